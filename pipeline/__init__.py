@@ -1,0 +1,1 @@
+"""Heron's trainer: streams, model, objectives and the loop that joins them."""

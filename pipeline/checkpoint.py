@@ -1,0 +1,102 @@
+"""Checkpoints that are whole or not there, and hold the position as well as the weights."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+COMPLETE = "COMPLETE"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: `step` global batches are done; with the plan that is everything."""
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+
+
+def save(
+    folder: Path, position: Position, model: nn.Module, optimizer: Optimizer, config: str, keep: int
+) -> Path:
+    """Write a checkpoint: under a temporary name, marked complete, then renamed.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        position: where the run stands.
+        model: unwrapped.
+        optimizer: its state is stored with `torch.save` and loaded with `weights_only`.
+        config: the resolved configuration as YAML.
+        keep: how many of the newest checkpoints stay.
+
+    Returns:
+        The checkpoint's folder, `step-00000200`; `latest` points at it.
+    """
+    final = folder / f"step-{position.step:08d}"
+    part = folder / f".{final.name}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()}, part / "model.safetensors"
+    )
+    torch.save(optimizer.state_dict(), part / "optimizer.pt")
+    (part / "config.yaml").write_text(config)
+    (part / "state.json").write_text(json.dumps({"format": 1, "position": vars(position)}))
+    for path in part.iterdir():
+        _flush(path)
+    (part / COMPLETE).touch()
+    _flush(part)
+    shutil.rmtree(final, ignore_errors=True)
+    part.rename(final)
+    link = folder / ".latest.part"
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(folder / "latest")
+    _flush(folder)
+    for old in complete(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
+
+
+def load(path: Path, model: nn.Module, optimizer: Optimizer) -> Position:
+    """Put a checkpoint into a model and an optimiser.
+
+    Raises:
+        CheckpointError: the weights are not those of this model; says which are missing.
+    """
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    try:
+        model.load_state_dict(load_file(path / "model.safetensors"))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} does not fit the model: {error}; the configuration it was made with is "
+            f"{path / 'config.yaml'}; run with that one, or with run.resume=never"
+        ) from None
+    optimizer.load_state_dict(torch.load(path / "optimizer.pt", weights_only=True))
+    return Position(**state["position"])
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""Every exchange between processes; the only file that touches torch.distributed.
+
+A process owns its rows as anchors and sees the vectors of all. `gather` hands out those vectors
+with their gradient: its backward sums over processes what each found for a row. With each
+process's loss being its anchors' share of the global mean, the sum over processes of parameter
+gradients is that of one process with the whole batch; DistributedDataParallel takes their mean,
+so the loss is multiplied by the number of processes before it goes back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+
+def world_size() -> int:
+    """Number of processes that train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def sum_over_processes(x: Tensor) -> Tensor:
+    """Sum of a tensor over all processes, without gradient; the same bits on every process."""
+    if world_size() == 1:
+        return x
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """A small picklable value of every process, in order of rank, on every process."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def close() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        ctx.sizes = sizes  # type: ignore[attr-defined]
+        longest = max(sizes)
+        padded = x.new_zeros(longest, *x.shape[1:])
+        padded[: len(x)] = x
+        parts = x.new_empty(len(sizes) * longest, *x.shape[1:])
+        dist.all_gather_into_tensor(parts, padded)
+        whole = [parts[i * longest : i * longest + size] for i, size in enumerate(sizes)]
+        return torch.cat(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        sizes: Sequence[int] = ctx.sizes  # type: ignore[attr-defined]
+        longest = max(sizes)
+        padded = grad.new_zeros(len(sizes), longest, *grad.shape[1:])
+        for slot, part in zip(padded, torch.split(grad, list(sizes)), strict=True):
+            slot[: len(part)] = part
+        own = grad.new_empty(longest, *grad.shape[1:])
+        dist.reduce_scatter_tensor(own, padded.flatten(0, 1))
+        return own[: sizes[dist.get_rank()]], None
+
+
+def gather(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """All processes' rows in order of rank, differentiable; shares may differ in length.
+
+    Args:
+        x: this process's rows, [own rows, ...].
+        sizes: every process's number of rows; known from the plan, so it is not exchanged.
+
+    Returns:
+        [sum(sizes), ...]. In backward each row's gradient is summed over the processes.
+    """
+    if world_size() == 1:
+        return x
+    result: Tensor = _Gather.apply(x.contiguous(), sizes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        return sum_over_processes(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Tensor:
+        return sum_over_processes(grads[0])
+
+
+def differentiable_sum(x: Tensor) -> Tensor:
+    """Sum over processes whose backward sums the processes' gradients."""
+    if world_size() == 1:
+        return x
+    result: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
+    return result

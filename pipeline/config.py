@@ -1,0 +1,319 @@
+"""The experiment as one typed YAML file, with dotted overrides and errors that name the remedy."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Natural = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be run, with the key, what was found and what was expected."""
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Run(Section):
+    """Where a run leaves what it made."""
+
+    dir: str
+    resume: Literal["auto", "never"] = "never"
+
+
+class Protocol(Section):
+    """Which rows are labelled, which unlabelled and which are tested on.
+
+    With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
+    without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled.
+    """
+
+    labelled: Natural | Literal["all"] = "all"
+    folds: Annotated[int, Field(ge=2)] | None = None
+    fold: Count = 0
+    seed: Count = 0
+    test: str = "unlabelled"
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "Protocol":
+        if self.folds is not None and self.labelled != "all":
+            raise ValueError("give either folds (a fold is labelled) or labelled (a count is)")
+        if self.folds is not None and self.fold >= self.folds:
+            raise ValueError(f"fold is {self.fold}; expected 0 to {self.folds - 1}")
+        return self
+
+
+class Batch(Section):
+    """Rows of the global batch, over all processes."""
+
+    labelled: Count | Literal["all"]
+    unlabelled: Count | Literal["all"] = 0
+
+
+class View(Section):
+    """One view the model sees: a stored view of the sample and what is done to it in training."""
+
+    stored: str
+    augment: list[Literal["crop", "color", "noise"]] = []
+
+
+class Data(Section):
+    """Shards, the protocol over their rows, and the two streams drawn from them."""
+
+    path: str
+    build: dict[str, Any] | None = None
+    split: str = "train"
+    protocol: Protocol = Protocol()
+    batch: Batch
+    views: Annotated[list[View], Field(min_length=1)]
+    standardise: bool = False
+    epoch: Literal["labelled", "unlabelled"] = "unlabelled"
+    canonical_streams: Natural | None = None
+    window_rows: Natural = 16384
+    workers: Count = 0
+    noise_std: Positive = 0.1
+
+
+class Mlp(Section):
+    """Linear-ReLU-BatchNorm layers."""
+
+    kind: Literal["mlp"] = "mlp"
+    widths: Annotated[list[Natural], Field(min_length=1)] = [200, 200]
+
+
+class Cnn(Section):
+    """Conv-BatchNorm-ReLU-MaxPool stages, then the mean over places."""
+
+    kind: Literal["cnn"] = "cnn"
+    channels: Annotated[list[Natural], Field(min_length=1)] = [16, 32, 64, 64]
+
+
+class Model(Section):
+    """Per-view encoder and projector, the weight net H, and the classifier on all views."""
+
+    encoder: Annotated[Mlp | Cnn, Field(discriminator="kind")] = Mlp()
+    projection_width: Natural = 200
+    shared_encoder: bool = False
+    shared_projector: bool = False
+
+
+class Term(Section):
+    """A term of the objective: `weight * min(epoch / ramp_epochs, 1)` times its loss."""
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    ramp_epochs: Count = 0
+
+
+class WeightedUnsupervised(Term):
+    """HeroCon's L_u, Eq. 5."""
+
+    tau: Positive = 1.0
+    anchors: Literal["first", "all"] = "all"
+    negatives: Literal["all_views", "cross_view"] = "all_views"
+
+
+class WeightedSupervised(Term):
+    """HeroCon's L_s, Eq. 7."""
+
+    tau: Positive = 1.0
+    distance: Literal["hamming", "indicator"] = "hamming"
+    self_pairs: bool = False
+
+
+class Objective(Section):
+    """The weighted sum that training minimises; a term of weight 0 is not built."""
+
+    bce: Term | None = None
+    cross_entropy: Term | None = None
+    weighted_unsupervised: WeightedUnsupervised | None = None
+    weighted_supervised: WeightedSupervised | None = None
+
+    def terms(self) -> dict[str, Term]:
+        """The terms that take part, by name."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: term for name, term in named if term is not None and term.weight > 0}
+
+    @model_validator(mode="after")
+    def _some_term(self) -> "Objective":
+        if not self.terms():
+            raise ValueError("no term has a weight above 0; expected at least one")
+        return self
+
+
+class Optim(Section):
+    """Optimiser and the schedule of its learning rate."""
+
+    kind: Literal["sgd", "lars", "adamw"] = "lars"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    trust_coefficient: Positive = 0.02
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_epochs: Count = 0
+
+
+class Train(Section):
+    """How long, how often evaluated and saved."""
+
+    epochs: Natural = 1
+    steps: Natural | None = None
+    evaluate_every_epochs: Natural | None = None
+    save_every_epochs: Natural | None = None
+    keep_checkpoints: Natural = 2
+    cpu_threads: Natural | None = None
+
+
+class Evaluate(Section):
+    """How predictions are scored."""
+
+    threshold: Share = 0.4
+    batch: Natural = 512
+    map_rows: Natural = 1000
+
+
+class Config(Section):
+    """One experiment."""
+
+    seed: Count = 0
+    run: Run
+    data: Data
+    model: Model = Model()
+    objective: Objective
+    optim: Optim = Optim()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads 1e-3 as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"key '{key}' is given twice{node.start_mark}; keep one of them")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.[\d_]+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read an experiment and apply overrides such as ``optim.lr=0.1``.
+
+    Args:
+        path: a YAML file.
+        overrides: `key.key=value`; the value is read as YAML, `null` takes a section out.
+
+    Returns:
+        The typed configuration.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping, or a key or value does not fit; the
+            message lists every fault with the nearest right key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        shipped = sorted(str(p) for p in path.parent.glob("*.yaml")) or ["none"]
+        raise ConfigError(f"configuration {path} is not there; found {', '.join(shipped)}")
+    tree = _parse(path.read_text(), str(path))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds {type(tree).__name__}; expected keys such as 'data:'")
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: dict[str, Any]) -> Config:
+    """Check a tree of plain values; see `load_config` for the errors."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        faults = [_explain(fault) for fault in error.errors()]
+        raise ConfigError("\n".join(["the configuration does not fit:", *faults])) from None
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML, enough to run again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {error}") from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key in the tree."""
+    name, equals, value = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"override '{override}' has no '='; expected key=value: optim.lr=0.1")
+    *parents, last = name.split(".")
+    for parent in parents:
+        child = tree.get(parent)
+        if child is None:
+            tree[parent] = child = {}
+        if not isinstance(child, dict):
+            raise ConfigError(
+                f"override '{override}': '{parent}' holds the value {child!r}, not a section"
+            )
+        tree = child
+    tree[last] = _parse(value, f"override '{override}'")
+
+
+def _explain(fault: Any) -> str:
+    """One validation fault as 'key: found, expected'."""
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path)
+    if fault["type"] == "extra_forbidden":
+        section = _section(path[:-1])
+        near = difflib.get_close_matches(path[-1], section, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(section)}"
+        return f"  {key}: unknown key; {hint}"
+    if fault["type"] == "missing":
+        return f"  {key}: missing; expected a value"
+    message = fault["msg"].removeprefix("Value error, ")
+    found = "" if isinstance(fault["input"], dict | Section) else f"found {fault['input']!r}; "
+    return f"  {key or 'configuration'}: {found}{message[0].lower()}{message[1:]}"
+
+
+def _section(path: Sequence[str]) -> list[str]:
+    """The keys that are known at a place in the tree."""
+    model: type[BaseModel] = Config
+    current: Any = Config
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:  # the index of a list or the tag of a choice: look at its models
+            models = _models(current)
+            model = next((m for m in models if m.__name__.lower() == part), models[0])
+            continue
+        current = field.annotation
+        models = _models(current)
+        if models:
+            model = models[0]
+    return list(model.model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The section types inside an annotation such as ``list[View]`` or ``Mlp | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    parts = getattr(annotation, "__args__", ())
+    return [model for part in parts for model in _models(part)]

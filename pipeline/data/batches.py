@@ -1,0 +1,105 @@
+"""The batches of one process: its share of every global batch, read by workers, in order."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pipeline.data.plan import Rows, Stream, share
+from pipeline.data.reader import Reader
+from pipeline.data.streams import Streams
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A process's rows: the labelled ones first, then the unlabelled.
+
+    Attributes:
+        stored: stored views by name, each [rows, ...].
+        targets: labels of the labelled rows as 0/1 columns, [labelled, labels].
+        rows: row numbers in the data set, [rows].
+        epoch: the epoch of each row's stream, [rows]: with the row number it seeds augmentation.
+    """
+
+    stored: dict[str, Tensor]
+    targets: Tensor
+    rows: Tensor
+    epoch: Tensor
+
+    @property
+    def labelled(self) -> int:
+        """How many rows are labelled."""
+        return len(self.targets)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; from pinned memory the copy does not wait."""
+        return Batch(
+            {name: view.to(device, non_blocking=True) for name, view in self.stored.items()},
+            *(t.to(device, non_blocking=True) for t in (self.targets, self.rows, self.epoch)),
+        )
+
+    def pin_memory(self) -> "Batch":
+        """What a DataLoader calls before a copy to a GPU."""
+        stored = {name: view.pin_memory() for name, view in self.stored.items()}
+        return Batch(
+            stored, self.targets.pin_memory(), self.rows.pin_memory(), self.epoch.pin_memory()
+        )
+
+
+class Share(Dataset[Batch]):
+    """Item t is this process's share of global batch t."""
+
+    def __init__(self, streams: Streams, rank: int, world: int) -> None:
+        """Take the share of process `rank` of `world`."""
+        self.streams = streams
+        self.rank, self.world = rank, world
+
+    def __getitem__(self, t: int) -> Batch:
+        """Read the share of global batch t."""
+        labelled, labelled_epoch = self._rows(self.streams.labelled, t)
+        unlabelled, unlabelled_epoch = self._rows(self.streams.unlabelled, t)
+        rows = np.concatenate([labelled, unlabelled])
+        reader = self.streams.reader
+        return Batch(
+            read(reader, self.streams.stored, rows),
+            torch.from_numpy(reader.targets(labelled)),
+            torch.from_numpy(rows),
+            torch.from_numpy(np.concatenate([labelled_epoch, unlabelled_epoch])),
+        )
+
+    def _rows(self, stream: Stream | None, t: int) -> tuple[Rows, Rows]:
+        if stream is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows = stream.at(t)[share(stream.batch, self.rank, self.world)]
+        return rows, np.full(len(rows), t // stream.steps_per_epoch)
+
+
+def read(reader: Reader, views: Sequence[str], rows: Rows) -> dict[str, Tensor]:
+    """Stored views of some rows as tensors."""
+    return {name: torch.from_numpy(reader.read(name, rows)) for name in views}
+
+
+def batches(share_: Share, start: int, stop: int, workers: int, pin: bool) -> Iterator[Batch]:
+    """Batches start, ..., stop - 1 in order, whatever the number of workers.
+
+    Args:
+        share_: what item t is.
+        start: the first step; resuming costs a seek, not a replay.
+        stop: one past the last step.
+        workers: reading processes; 0 reads in this one.
+        pin: copy into page-locked memory, for a GPU.
+    """
+    loader: DataLoader[Batch] = DataLoader(
+        share_,
+        batch_size=None,
+        generator=torch.Generator(),  # its base seed must not come out of the global generator
+        sampler=range(start, stop),
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=4 if workers else None,
+        multiprocessing_context="forkserver" if workers else None,
+    )
+    return iter(loader)

@@ -1,0 +1,122 @@
+"""Which rows make up batch t: index arithmetic only, so that the order costs no reading.
+
+The order is a function of (seed, epoch, canonical streams) and of nothing else: not of the number
+of processes, nor of loader workers. The shards of an epoch are permuted and laid end to end; the
+line is cut into C contiguous canonical streams; each is shuffled within a window; batch t takes
+B / C rows of every stream. A process then owns a contiguous share of the batch and touches about
+C / P streams, hence few shards at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config import ConfigError
+
+Rows = NDArray[np.int64]
+
+
+def share(total: int, rank: int, world: int) -> slice:
+    """The contiguous part of `total` rows that process `rank` owns; parts differ by at most 1."""
+    return slice(rank * total // world, (rank + 1) * total // world)
+
+
+def shares(total: int, world: int) -> list[int]:
+    """The size of every process's part."""
+    parts = (share(total, rank, world) for rank in range(world))
+    return [part.stop - part.start for part in parts]
+
+
+def default_streams(batch: int) -> int:
+    """The largest divisor of the batch up to 64."""
+    return max(c for c in range(1, min(64, batch) + 1) if batch % c == 0)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An endless sequence of global batches over one set of rows, each epoch a full pass.
+
+    Attributes:
+        shards: the rows of each shard that take part, as numbers in the data set.
+        batch: rows of the global batch.
+        seed: the run's seed; `name` keeps two streams of one run apart.
+        canonical: C, the number of canonical streams; divides the batch.
+        window: a row moves at most this far from its place in its stream.
+    """
+
+    name: str
+    shards: Sequence[Rows]
+    batch: int
+    seed: int
+    canonical: int
+    window: int
+    _cache: dict[int, list[Rows]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a plan that cannot give one batch."""
+        if self.batch > self.rows:
+            raise ConfigError(
+                f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "
+                f"rows; expected at most {self.rows}, or 'all'"
+            )
+        if self.batch % self.canonical:
+            divisors = [c for c in range(1, self.batch + 1) if self.batch % c == 0]
+            nearest = min(divisors, key=lambda c: abs(c - self.canonical))
+            raise ConfigError(
+                f"data.canonical_streams is {self.canonical}, which does not divide "
+                f"data.batch.{self.name} = {self.batch}; the nearest that does is {nearest}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows that an epoch passes over."""
+        return sum(len(shard) for shard in self.shards)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in an epoch; fewer rows than one batch are left over."""
+        return self.rows // self.batch
+
+    @property
+    def left_over(self) -> int:
+        """Rows that an epoch does not reach: other ones every epoch."""
+        return self.rows % self.batch
+
+    def at(self, t: int) -> Rows:
+        """The rows of global batch t = 0, 1, ..., stream by stream.
+
+        Args:
+            t: number of the batch since the run began.
+
+        Returns:
+            Row numbers, shape [batch].
+        """
+        epoch, step = divmod(t, self.steps_per_epoch)
+        each = self.batch // self.canonical
+        return np.concatenate([s[step * each : (step + 1) * each] for s in self.order(epoch)])
+
+    def order(self, epoch: int) -> list[Rows]:
+        """The canonical streams of an epoch, shuffled; together they hold every row once."""
+        if epoch not in self._cache:
+            self._cache.clear()
+            self._cache[epoch] = self._draw(epoch)
+        return self._cache[epoch]
+
+    def _draw(self, epoch: int) -> list[Rows]:
+        salt = [self.seed, *self.name.encode(), epoch]
+        shuffle = np.random.default_rng([*salt, 0])
+        line = np.concatenate([self.shards[i] for i in shuffle.permutation(len(self.shards))])
+        bounds = [share(len(line), c, self.canonical) for c in range(self.canonical)]
+        return [
+            _shuffle_within(line[part], self.window, np.random.default_rng([*salt, 1, c]))
+            for c, part in enumerate(bounds)
+        ]
+
+
+def _shuffle_within(rows: Rows, window: int, rng: np.random.Generator) -> Rows:
+    """Sort by place + uniform(0, window): no row moves further than the window."""
+    if window >= len(rows):
+        return rng.permutation(rows)
+    return rows[np.argsort(np.arange(len(rows)) + rng.random(len(rows)) * window, kind="stable")]

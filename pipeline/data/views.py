@@ -1,0 +1,156 @@
+"""The views a model sees: stored views, standardised or augmented as a batch on the device.
+
+Every random number is a function of (seed, epoch, row, view, draw): a sample is augmented alike
+whichever process it falls to and whatever its neighbours are.
+"""
+
+import math
+
+import kornia.enhance as enhance
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from pipeline.config import ConfigError, Data
+from pipeline.data.batches import Batch
+from pipeline.data.reader import Reader
+
+# The finaliser of splitmix64 (Steele, Lea and Flood 2014), its constants as signed 64-bit numbers.
+_GOLDEN = -7046029254386353131
+_MIX = (-4658895280553007687, -7723592293110705685)
+_CROP_AREA = (0.4, 1.0)
+_STRENGTH = 0.4  # brightness, contrast and saturation; hue takes a quarter of it
+
+
+def uniforms(
+    seed: int, salt: int, epoch: Int[Tensor, " batch"], rows: Int[Tensor, " batch"], count: int
+) -> Float[Tensor, "batch count"]:
+    """Counter-based uniform numbers in [0, 1): a hash of (seed, salt, epoch, row, column).
+
+    Args:
+        seed: the run's seed.
+        salt: keeps views and augmentations apart.
+        epoch: epoch of each sample.
+        rows: row number of each sample.
+        count: numbers a sample.
+    """
+    state = _mix(epoch + _mix(torch.full_like(epoch, seed * 1000003 + salt)))
+    state = _mix(rows + state)[:, None] + torch.arange(count, device=rows.device) * _GOLDEN
+    return ((_mix(state) >> 40) & 0xFFFFFF).float() / (1 << 24)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """One round of splitmix64; tensors of int64 wrap, and >> is made logical by masks."""
+    x = x + _GOLDEN
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX[0]
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX[1]
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+class Views:
+    """Makes the model's inputs of a batch of stored views."""
+
+    def __init__(self, reader: Reader, config: Data, seed: int, device: torch.device) -> None:
+        """Look up what is stored.
+
+        Raises:
+            ConfigError: a stored view is not in the data set, or an augmentation of images is
+                asked of vectors, or the other way round.
+        """
+        self.views = config.views
+        self.seed = seed
+        self.noise_std = config.noise_std
+        self.device = device
+        self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
+        for view in config.views:
+            stored = reader.view(view.stored)
+            for name in view.augment:
+                if (name == "noise") != (stored.kind == "vector"):
+                    raise ConfigError(
+                        f"data.views: augmentation '{name}' does not fit {stored.kind} view "
+                        f"'{view.stored}'; vectors take 'noise', images 'crop' and 'color'"
+                    )
+            if config.standardise and stored.mean is not None and stored.std is not None:
+                mean = torch.tensor(stored.mean, device=device)
+                std = torch.tensor(stored.std, device=device)
+                self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
+
+    def __call__(self, batch: Batch, train: bool) -> list[Tensor]:
+        """The model's inputs: one float32 tensor a view.
+
+        Args:
+            batch: stored views on the device.
+            train: augment; evaluation sees the stored view as it is.
+
+        Returns:
+            [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images.
+        """
+        inputs = []
+        for number, view in enumerate(self.views):
+            x = self._as_float(view.stored, batch.stored[view.stored])
+            for name in view.augment if train else ():
+                draws = uniforms(
+                    self.seed, 2 * number + (name == "color"), batch.epoch, batch.rows, 8
+                )
+                if name == "crop":
+                    x = crop(x, draws)
+                elif name == "color":
+                    x = color(x, draws)
+                else:
+                    x = x + self.noise_std * self._normal(number, batch, x.shape[1])
+            inputs.append(x)
+        return inputs
+
+    def _as_float(self, name: str, stored: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if stored.dtype == torch.uint8:
+            return stored.permute(0, 3, 1, 2).float() / 255
+        if name not in self.statistics:
+            return stored
+        mean, std = self.statistics[name]
+        return (stored - mean) / std
+
+    def _normal(self, number: int, batch: Batch, width: int) -> Float[Tensor, "batch width"]:
+        """Standard normal noise by Box and Muller."""
+        u = uniforms(self.seed, 2 * number, batch.epoch, batch.rows, 2 * width)
+        radius = torch.sqrt(-2 * torch.log1p(-u[:, :width]))
+        return radius * torch.cos(2 * math.pi * u[:, width:])
+
+
+def crop(
+    x: Float[Tensor, "batch channels height width"], draws: Float[Tensor, "batch draws"]
+) -> Float[Tensor, "batch channels height width"]:
+    """Random resized crop and horizontal flip, resampled to the size it came in.
+
+    Args:
+        x: images.
+        draws: uniform numbers; columns 0 to 3 are area, two offsets and flip.
+    """
+    low, high = _CROP_AREA
+    side = torch.sqrt(low + (high - low) * draws[:, 0])
+    offset = (2 * draws[:, 1:3] - 1) * (1 - side)[:, None]
+    flip = torch.where(draws[:, 3] < 0.5, 1.0, -1.0)
+    theta = torch.zeros(len(x), 2, 3, device=x.device)
+    theta[:, 0, 0], theta[:, 1, 1] = side * flip, side
+    theta[:, :, 2] = offset
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+
+
+def color(
+    x: Float[Tensor, "batch 3 height width"], draws: Float[Tensor, "batch draws"]
+) -> Float[Tensor, "batch 3 height width"]:
+    """Colour distortion: brightness, contrast, saturation and hue, and grey one time in five.
+
+    Args:
+        x: images in [0, 1].
+        draws: uniform numbers; columns 4 to 7 and 0 are used.
+    """
+    factor = 1 + _STRENGTH * (2 * draws - 1)
+    x = enhance.adjust_brightness_accumulative(x, factor[:, 4])
+    x = enhance.adjust_contrast_with_mean_subtraction(x, factor[:, 5])
+    x = enhance.adjust_saturation_with_gray_subtraction(x, factor[:, 6])
+    x = enhance.adjust_hue(x, (2 * draws[:, 7] - 1) * (_STRENGTH / 4) * 2 * math.pi)
+    grey = (draws[:, 0] < 0.2)[:, None, None, None]
+    weights = torch.tensor([0.299, 0.587, 0.114], device=x.device)[:, None, None]
+    return torch.where(grey, (x * weights).sum(1, keepdim=True), x)

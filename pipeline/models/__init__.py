@@ -1,0 +1,1 @@
+"""Encoders, heads and the normalisation that keeps P processes equal to one."""

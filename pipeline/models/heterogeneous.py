@@ -1,0 +1,92 @@
+"""The model of HeroCon: an encoder and a projector a view, a weight net, a classifier on all."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import Model
+from pipeline.models.encoders import build_encoder, mlp
+
+
+class Features(NamedTuple):
+    """What the model makes of a batch; a part that no term asks for is not there.
+
+    Attributes:
+        hidden: S, the views' hidden features side by side, [batch, views * hidden width].
+        logits: of the classifier on S, [batch, labels].
+        projections: z, a tensor [batch, projection width] a view, or none.
+        weights: H(z), as the projections, or none.
+    """
+
+    hidden: Tensor
+    logits: Tensor | None
+    projections: list[Tensor]
+    weights: list[Tensor]
+
+
+class Heterogeneous(nn.Module):
+    """Views in, features out.
+
+    Parts are built in one order (encoders, classifier, projectors, weight net), so that methods
+    that share a seed share the initial weights of the parts they share. A part is built only
+    where a term needs it: a parameter without a gradient would be refused by DDP.
+    """
+
+    def __init__(
+        self,
+        config: Model,
+        shapes: Sequence[Sequence[int]],
+        labels: int,
+        *,
+        classify: bool,
+        project: bool,
+        weigh: bool,
+    ) -> None:
+        """Build the parts.
+
+        Args:
+            config: widths and kinds.
+            shapes: of one sample of each view, as stored.
+            labels: width of the classifier's output.
+            classify: build the classifier.
+            project: build the projectors.
+            weigh: build the weight net H.
+        """
+        super().__init__()
+        self.views = len(shapes)
+        number = 1 if config.shared_encoder else self.views
+        if config.shared_encoder and any(tuple(s) != tuple(shapes[0]) for s in shapes):
+            raise ValueError(
+                f"model.shared_encoder needs views of one shape; found "
+                f"{[tuple(s) for s in shapes]}; set it to false"
+            )
+        built = [build_encoder(config.encoder, shape) for shape in shapes[:number]]
+        self.encoders = nn.ModuleList(encoder for encoder, _ in built)
+        width = built[0][1]
+        self.classifier = nn.Linear(width * self.views, labels) if classify else None
+        projectors = (1 if config.shared_projector else self.views) if project else 0
+        self.projectors = nn.ModuleList(
+            mlp(width, [config.projection_width]) for _ in range(projectors)
+        )
+        self.weight = (
+            nn.Sequential(nn.Linear(config.projection_width, config.projection_width), nn.Sigmoid())
+            if weigh
+            else None
+        )
+
+    def forward(self, inputs: Sequence[Tensor]) -> Features:
+        """Encode one tensor a view."""
+        hidden = [self.encoders[view % len(self.encoders)](x) for view, x in enumerate(inputs)]
+        s = torch.cat(hidden, 1)
+        projections = [
+            self.projectors[view % len(self.projectors)](x)
+            for view, x in enumerate(hidden if len(self.projectors) else [])
+        ]
+        return Features(
+            hidden=s,
+            logits=None if self.classifier is None else self.classifier(s),
+            projections=projections,
+            weights=[] if self.weight is None else [self.weight(z) for z in projections],
+        )

@@ -1,0 +1,30 @@
+"""Classifier losses on the labelled samples."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def bce(
+    logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy of multi-label targets, the mean over `total` samples and labels.
+
+    Args:
+        logits: of this process's labelled samples.
+        y: their labels, 0 or 1.
+        total: labelled samples in the whole batch; 0 gives a loss of 0.
+
+    Returns:
+        The process's share of the loss, differentiable also when it has no sample.
+    """
+    loss = F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="sum")
+    return loss / max(total * y.shape[1], 1)
+
+
+def cross_entropy(
+    logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
+) -> Float[Tensor, ""]:
+    """Cross-entropy of one-hot targets, the mean over `total` samples; see `bce`."""
+    loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
+    return loss / max(total, 1)

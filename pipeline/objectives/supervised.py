@@ -1,0 +1,128 @@
+"""Supervised contrastive terms: samples that share labels attract."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
+
+Distance = Literal["hamming", "indicator"]
+
+
+def weighted_supervised(
+    s: Float[Tensor, "batch dim"],
+    y: Num[Tensor, "batch labels"],
+    *,
+    tau: float = 1.0,
+    distance: Distance = "hamming",
+    self_pairs: bool = False,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7).
+
+    For each label a, with positives P(a) and negatives N(a), the mean over ordered pairs
+    (i, j) in P(a)^2 of
+
+    .. math:: \log\big(\sigma_{ij} f_{ij} + \sum_{k \in N(a)} \gamma_{ik} f_{ik}\big)
+              - \log(\sigma_{ij} f_{ij})
+
+    averaged over the labels; f = exp(cos / tau), sigma_ij = 1 - dist(y_i, y_j) / c,
+    gamma_ik = dist(y_i, y_k). A label with no pair adds 0 and is still counted in the mean.
+
+    The inner sum D_ia belongs to the anchor alone, so it is one product of a strip with 1 - Y;
+    then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 of them instead of
+    c N^2.
+
+    Args:
+        s: concatenated hidden features of the labelled samples of the whole batch.
+        y: their labels, 0 or 1; a multi-class label is one-hot.
+        tau: temperature, > 0.
+        distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
+            sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
+        self_pairs: keep the pairs i = j, as the authors' code does.
+        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar, 0 and differentiable when there is
+        no pair.
+
+    Raises:
+        ValueError: tau <= 0.
+    """
+    dtype = working_dtype(s.dtype, tau)
+    s = unit(s).to(dtype)
+    y = y.to(dtype)
+    count = y.sum(0)
+    pairs = count * (count if self_pairs else count - 1)
+    weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
+    rule = _PairRule(y, y[rows], weight, distance, self_pairs, _numbers(rows, y))
+    return blockwise(rule, [s[rows] / tau], [s])
+
+
+def _numbers(rows: slice, y: Tensor) -> Tensor:
+    return torch.arange(y.shape[0], device=y.device)[rows]
+
+
+class _PairRule:
+    """One strip of L_s and its gradient, written out: autograd would keep c copies of the strip."""
+
+    def __init__(
+        self,
+        y: Tensor,
+        anchor_y: Tensor,
+        weight: Tensor,
+        distance: Distance,
+        self_pairs: bool,
+        numbers: Tensor,
+    ) -> None:
+        self.labels = y.shape[1]
+        self.distance = distance
+        self.self_pairs = self_pairs
+        self.numbers = numbers  # the anchors' places in the batch
+        self.weight = weight.tolist()
+        self.negative = 1 - y
+        self.members = [y[:, a].nonzero()[:, 0] for a in range(self.labels)]
+        self.anchor_y = anchor_y
+        # hamming(y_i, y_k) = |y_i| + |y_k| - 2 y_i.y_k, as one product of widened label vectors
+        self.key_side = torch.cat([y, y.sum(1, keepdim=True), torch.ones_like(y[:, :1])], 1)
+        self.anchor_side = torch.cat(
+            [-2 * anchor_y, torch.ones_like(anchor_y[:, :1]), anchor_y.sum(1, keepdim=True)], 1
+        )
+
+    def distances(self, rows: slice) -> Tensor:
+        """dist(y_i, y_k) of a strip."""
+        hamming = self.anchor_side[rows] @ self.key_side.T
+        return hamming if self.distance == "hamming" else hamming.gt_(0.5)
+
+    def __call__(
+        self, rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]
+    ) -> RuleResult:
+        f = logits[0].exp_()
+        dist = self.distances(rows)
+        repulsion = dist * f  # gamma f
+        total = repulsion @ self.negative  # D, anchors x labels
+        if self.distance == "hamming":
+            f.mul_(dist.mul_(-1 / self.labels).add_(1))  # sigma f
+        inverse = f.reciprocal_()
+        if not self.self_pairs:
+            inverse.scatter_(1, self.numbers[rows, None], 0.0)  # ratio 0: no loss, no gradient
+
+        loss = inverse.new_zeros(())
+        d_total = torch.zeros_like(total)
+        attraction = torch.zeros_like(inverse)
+        for a, (members, weight) in enumerate(zip(self.members, self.weight, strict=True)):
+            anchors = self.anchor_y[rows, a].nonzero()[:, 0]
+            if weight == 0 or anchors.numel() == 0:
+                continue
+            place = (anchors[:, None], members)
+            pair_inverse = inverse[place]
+            ratio = pair_inverse * total[anchors, a, None]  # x = D / (sigma f)
+            loss += ratio.log1p().sum() * weight
+            shrink = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
+            d_total[anchors, a] = shrink.sum(1)
+            attraction[place] += shrink.mul_(total[anchors, a, None])  # x / (1 + x)
+        d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
+        return loss, [d_logits], []

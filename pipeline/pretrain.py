@@ -1,0 +1,284 @@
+"""Pretrain: the main job, from configuration to report.
+
+    accelerate launch pipeline/pretrain.py --config configs/scene.yaml optim.lr=0.1
+
+One file, read from top to bottom. It runs as it is on one CPU, one GPU, or many of either with
+DistributedDataParallel; only the accelerate configuration differs. Without an argument it is
+configs/faces.yaml.
+"""
+
+import argparse
+import importlib.metadata
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from pipeline import checkpoint, collectives
+from pipeline.checkpoint import CheckpointError, Position
+from pipeline.config import Config, ConfigError, dump_config, load_config
+from pipeline.data.batches import Share, batches
+from pipeline.data.plan import shares
+from pipeline.data.streams import Streams, build_data, open_streams
+from pipeline.data.views import Views
+from pipeline.evaluation import Evaluator
+from pipeline.exchange import Shares, globalise
+from pipeline.models.heterogeneous import Heterogeneous
+from pipeline.models.normalisation import synchronise
+from pipeline.objectives.objective import Objective
+from pipeline.optim import build_optimizer, learning_rate
+from pipeline.report import write_report, write_result
+from pipeline.tracking import Tracker
+from shards.errors import ShardError, SourceError
+
+DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
+
+
+class TrainingError(Exception):
+    """A run that cannot start or cannot go on."""
+
+
+def pretrain(config: Config) -> dict[str, Any]:
+    """Train, evaluate, report.
+
+    Args:
+        config: the experiment; every process is given the same.
+
+    Returns:
+        What the run's result.json holds.
+
+    Raises:
+        ConfigError: the configuration does not fit the data.
+        ShardError: the data set is missing or damaged.
+        TrainingError: the loss is not finite, or fewer processes run than were asked for.
+    """
+    started = time.perf_counter()
+    folder = Path(config.run.dir)
+    text = dump_config(config)
+
+    # Processes. All draw the same initial weights; nothing later uses this generator.
+    accelerator = start_processes(config)
+    world, main, device = accelerator.num_processes, accelerator.is_main_process, accelerator.device
+    torch.manual_seed(config.seed)
+
+    # Data: rows by role, and the streams that the global batches come from.
+    if main:
+        build_data(config.data)
+    collectives.barrier()
+    streams = open_streams(config)
+    views = Views(streams.reader, config.data, config.seed, device)
+    split = Shares(
+        shares(streams.labelled.batch if streams.labelled else 0, world),
+        shares(streams.unlabelled.batch if streams.unlabelled else 0, world),
+    )
+    per_epoch = streams.lead.steps_per_epoch
+    planned = config.train.epochs * per_epoch
+    steps = min(planned, config.train.steps or planned)
+
+    # Model, objective, optimiser: only the parts that some term needs.
+    objective = Objective(config.objective.terms())
+    model = Heterogeneous(
+        config.model,
+        [streams.reader.view(view.stored).shape for view in config.data.views],
+        len(streams.reader.manifest.labels.names),
+        classify=objective.needs("classify"),
+        project=objective.needs("project"),
+        weigh=objective.needs("weigh"),
+    ).to(device)
+    model = synchronise(model)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    wrapped = accelerator.prepare(model)
+    exclusive = "cross_entropy" in objective.terms
+    evaluator = Evaluator(streams.reader, views, config.evaluate, exclusive)
+
+    # Resume: the position is a number, which the plan turns back into batches.
+    saved = folder / "checkpoints"
+    done = 0
+    if config.run.resume == "auto" and (found := checkpoint.complete(saved)):
+        done = checkpoint.load(found[-1], model, optimizer).step
+    source = batches(
+        Share(streams, accelerator.process_index, world),
+        done,
+        steps,
+        config.data.workers,
+        pin=device.type == "cuda",
+    )
+    if main:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(text)
+
+    with Tracker(folder, done, steps, main) as tracker:
+        tracker.say(describe(config, streams, split, model))
+        train_seconds = 0.0
+        for t in range(done, steps):
+            # A step: read, embed, gather, compare, descend.
+            clock = time.perf_counter()
+            batch = next(source).to(device)
+            waited = time.perf_counter() - clock
+            rate = learning_rate(config.optim, t / per_epoch, config.train.epochs)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            features = wrapped(views(batch, train=True))
+            whole = globalise(features, batch.targets, split, objective)
+            loss, terms = objective(whole, t / per_epoch)
+            values = total({"loss": loss} | {f"loss/{name}": term for name, term in terms.items()})
+            refuse_nonfinite(values, t, saved)
+            optimizer.zero_grad()
+            accelerator.backward(loss * world)  # DDP means over processes, the loss is a sum
+            slope = nn.utils.get_total_norm(gradients(model))
+            optimizer.step()
+            seconds = time.perf_counter() - clock
+            train_seconds += seconds
+            tracker.step(
+                {
+                    "step": t,
+                    "epoch": t // per_epoch,
+                    **values,
+                    "lr": rate,
+                    "gradient_norm": float(slope),
+                    "samples_per_s": sum(split.rows) / seconds,
+                    "data_wait_s": waited,
+                    "seconds": seconds,
+                }
+            )
+
+            # Between epochs: evaluate and save.
+            now = t + 1
+            if due(now, per_epoch, config.train.evaluate_every_epochs) and now < steps:
+                predictions = evaluator.predict(model, streams.roles.test)
+                tracker.scores(t, now / per_epoch, evaluator.score(predictions))
+            if due(now, per_epoch, config.train.save_every_epochs) or now == steps:
+                if main:
+                    place = Position(now, *divmod(now, per_epoch))
+                    checkpoint.save(
+                        saved, place, model, optimizer, text, config.train.keep_checkpoints
+                    )
+                collectives.barrier()
+
+        # Close: score the last weights, write the result and the report.
+        test = streams.roles.test
+        predictions = evaluator.predict(model, test)
+        scores = evaluator.score(predictions)
+        sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
+        embedding = evaluator.predict(model, sample, hidden=True)
+        tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
+    result: dict[str, Any] = {
+        **scores,
+        "steps": steps,
+        "epochs": steps / per_epoch,
+        "train_seconds": train_seconds,
+        "seconds": time.perf_counter() - started,
+        "world_size": world,
+        "peak_memory_bytes": peak_memory(device),
+        "version": importlib.metadata.version("heron-pretrain"),
+    }
+    if main:
+        write_result(folder, result)
+        print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
+    return result
+
+
+def start_processes(config: Config) -> Accelerator:
+    """Join the processes that the launcher started, and refuse a launch that lost some.
+
+    `accelerate launch --num_processes 2` starts one process where there is no GPU, without a
+    word; what betrays it is an address to meet at and no rank to meet as.
+    """
+    environment = os.environ
+    if "MASTER_PORT" in environment and "RANK" not in environment:
+        raise TrainingError(
+            "the launcher was asked for several processes and started one; expected a rank for "
+            "each; without GPUs use: accelerate launch --multi_gpu --num_processes 2 ... (or "
+            "--config_file launch/accelerate/cpu.yaml)"
+        )
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    asked = int(environment.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != asked:
+        raise TrainingError(
+            f"{asked} processes were asked for and {accelerator.num_processes} train together; "
+            "check distributed_type in the accelerate configuration"
+        )
+    if accelerator.device.type == "cpu":
+        here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(config.train.cpu_threads or max(1, (cores or 1) // here))
+    return accelerator
+
+
+def describe(config: Config, streams: Streams, split: Shares, model: nn.Module) -> str:
+    """The run in a few lines, with the arithmetic of its batch."""
+    world = len(split.rows)
+    terms = config.objective.terms()
+    lines = [
+        f"{config.run.dir}: {sum(p.numel() for p in model.parameters()):,} parameters; objective "
+        + " + ".join(f"{term.weight:g} {name}" for name, term in terms.items()),
+        *streams.describe(),
+        f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
+        f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)",
+    ]
+    return "\n".join(lines)
+
+
+def total(shares_: Mapping[str, Tensor]) -> dict[str, float]:
+    """Every process's share of some scalars, summed."""
+    stacked = torch.stack([value.detach().double() for value in shares_.values()])
+    return dict(zip(shares_, collectives.sum_over_processes(stacked).tolist(), strict=True))
+
+
+def refuse_nonfinite(values: Mapping[str, float], step: int, saved: Path) -> None:
+    """Stop before a NaN reaches the weights; all processes see the same values."""
+    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if wrong:
+        named = [name for name in wrong if name != "loss"] or ["loss"]
+        found = checkpoint.complete(saved)
+        raise TrainingError(
+            f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; the weights "
+            f"were not touched; last checkpoint: {found[-1] if found else 'none'}; lower optim.lr "
+            "or raise tau, and check the data with `heron shards verify`"
+        )
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """The gradients that the last backward left."""
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:
+    """Whether `step` steps end a multiple of so many epochs."""
+    return every_epochs is not None and step % (every_epochs * per_epoch) == 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory this process has held: of the GPU, or resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> int:
+    """Read the command line and run; a fault the user can mend is one line, not a traceback."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--config", default=DEFAULT, help="experiment (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", help="key=value, such as optim.lr=0.1")
+    arguments = parser.parse_intermixed_args()
+    try:
+        pretrain(load_config(arguments.config, arguments.overrides))
+    except (ConfigError, ShardError, SourceError, CheckpointError, TrainingError) as error:
+        print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        collectives.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+"""What goes wrong with data: shards of ours, and files of a publisher."""
+
+
+class ShardError(Exception):
+    """A folder of shards is missing, damaged, or not what its manifest says."""
+
+
+class SourceError(Exception):
+    """A publisher's file, or an option of the source that reads it, is not what it should be."""

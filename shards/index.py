@@ -1,0 +1,166 @@
+"""The index of a shard: where each member lies in the tar, so any sample is one seek away."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import ShardError
+
+BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """Keys, members, and where they lie; the labels too, so protocols open no tar.
+
+    Shapes: keys [samples], members [members], offsets and lengths [samples, members] in bytes
+    of the payloads, rows [samples] (1 for images, up to block_rows for vectors), and labels
+    [sum of rows, ...] of the whole shard.
+    """
+
+    keys: NDArray[np.str_]
+    members: NDArray[np.str_]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    labels: NDArray[Any]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each tar sample, and at the end the number of rows: [samples + 1]."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.rows)])
+
+    def column(self, member: str) -> int:
+        """The column of a member in `offsets` and `lengths`."""
+        found = np.flatnonzero(self.members == member)
+        if not len(found):
+            raise ShardError(
+                f"index has no member {member!r}; it has {', '.join(self.members.tolist())}"
+            )
+        return int(found[0])
+
+    def write(self, path: Path) -> None:
+        """Write the index; the same index gives the same bytes (zip dates are constant)."""
+        with path.open("wb") as stream:
+            np.savez(stream, **{field.name: getattr(self, field.name) for field in fields(self)})
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    @classmethod
+    def read(cls, path: Path | str) -> ShardIndex:
+        """Read an index and check that its parts fit each other."""
+        path = Path(path)
+        try:
+            return cls.parse(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            raise ShardError(
+                f"{path}: no such index; a shard has one beside it; "
+                "restore it or rebuild with `heron shards build --overwrite`"
+            ) from None
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> ShardIndex:
+        """Parse the bytes of an index that came from `where` (a path or a URL, for messages)."""
+        names = [field.name for field in fields(cls)]
+        try:
+            with np.load(BytesIO(data), allow_pickle=False) as stored:
+                index = cls(**{name: stored[name] for name in names})
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as fault:
+            raise ShardError(
+                f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; "
+                "rebuild with `heron shards build --overwrite`"
+            ) from None
+        shape = (len(index.keys), len(index.members))
+        if index.offsets.shape != shape or index.lengths.shape != shape:
+            found = f"offsets {index.offsets.shape} and lengths {index.lengths.shape}"
+        elif index.rows.shape != shape[:1] or index.labels.shape[:1] != (int(index.rows.sum()),):
+            found = f"rows {index.rows.shape} and labels {index.labels.shape}"
+        else:
+            return index
+        raise ShardError(
+            f"{where}: {found} do not fit {shape[0]} keys of {shape[1]} members; "
+            "rebuild with `heron shards build --overwrite`"
+        )
+
+
+class Member(NamedTuple):
+    """A file in a tar: its sample's key, its suffix, and where its payload lies."""
+
+    key: str
+    suffix: str
+    offset: int
+    length: int
+
+
+def scan(tar: Path) -> Iterator[Member]:
+    """Walk the headers of a tar, and raise where Python's reader would end without a word."""
+    size = tar.stat().st_size
+    with tar.open("rb") as stream:
+        at = 0
+        while True:
+            stream.seek(at)
+            header = stream.read(BLOCK)
+            try:
+                info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            except tarfile.EOFHeaderError:
+                if stream.read(BLOCK) != bytes(BLOCK):
+                    raise _broken(tar, at, "is cut inside its end mark") from None
+                return
+            except tarfile.HeaderError as fault:
+                what = (
+                    "is cut where a header was due"
+                    if len(header) < BLOCK
+                    else (f"has a bad header ({fault})")
+                )
+                raise _broken(tar, at, what) from None
+            end = at + BLOCK + info.size
+            if not info.isreg():
+                raise _broken(tar, at, f"holds {info.name!r}, which is no regular file")
+            if end > size:
+                raise _broken(tar, at, f"is cut inside member {info.name!r}")
+            key, _, suffix = info.name.partition(".")
+            if not key or not suffix or "/" in info.name or "\\" in info.name:
+                raise _broken(tar, at, f"holds {info.name!r}: a member is KEY.SUFFIX, no path")
+            yield Member(key, suffix, at + BLOCK, info.size)
+            at = -(-end // BLOCK) * BLOCK
+
+
+def _broken(tar: Path, at: int, what: str) -> ShardError:
+    return ShardError(
+        f"{tar.name} {what} (byte {at}); "
+        "restore it from a good copy or rebuild with `heron shards build --overwrite`"
+    )
+
+
+def map_array(tar: Path, offset: int, length: int) -> NDArray[Any]:
+    """Map an npy member of a tar into memory, in place and read-only."""
+    with tar.open("rb") as stream:
+        stream.seek(offset)
+        shape, order, dtype, start = read_npy_header(stream.read(min(length, 4096)), str(tar))
+    if start + int(np.prod(shape)) * dtype.itemsize != length:
+        raise ShardError(f"{tar}: an array of {dtype} {shape} at byte {offset} is cut or too long")
+    return np.memmap(tar, dtype, "r", offset + start, shape, "F" if order else "C")
+
+
+def read_npy_header(data: bytes, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, Fortran order, dtype, and length in bytes of an npy header; objects are refused."""
+    stream = BytesIO(data)
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("npy version other than 1.0")
+        shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as fault:
+        raise ShardError(f"{where}: not an npy array ({fault})") from None
+    if dtype.hasobject:
+        raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")
+    return shape, order, dtype, stream.tell()

@@ -1,0 +1,257 @@
+"""The manifest: what a folder of shards holds, and how to know that it is all there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shards.errors import ShardError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+Name = Field(pattern=r"^[A-Za-z0-9_-]+$")  # a dot would end a WebDataset key, a slash leave it
+Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Record(BaseModel):
+    """A part of the manifest: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class View(Record):
+    """One view of every sample: its name, kind, shape and, for vectors, its statistics.
+
+    `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
+    varies between samples. `mean` and `std` are over the train split, or over all rows where
+    there is no split of that name.
+    """
+
+    name: str = Name
+    kind: Literal["image", "vector"]
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"]
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        dtype, axes = ("uint8", 3) if self.kind == "image" else ("float32", 1)
+        if (self.dtype, len(self.shape)) != (dtype, axes):
+            raise ValueError(
+                f"view {self.name!r} is {self.dtype} of shape {self.shape}; "
+                f"a view of kind {self.kind} is {dtype} with {axes} axes"
+            )
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and (self.kind == "image" or len(values) != self.shape[0]):
+                raise ValueError(f"view {self.name!r}: {len(values)} values of {name}, not its own")
+        return self
+
+
+class Labels(Record):
+    """What a label is: its kind, and the names its numbers stand for.
+
+    | kind | an array of labels |
+    |---|---|
+    | multi_label | uint8 [rows, names], 1 where the name holds |
+    | complementary | uint8 [rows, names], 1 where the name is known not to hold |
+    | multi_class | int64 [rows], a number of `names` |
+    | hierarchical | int64 [rows, levels], a number of `levels[i]` in column i, coarse to fine |
+    """
+
+    kind: Literal["multi_label", "multi_class", "hierarchical", "complementary"]
+    names: list[str] = Field(min_length=1)
+    levels: list[list[str]] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.kind == "hierarchical") != (self.levels is not None):
+            raise ValueError("labels have levels if, and only if, their kind is hierarchical")
+        if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
+            raise ValueError("names of hierarchical labels are those of their last level")
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("a label's name appears twice")
+        return self
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of an array of labels."""
+        return np.dtype(np.uint8 if self.kind in ("multi_label", "complementary") else np.int64)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row's label: (names,), (levels,), or () for a class number."""
+        if self.kind == "multi_class":
+            return ()
+        return (len(self.names) if self.levels is None else len(self.levels),)
+
+    def fault(self, array: NDArray[Any], rows: int) -> str | None:
+        """Say what is wrong with an array of labels for so many rows, or None."""
+        shape = (rows, *self.row_shape)
+        if array.dtype != self.dtype or array.shape != shape:
+            return (
+                f"labels are {array.dtype} {array.shape}; expected {self.dtype} {shape} "
+                f"for {self.kind} labels"
+            )
+        sizes: int | NDArray[Any]  # labels must stay below, per column where there are levels
+        if self.levels is not None:
+            sizes = np.array([len(level) for level in self.levels])
+        else:
+            sizes = len(self.names) if self.kind == "multi_class" else 2
+        outside = np.argwhere((array < 0) | (array >= sizes))
+        if len(outside):
+            at = tuple(int(i) for i in outside[0])
+            limit = sizes if isinstance(sizes, int) else int(sizes[at[1]])
+            return f"label of row {at[0]} is {array[at]}; expected 0 to {limit - 1}"
+        return None
+
+
+class Shard(Record):
+    """One tar and its index: rows, bytes, and checksums of both."""
+
+    file: str = Field(pattern=r"^[A-Za-z0-9_-]+\.tar$")
+    samples: int = Field(gt=0)  # rows; a tar sample of vectors is a block of them
+    bytes: int = Field(gt=0)
+    sha256: str = Sha256
+    index_sha256: str = Sha256
+
+    @property
+    def index_file(self) -> str:
+        """The name of the index beside the tar."""
+        return index_name(self.file)
+
+
+class InputFile(Record):
+    """A publisher's file that went into the shards."""
+
+    name: str
+    bytes: int
+    sha256: str = Sha256
+
+
+class BuiltFrom(Record):
+    """Everything that decides the bytes of the shards, but for the code."""
+
+    source: str
+    options: dict[str, Any]
+    files: list[InputFile]
+    shard_rows: int
+
+
+class Manifest(Record):
+    """All there is to know of a data set before its first shard is opened."""
+
+    dataset: str
+    schema_version: Literal[1]
+    views: list[View] = Field(min_length=1)
+    labels: Labels
+    block_rows: int | None = Field(default=None, gt=0)  # None: a row is a tar sample
+    splits: dict[str, list[Shard]]
+    built_from: BuiltFrom
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.members)) != len(self.members):
+            raise ValueError(f"two members of a sample share a name: {self.members}")
+        if self.block_rows is not None and any(view.kind == "image" for view in self.views):
+            raise ValueError("images are a tar sample each: block_rows must be null")
+        files = [shard.file for shards in self.splits.values() for shard in shards]
+        if len(set(files)) != len(files):
+            raise ValueError("a shard is listed twice")
+        return self
+
+    @property
+    def members(self) -> list[str]:
+        """The members of every tar sample, in their order: a view each, then the labels."""
+        return member_names(self.views)
+
+    def rows(self, split: str) -> int:
+        """The number of rows in a split."""
+        if split not in self.splits:
+            raise ShardError(
+                f"{self.dataset} has no split {split!r}; it has {', '.join(self.splits)}"
+            )
+        return sum(shard.samples for shard in self.splits[split])
+
+    def save(self, folder: Path) -> None:
+        """Write manifest.json whole or not at all."""
+        save_json(folder / MANIFEST, self.model_dump(mode="json"))
+
+
+def member_names(views: list[View]) -> list[str]:
+    """Suffixes of a tar sample: `jpg` for a lone image, else `VIEW.jpg` or `VIEW.npy`."""
+    lone = sum(view.kind == "image" for view in views) == 1
+    image = ["jpg" if lone else f"{view.name}.jpg" for view in views]
+    named = zip(views, image, strict=True)
+    return [jpg if v.kind == "image" else f"{v.name}.npy" for v, jpg in named] + ["labels.npy"]
+
+
+def index_name(tar: str) -> str:
+    """The index of `train-000000.tar` is `train-000000.index.npz`."""
+    return tar.removesuffix(".tar") + ".index.npz"
+
+
+def save_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=1, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+def load_manifest(folder: Path | str) -> Manifest:
+    """Read the manifest of a folder of shards; ShardError says what is wrong with it."""
+    path = Path(folder) / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        unfinished = (Path(folder) / "build.json").exists()
+        found = "an unfinished build" if unfinished else "no such file"
+        remedy = (
+            "run the same `heron shards build` again to finish it"
+            if unfinished
+            else ("give a folder that `heron shards build` made")
+        )
+        raise ShardError(f"{path}: {found}; expected a manifest; {remedy}") from None
+    except UnicodeDecodeError:
+        text = "\0"  # not JSON either
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Parse a manifest that came from `where` (a path or a URL, for messages)."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as fault:
+        raise ShardError(
+            f"{where}: not JSON (line {fault.lineno}: {fault.msg}); expected a manifest; "
+            "rebuild with `heron shards build --overwrite`"
+        ) from None
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ShardError(
+            f"{where}: schema_version is {version!r}; this version of heron reads "
+            f"{SCHEMA_VERSION}; rebuild with `heron shards build --overwrite`"
+        )
+    try:
+        return Manifest.model_validate(value)
+    except ValidationError as fault:
+        lines = "; ".join(
+            f"{'.'.join(map(str, error['loc'])) or 'manifest'}: {error['msg']}"
+            for error in fault.errors()[:5]
+        )
+        raise ShardError(
+            f"{where}: {lines}; expected a manifest of schema {SCHEMA_VERSION}; "
+            "rebuild with `heron shards build --overwrite`"
+        ) from None

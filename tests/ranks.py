@@ -1,0 +1,45 @@
+"""Run a plain function on N gloo processes that meet through a file."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call function(*args) on every process; its results in order of rank.
+
+    Args:
+        world: number of processes; with 1 there is a process group of one.
+        function: importable, its result can be saved by torch.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.spawn(_start, (world, folder, function, args), world, join=False)
+        assert context is not None
+        while not context.join(timeout=300):
+            pass
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def _start(
+    rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
+    )
+    result = function(*args)
+    torch.save(result, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

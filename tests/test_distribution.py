@@ -1,0 +1,95 @@
+"""P processes are one: loss and gradient of every parameter, shares uneven, in float64."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline import collectives
+from pipeline.config import Cnn, Mlp, Model, Term, WeightedSupervised, WeightedUnsupervised
+from pipeline.data.plan import share, shares
+from pipeline.exchange import Shares, globalise
+from pipeline.models.heterogeneous import Heterogeneous
+from pipeline.models.normalisation import synchronise
+from pipeline.objectives.objective import Objective
+from tests import ranks
+
+LABELLED, UNLABELLED, LABELS = 11, 8, 3
+TERMS: dict[str, Term] = {
+    "bce": Term(),
+    "weighted_unsupervised": WeightedUnsupervised(weight=0.7, tau=0.5),
+    "weighted_supervised": WeightedSupervised(weight=0.3, tau=0.5),
+}
+
+
+def step(encoder: str, shared: bool) -> dict[str, Tensor]:
+    """One forward and backward over this process's share of one fixed global batch."""
+    world, rank = collectives.world_size(), collectives.rank()
+    torch.manual_seed(0)
+    image = encoder == "cnn"
+    shape = [8, 8, 3] if image else [6]
+    config = Model(
+        encoder=Cnn(channels=[4, 5]) if image else Mlp(widths=[7, 5]),
+        projection_width=4,
+        shared_encoder=shared,
+    )
+    model = Heterogeneous(
+        config, [shape, shape], LABELS, classify=True, project=True, weigh=True
+    ).double()
+    model = synchronise(model)
+    wrapped = DistributedDataParallel(model)
+    generator = torch.Generator().manual_seed(1)
+    rows = LABELLED + UNLABELLED
+    size = [3, 8, 8] if image else [6]
+    views = [torch.randn(rows, *size, generator=generator).double() for _ in range(2)]
+    targets = (torch.rand(LABELLED, LABELS, generator=generator) < 0.4).double()
+
+    labelled, unlabelled = share(LABELLED, rank, world), share(UNLABELLED, rank, world)
+    own = [torch.cat([view[:LABELLED][labelled], view[LABELLED:][unlabelled]]) for view in views]
+    split = Shares(shares(LABELLED, world), shares(UNLABELLED, world))
+    objective = Objective(TERMS)
+    whole = globalise(wrapped(own), targets[labelled], split, objective)
+    loss, terms = objective(whole, epoch=1.0)
+    (loss * world).backward()  # type: ignore[no-untyped-call]
+    result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        result[name] = parameter.grad
+    return result | {name: buffer for name, buffer in model.named_buffers() if "running" in name}
+
+
+def steps() -> dict[str, dict[str, Tensor]]:
+    """The step for vectors and for images with a shared encoder, and gather's own check."""
+    gather_shares()
+    return {"mlp": step("mlp", shared=False), "cnn": step("cnn", shared=True)}
+
+
+def gather_shares() -> None:
+    """Rank r holds r + 1 rows; the gradient of a row is the sum of what all ranks put on it."""
+    rank, world = collectives.rank(), collectives.world_size()
+    x = torch.full((rank + 1, 2), float(rank)).requires_grad_()
+    whole = collectives.gather(x, [r + 1 for r in range(world)])
+    expected = torch.cat([torch.full((r + 1, 2), float(r)) for r in range(world)])
+    torch.testing.assert_close(whole.detach(), expected)
+    (whole * (rank + 1)).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(x.grad, torch.full_like(x, world * (world + 1) / 2))
+
+
+@cache
+def alone() -> dict[str, dict[str, Tensor]]:
+    (result,) = ranks.run(1, steps)
+    return dict(result)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gradients_are_those_of_one_process(world: int) -> None:
+    for result in ranks.run(world, steps):
+        for encoder, expected in alone().items():
+            assert all(v.abs().sum() > 0 for k, v in expected.items() if k.startswith("loss/"))
+            assert result[encoder].keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    result[encoder][name], value, rtol=1e-8, atol=1e-11, msg=f"{encoder} {name}"
+                )
