@@ -15,6 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+# torch 2.13 renamed the two and warns of the old names; 2.11 has only those.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def world_size() -> int:
     """Number of processes that train together."""
@@ -64,7 +68,7 @@ class _Gather(torch.autograd.Function):
         padded = x.new_zeros(longest, *x.shape[1:])
         padded[: len(x)] = x
         parts = x.new_empty(len(sizes) * longest, *x.shape[1:])
-        dist.all_gather_into_tensor(parts, padded)
+        _all_gather(parts, padded)
         whole = [parts[i * longest : i * longest + size] for i, size in enumerate(sizes)]
         return torch.cat(whole)
 
@@ -78,7 +82,7 @@ class _Gather(torch.autograd.Function):
         for slot, part in zip(padded, torch.split(grad, list(sizes)), strict=True):
             slot[: len(part)] = part
         own = grad.new_empty(longest, *grad.shape[1:])
-        dist.reduce_scatter_tensor(own, padded.flatten(0, 1))
+        _reduce_scatter(own, padded.flatten(0, 1))
         return own[: sizes[dist.get_rank()]], None
 
 

@@ -90,6 +90,7 @@ class Mlp(Section):
 
     kind: Literal["mlp"] = "mlp"
     widths: Annotated[list[Natural], Field(min_length=1)] = [200, 200]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Cnn(Section):

@@ -51,12 +51,11 @@ class Evaluator:
         own = rows[share(len(rows), rank(), world_size())]
         model.eval()
         logits, features = [], []
-        for start in range(
-            0, max(len(own), 1), self.config.batch
-        ):  # an empty part has one empty batch
-            part = model(
-                self.views(self._batch(own[start : start + self.config.batch]), train=False)
-            )
+        size = self.config.batch
+        # A process without rows still runs one empty batch, to know the widths it gathers.
+        for start in range(0, max(len(own), 1), size):
+            batch = self._batch(own[start : start + size])
+            part = model(self.views(batch, train=False), batch.keys, batch.parts)
             logits.append(part.logits)
             if hidden:
                 features.append(part.hidden)
@@ -82,4 +81,5 @@ class Evaluator:
         numbers = torch.from_numpy(rows)
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
         stored = read(self.reader, list(dict.fromkeys(names)), rows)
-        return Batch(stored, empty, numbers, torch.zeros_like(numbers)).to(self.views.device)
+        keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
+        return Batch(stored, empty, numbers, keys, [len(rows)]).to(self.views.device)

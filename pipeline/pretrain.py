@@ -73,7 +73,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         build_data(config.data)
     collectives.barrier()
     streams = open_streams(config)
-    views = Views(streams.reader, config.data, config.seed, device)
+    views = Views(streams.reader, config.data, device)
     split = Shares(
         shares(streams.labelled.batch if streams.labelled else 0, world),
         shares(streams.unlabelled.batch if streams.unlabelled else 0, world),
@@ -92,7 +92,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         project=objective.needs("project"),
         weigh=objective.needs("weigh"),
     ).to(device)
-    model = synchronise(model)
+    synchronise(model)
     optimizer = build_optimizer(config.optim, model.parameters())
     wrapped = accelerator.prepare(model)
     exclusive = "cross_entropy" in objective.terms
@@ -104,7 +104,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     if config.run.resume == "auto" and (found := checkpoint.complete(saved)):
         done = checkpoint.load(found[-1], model, optimizer).step
     source = batches(
-        Share(streams, accelerator.process_index, world),
+        Share(streams, config.seed, accelerator.process_index, world),
         done,
         steps,
         config.data.workers,
@@ -125,7 +125,7 @@ def pretrain(config: Config) -> dict[str, Any]:
             rate = learning_rate(config.optim, t / per_epoch, config.train.epochs)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            features = wrapped(views(batch, train=True))
+            features = wrapped(views(batch, train=True), batch.keys, batch.parts)
             whole = globalise(features, batch.targets, split, objective)
             loss, terms = objective(whole, t / per_epoch)
             values = total({"loss": loss} | {f"loss/{name}": term for name, term in terms.items()})

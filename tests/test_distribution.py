@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline import collectives
 from pipeline.config import Cnn, Mlp, Model, Term, WeightedSupervised, WeightedUnsupervised
 from pipeline.data.plan import share, shares
+from pipeline.draws import keys
 from pipeline.exchange import Shares, globalise
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import synchronise
@@ -31,14 +32,14 @@ def step(encoder: str, shared: bool) -> dict[str, Tensor]:
     image = encoder == "cnn"
     shape = [8, 8, 3] if image else [6]
     config = Model(
-        encoder=Cnn(channels=[4, 5]) if image else Mlp(widths=[7, 5]),
+        encoder=Cnn(channels=[4, 5]) if image else Mlp(widths=[7, 5], dropout=0.4),
         projection_width=4,
         shared_encoder=shared,
     )
     model = Heterogeneous(
         config, [shape, shape], LABELS, classify=True, project=True, weigh=True
     ).double()
-    model = synchronise(model)
+    synchronise(model)
     wrapped = DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(1)
     rows = LABELLED + UNLABELLED
@@ -46,11 +47,16 @@ def step(encoder: str, shared: bool) -> dict[str, Tensor]:
     views = [torch.randn(rows, *size, generator=generator).double() for _ in range(2)]
     targets = (torch.rand(LABELLED, LABELS, generator=generator) < 0.4).double()
 
+    # Dropout keeps this exact, too: its masks follow the rows.
     labelled, unlabelled = share(LABELLED, rank, world), share(UNLABELLED, rank, world)
     own = [torch.cat([view[:LABELLED][labelled], view[LABELLED:][unlabelled]]) for view in views]
     split = Shares(shares(LABELLED, world), shares(UNLABELLED, world))
     objective = Objective(TERMS)
-    whole = globalise(wrapped(own), targets[labelled], split, objective)
+    numbers = torch.arange(rows)
+    mine = torch.cat([numbers[:LABELLED][labelled], numbers[LABELLED:][unlabelled]])
+    here = [labelled.stop - labelled.start, unlabelled.stop - unlabelled.start]
+    features = wrapped(own, keys(0, torch.zeros_like(mine), mine), here)
+    whole = globalise(features, targets[labelled], split, objective)
     loss, terms = objective(whole, epoch=1.0)
     (loss * world).backward()  # type: ignore[no-untyped-call]
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}

@@ -1,6 +1,6 @@
 """The batches of one process: its share of every global batch, read by workers, in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline.data.plan import Rows, Stream, share
 from pipeline.data.reader import Reader
 from pipeline.data.streams import Streams
+from pipeline.draws import keys
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,15 @@ class Batch:
         stored: stored views by name, each [rows, ...].
         targets: labels of the labelled rows as 0/1 columns, [labelled, labels].
         rows: row numbers in the data set, [rows].
-        epoch: the epoch of each row's stream, [rows]: with the row number it seeds augmentation.
+        keys: of each row's random numbers in its stream's epoch, [rows]; see `pipeline.draws`.
+        parts: this process's rows of each stream of the run, in order; they may be none.
     """
 
     stored: dict[str, Tensor]
     targets: Tensor
     rows: Tensor
-    epoch: Tensor
+    keys: Tensor
+    parts: list[int]
 
     @property
     def labelled(self) -> int:
@@ -36,38 +39,41 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; from pinned memory the copy does not wait."""
-        return Batch(
-            {name: view.to(device, non_blocking=True) for name, view in self.stored.items()},
-            *(t.to(device, non_blocking=True) for t in (self.targets, self.rows, self.epoch)),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
         """What a DataLoader calls before a copy to a GPU."""
-        stored = {name: view.pin_memory() for name, view in self.stored.items()}
-        return Batch(
-            stored, self.targets.pin_memory(), self.rows.pin_memory(), self.epoch.pin_memory()
-        )
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        stored = {name: move(view) for name, view in self.stored.items()}
+        return Batch(stored, move(self.targets), move(self.rows), move(self.keys), self.parts)
 
 
 class Share(Dataset[Batch]):
     """Item t is this process's share of global batch t."""
 
-    def __init__(self, streams: Streams, rank: int, world: int) -> None:
+    def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
         """Take the share of process `rank` of `world`."""
         self.streams = streams
+        self.seed = seed
         self.rank, self.world = rank, world
 
     def __getitem__(self, t: int) -> Batch:
         """Read the share of global batch t."""
         labelled, labelled_epoch = self._rows(self.streams.labelled, t)
         unlabelled, unlabelled_epoch = self._rows(self.streams.unlabelled, t)
+        drawn = (labelled, self.streams.labelled), (unlabelled, self.streams.unlabelled)
         rows = np.concatenate([labelled, unlabelled])
+        epoch = torch.from_numpy(np.concatenate([labelled_epoch, unlabelled_epoch]))
+        numbers = torch.from_numpy(rows)
         reader = self.streams.reader
         return Batch(
             read(reader, self.streams.stored, rows),
             torch.from_numpy(reader.targets(labelled)),
-            torch.from_numpy(rows),
-            torch.from_numpy(np.concatenate([labelled_epoch, unlabelled_epoch])),
+            numbers,
+            keys(self.seed, epoch, numbers),
+            [len(part) for part, stream in drawn if stream is not None],
         )
 
     def _rows(self, stream: Stream | None, t: int) -> tuple[Rows, Rows]:

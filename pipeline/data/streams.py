@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from shards.build import build
 
 from pipeline.config import Config, ConfigError, Data
 from pipeline.data.plan import Rows, Stream, default_streams
 from pipeline.data.protocol import Roles, assign
 from pipeline.data.reader import Reader
+from shards.build import build
 from shards.sources import make
 
 

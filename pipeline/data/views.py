@@ -1,6 +1,6 @@
 """The views a model sees: stored views, standardised or augmented as a batch on the device.
 
-Every random number is a function of (seed, epoch, row, view, draw): a sample is augmented alike
+Every random number is a function of (seed, epoch, row, view): a sample is augmented alike
 whichever process it falls to and whatever its neighbours are.
 """
 
@@ -15,43 +15,16 @@ from torch import Tensor
 from pipeline.config import ConfigError, Data
 from pipeline.data.batches import Batch
 from pipeline.data.reader import Reader
+from pipeline.draws import uniforms
 
-# The finaliser of splitmix64 (Steele, Lea and Flood 2014), its constants as signed 64-bit numbers.
-_GOLDEN = -7046029254386353131
-_MIX = (-4658895280553007687, -7723592293110705685)
 _CROP_AREA = (0.4, 1.0)
 _STRENGTH = 0.4  # brightness, contrast and saturation; hue takes a quarter of it
-
-
-def uniforms(
-    seed: int, salt: int, epoch: Int[Tensor, " batch"], rows: Int[Tensor, " batch"], count: int
-) -> Float[Tensor, "batch count"]:
-    """Counter-based uniform numbers in [0, 1): a hash of (seed, salt, epoch, row, column).
-
-    Args:
-        seed: the run's seed.
-        salt: keeps views and augmentations apart.
-        epoch: epoch of each sample.
-        rows: row number of each sample.
-        count: numbers a sample.
-    """
-    state = _mix(epoch + _mix(torch.full_like(epoch, seed * 1000003 + salt)))
-    state = _mix(rows + state)[:, None] + torch.arange(count, device=rows.device) * _GOLDEN
-    return ((_mix(state) >> 40) & 0xFFFFFF).float() / (1 << 24)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """One round of splitmix64; tensors of int64 wrap, and >> is made logical by masks."""
-    x = x + _GOLDEN
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX[0]
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX[1]
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 class Views:
     """Makes the model's inputs of a batch of stored views."""
 
-    def __init__(self, reader: Reader, config: Data, seed: int, device: torch.device) -> None:
+    def __init__(self, reader: Reader, config: Data, device: torch.device) -> None:
         """Look up what is stored.
 
         Raises:
@@ -59,7 +32,6 @@ class Views:
                 asked of vectors, or the other way round.
         """
         self.views = config.views
-        self.seed = seed
         self.noise_std = config.noise_std
         self.device = device
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
@@ -90,15 +62,10 @@ class Views:
         for number, view in enumerate(self.views):
             x = self._as_float(view.stored, batch.stored[view.stored])
             for name in view.augment if train else ():
-                draws = uniforms(
-                    self.seed, 2 * number + (name == "color"), batch.epoch, batch.rows, 8
-                )
-                if name == "crop":
-                    x = crop(x, draws)
-                elif name == "color":
-                    x = color(x, draws)
+                if name == "noise":
+                    x = x + self.noise_std * normals(batch.keys, number, x.shape[1])
                 else:
-                    x = x + self.noise_std * self._normal(number, batch, x.shape[1])
+                    x = AUGMENTATIONS[name](x, uniforms(batch.keys, number, 8))
             inputs.append(x)
         return inputs
 
@@ -110,11 +77,11 @@ class Views:
         mean, std = self.statistics[name]
         return (stored - mean) / std
 
-    def _normal(self, number: int, batch: Batch, width: int) -> Float[Tensor, "batch width"]:
-        """Standard normal noise by Box and Muller."""
-        u = uniforms(self.seed, 2 * number, batch.epoch, batch.rows, 2 * width)
-        radius = torch.sqrt(-2 * torch.log1p(-u[:, :width]))
-        return radius * torch.cos(2 * math.pi * u[:, width:])
+
+def normals(keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
+    """Standard normal numbers by Box and Muller."""
+    u = uniforms(keys, salt, 2 * count)
+    return torch.sqrt(-2 * torch.log1p(-u[:, :count])) * torch.cos(2 * math.pi * u[:, count:])
 
 
 def crop(
@@ -154,3 +121,6 @@ def color(
     grey = (draws[:, 0] < 0.2)[:, None, None, None]
     weights = torch.tensor([0.299, 0.587, 0.114], device=x.device)[:, None, None]
     return torch.where(grey, (x * weights).sum(1, keepdim=True), x)
+
+
+AUGMENTATIONS = {"crop": crop, "color": color}

@@ -40,21 +40,18 @@ class GlobalBatchNorm(_BatchNorm):
         return scaled * self.weight.view(shape) + self.bias.view(shape)
 
 
-def synchronise(model: nn.Module) -> nn.Module:
-    """Put batch norm over all processes wherever the model has batch norm.
+def synchronise(model: nn.Module) -> None:
+    """Put batch norm over all processes wherever the model has batch norm, in place.
 
     On GPUs torch's own fused SyncBatchNorm; elsewhere `GlobalBatchNorm`. With one process nothing
     is changed.
     """
     if world_size() == 1:
-        return model
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        return converted
+        return
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm):
-                norm = GlobalBatchNorm(child.num_features, child.eps, child.momentum or 0.1)
+                kind = nn.SyncBatchNorm if child.weight.is_cuda else GlobalBatchNorm
+                norm = kind(child.num_features, child.eps, child.momentum or 0.1)
                 norm.load_state_dict(child.state_dict())
                 setattr(module, name, norm.to(child.weight))
-    return model

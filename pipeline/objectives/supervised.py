@@ -117,12 +117,16 @@ class _PairRule:
             anchors = self.anchor_y[rows, a].nonzero()[:, 0]
             if weight == 0 or anchors.numel() == 0:
                 continue
-            place = (anchors[:, None], members)
-            pair_inverse = inverse[place]
-            ratio = pair_inverse * total[anchors, a, None]  # x = D / (sigma f)
+            # One flat index serves the gather and the scatter: an order of magnitude faster on a
+            # CPU than indexing with a pair of index vectors.
+            place = (anchors[:, None] * f.shape[1] + members).view(-1)
+            shape = (len(anchors), len(members))
+            d = total[anchors, a, None]
+            pair_inverse = inverse.view(-1).index_select(0, place).view(shape)
+            ratio = pair_inverse * d  # x = D / (sigma f)
             loss += ratio.log1p().sum() * weight
             shrink = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
             d_total[anchors, a] = shrink.sum(1)
-            attraction[place] += shrink.mul_(total[anchors, a, None])  # x / (1 + x)
+            attraction.view(-1).scatter_add_(0, place, shrink.mul_(d).view(-1))  # x / (1 + x)
         d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
         return loss, [d_logits], []

@@ -76,7 +76,9 @@ def test_value_and_gradients(path: Path, case: str, dtype: torch.dtype, toleranc
     loss = RUNNERS[term](left, params)
     assert not left, f"{case} has inputs that {term} does not take: {sorted(left)}"
     loss.backward()  # type: ignore[no-untyped-call]
-    assert abs(loss.item() - float(arrays["loss"])) <= tolerance * max(1, abs(arrays["loss"]))
+    assert abs(loss.item() - float(arrays["loss"])) <= tolerance * max(
+        1.0, abs(float(arrays["loss"]))
+    )
     for name, gradient in expected.items():
         found = inputs[name].grad
         assert found is not None

@@ -1,0 +1,48 @@
+"""Random numbers that are a function of what they are for: (seed, epoch, row), not of an order.
+
+A generator hands out numbers in the order it is asked, so the same sample would be augmented, or
+dropped out, differently on another number of processes, and a resumed run would need the state of
+every generator. A hash of (seed, epoch, row, column) needs none of that.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# The finaliser of splitmix64 (Steele, Lea and Flood 2014), its constants as signed 64-bit numbers.
+_GOLDEN = -7046029254386353131
+_MIX = (-4658895280553007687, -7723592293110705685)
+
+
+def keys(
+    seed: int, epoch: Int[Tensor, " batch"], rows: Int[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
+    """A key for each sample's random numbers in an epoch.
+
+    Args:
+        seed: the run's seed.
+        epoch: epoch of each sample.
+        rows: row number of each sample.
+    """
+    return _mix(rows + _mix(epoch + _mix(torch.full_like(epoch, seed))))
+
+
+def uniforms(keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
+    """Uniform numbers in [0, 1), float32.
+
+    Args:
+        keys: of the samples.
+        salt: keeps uses apart; a key and a salt give the same numbers again.
+        count: numbers a sample.
+    """
+    column = torch.arange(count, device=keys.device) * _GOLDEN
+    mixed = _mix(_mix(keys + salt)[:, None] + column)
+    return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """One round of splitmix64; int64 wraps, and the shifts are made logical by masks."""
+    x = x + _GOLDEN
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX[0]
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX[1]
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

@@ -1,0 +1,95 @@
+"""What a source is: a publisher's files, or a generator, as rows of views and labels."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from shards.manifest import InputFile, Labels, View
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Consecutive rows of a split.
+
+    `views` holds, for every view, float32 [rows, width], or the bytes of an image for each row;
+    `keys` names the rows of image data and is None where rows are packed in blocks.
+    """
+
+    views: dict[str, NDArray[np.float32] | list[bytes]]
+    labels: NDArray[Any]
+    keys: list[str] | None = None
+
+
+class Source(BaseModel):
+    """A source: its fields are its options, on the command line and in YAML alike.
+
+    A source goes to worker processes by pickle, and gives any rows in any order: what it draws,
+    it draws from (seed, row), so that the bytes of a shard do not depend on who wrote it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    examples: ClassVar[str]  # for --help
+    block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
+
+    seed: int = Field(0, ge=0, description="seed of everything drawn at random")
+
+    @property
+    def dataset(self) -> str:
+        """What the data set is called in its manifest."""
+        return self.name
+
+    @property
+    @abstractmethod
+    def views(self) -> list[View]:
+        """The views, without their statistics."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Labels:
+        """The kind and names of the labels."""
+
+    @property
+    @abstractmethod
+    def splits(self) -> dict[str, int]:
+        """The splits and their rows."""
+
+    @abstractmethod
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        """Rows [start, stop) of a split."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The publisher's files this reads; none for what is drawn."""
+        return []
+
+    def options(self) -> dict[str, Any]:
+        """The options, files by name alone: where they lay does not matter, their bytes do."""
+        return {key: _plain(getattr(self, key)) for key in type(self).model_fields}
+
+    def input_files(self) -> list[InputFile]:
+        """Name, size and checksum of every file read."""
+        return [
+            InputFile(name=p.name, bytes=p.stat().st_size, sha256=sha256(p)) for p in self.files
+        ]
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Path) else value

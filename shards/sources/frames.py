@@ -1,0 +1,104 @@
+"""Synthetic frames of speech: one latent trajectory a class, seen as sound and as articulation."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from shards.manifest import Labels, View
+from shards.sources.base import Rows, Source
+
+WINDOW = 7  # frames stacked in a row, as in XRMB
+WIDTHS = {"view1": 39, "view2": 16}  # acoustic, articulatory; of one frame: 273 and 112 in all
+NOISE = {"view1": 1.5, "view2": 0.9}  # so that either view alone leaves doubt
+LATENT = 6  # dimensions of the trajectory that both views see
+HIDDEN = 24  # of the map from a latent state to a view's frame
+SPREAD = 0.65  # of speakers, in units of the trajectories' own
+
+
+class _World(NamedTuple):
+    """What is the same for all rows of one seed: trajectories and maps."""
+
+    waves: NDArray[np.float64]  # [classes, harmonics, sine and cosine, latent]
+    inputs: dict[str, NDArray[np.float64]]  # [latent, hidden], a view each
+    outputs: dict[str, NDArray[np.float64]]  # [hidden, width of a frame]
+
+
+class Frames(Source):
+    """Synthetic frames in the shape of XRMB: views of 273 and 112, seven frames of each.
+
+    A class is a trajectory in a latent space; a row is a stretch of it, at a speed and an offset
+    of its speaker's, seen through a fixed random map for each view and noise of each view's own.
+    """
+
+    name: ClassVar[str] = "frames"
+    examples: ClassVar[str] = "heron shards build frames --out data/frames --train 20000"
+
+    train: int = Field(20_000, gt=0, description="rows to train on")
+    test: int = Field(5_000, ge=0, description="rows to test on")
+    classes: int = Field(20, ge=2, le=40, description="classes, of 40 there are")
+
+    @property
+    def views(self) -> list[View]:
+        """`view1`, acoustic, and `view2`, articulatory."""
+        return [
+            View(name=name, kind="vector", shape=(WINDOW * width,), dtype="float32")
+            for name, width in WIDTHS.items()
+        ]
+
+    @property
+    def labels(self) -> Labels:
+        """Classes by number: they stand for phones, and are none."""
+        return Labels(kind="multi_class", names=[f"phone{n:02d}" for n in range(self.classes)])
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """`train` and `test`."""
+        return {"train": self.train} | ({"test": self.test} if self.test else {})
+
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        """Rows of a split, drawn block by block."""
+        size = self.block_rows or 1
+        first = start // size
+        blocks = [self._draw(split, number) for number in range(first, -(-stop // size))]
+        keep = slice(start - first * size, stop - first * size)
+        views: dict[str, NDArray[np.float32] | list[bytes]] = {
+            name: np.concatenate([block[0][name] for block in blocks])[keep] for name in WIDTHS
+        }
+        return Rows(views, np.concatenate([block[1] for block in blocks])[keep])
+
+    @cached_property
+    def _world(self) -> _World:
+        random = np.random.default_rng([self.seed, 0])
+        waves = random.normal(size=(40, 3, 2, LATENT)) / np.array([1.0, 1.5, 2.5])[:, None, None]
+        inputs = {name: random.normal(size=(LATENT, HIDDEN)) for name in WIDTHS}
+        outputs = {
+            name: random.normal(size=(HIDDEN, width)) / np.sqrt(HIDDEN)
+            for name, width in WIDTHS.items()
+        }
+        return _World(waves, inputs, outputs)
+
+    def _draw(
+        self, split: str, block: int
+    ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+        rows = self.block_rows or 1
+        random = np.random.default_rng([self.seed, 1 + (split == "test"), block])
+        labels = random.integers(0, self.classes, rows)
+        middle = random.uniform(0.3, 0.7, (rows, 1))  # of the phone, where the row is centred
+        speed = random.uniform(0.05, 0.1, (rows, 1))  # of a phone, per frame
+        time = middle + speed * (np.arange(WINDOW) - WINDOW // 2)
+        angle = np.pi * time[..., None] * np.arange(1, 4)  # [rows, frames, harmonics]
+        circle = np.stack([np.sin(angle), np.cos(angle)], -1)
+        latent = np.einsum("rfhs,rhsl->rfl", circle, self._world.waves[labels])
+        latent += SPREAD * random.normal(size=(rows, 1, LATENT))
+        views = {}
+        for name, width in WIDTHS.items():
+            hidden = np.tanh(latent @ self._world.inputs[name] * 0.5)
+            frames = hidden @ self._world.outputs[name]
+            frames += NOISE[name] * random.normal(size=(rows, WINDOW, width))
+            views[name] = frames.reshape(rows, -1).astype(np.float32)
+        return views, labels.astype(np.int64)
