@@ -94,10 +94,10 @@ class Mlp(Section):
 
 
 class Cnn(Section):
-    """Conv-BatchNorm-ReLU-MaxPool stages, then the mean over places."""
+    """Stages of a stride-2 convolution, BatchNorm and ReLU, then the mean over places."""
 
     kind: Literal["cnn"] = "cnn"
-    channels: Annotated[list[Natural], Field(min_length=1)] = [16, 32, 64, 64]
+    channels: Annotated[list[Natural], Field(min_length=1)] = [32, 64, 128, 128]
 
 
 class Model(Section):

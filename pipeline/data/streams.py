@@ -71,6 +71,11 @@ def open_streams(config: Config) -> Streams:
         batch = len(rows) if asked == "all" else asked
         if batch == 0:
             return None
+        if batch == 1:
+            raise ConfigError(
+                f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
+                "one row, or 0 for none"
+            )
         taken = [shard[np.isin(shard, rows, assume_unique=True)] for shard in in_shard]
         canonical = data.canonical_streams or default_streams(batch)
         return Stream(name, taken, batch, config.seed, canonical, data.window_rows)

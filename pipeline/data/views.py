@@ -66,7 +66,8 @@ class Views:
                     x = x + self.noise_std * normals(batch.keys, number, x.shape[1])
                 else:
                     x = AUGMENTATIONS[name](x, uniforms(batch.keys, number, 8))
-            inputs.append(x)
+            image = x.dim() == 4  # convolutions run faster on channels-last memory
+            inputs.append(x.contiguous(memory_format=torch.channels_last) if image else x)
         return inputs
 
     def _as_float(self, name: str, stored: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -62,7 +62,7 @@ def mlp(width: int, widths: Sequence[int], dropout: float, salt: int) -> list[nn
 
 
 def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
-    """Conv-BatchNorm-ReLU-MaxPool stages and the mean over places.
+    """3 x 3 convolutions of stride 2, each with BatchNorm and ReLU, and the mean over places.
 
     Args:
         channels: of the input, [batch, channels, height, width].
@@ -71,10 +71,9 @@ def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for out in stages:
         layers += [
-            nn.Conv2d(channels, out, 3, padding=1, bias=False),
+            nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(out),
             nn.ReLU(),
-            nn.MaxPool2d(2),
         ]
         channels = out
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]

@@ -80,6 +80,8 @@ class Heterogeneous(nn.Module):
             else None
         )
 
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
     def forward(self, inputs: Sequence[Tensor], keys: Tensor, parts: Sequence[int]) -> Features:
         """Encode one tensor a view.
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Colour = tuple[int, ...]  # red, green, blue, and opacity where it is not full
 
 SKINS = ((241, 200, 170), (226, 178, 142), (205, 150, 112), (172, 118, 82), (128, 84, 58))
-PALE = (252, 238, 230)
+PALE = (248, 230, 222)
 HAIR = {
     "Black_Hair": (30, 26, 30),
     "Blond_Hair": (240, 208, 104),
@@ -46,14 +46,16 @@ def portrait(has: Mapping[str, bool], random: np.random.Generator, size: int) ->
     return _develop(face.image.reduce(2), has, random)
 
 
-def _develop(image: Image.Image, has: Mapping[str, bool], random: np.random.Generator) -> Image.Image:
+def _develop(
+    image: Image.Image, has: Mapping[str, bool], random: np.random.Generator
+) -> Image.Image:
     """Blur, light from one side, and the camera's noise."""
     size = image.width
     if has["Blurry"]:
-        image = image.filter(ImageFilter.GaussianBlur(size / 40))
-    angle, strength, gain, noise = random.random(4) * (6.283, 0.14, 0.16, 5)
+        image = image.filter(ImageFilter.GaussianBlur(size / 48))
+    angle, strength, gain, noise = random.random(4) * (6.283, 0.14, 0.14, 5)
     ramp = np.linspace(-strength, strength, size, dtype=np.float32)
-    light = 0.92 + gain + ramp * np.float32(np.cos(angle)) + (ramp * np.float32(np.sin(angle)))[:, None]
+    light = 0.9 + gain + np.cos(angle) * ramp + np.sin(angle) * ramp[:, None]
     pixels = np.asarray(image, np.float32) * light[..., None].astype(np.float32)
     if not has["Blurry"]:  # what is out of focus is smooth
         pixels += np.float32(noise) * random.standard_normal(pixels.shape, np.float32)
@@ -81,11 +83,12 @@ class _Face:
         self.x = size + size / 8 * (draws[1] - 0.5)
         self.y = size * 0.93 + size / 8 * (draws[2] - 0.5)
         background = BACKGROUNDS[int(draws[3] * len(BACKGROUNDS))]
-        self.image = Image.new("RGB", (2 * size, 2 * size), _shade(background, 0.8 + 0.3 * draws[4]))
+        background = _shade(background, 0.8 + 0.3 * draws[4])
+        self.image = Image.new("RGB", (2 * size, 2 * size), background)
         self.pen = ImageDraw.Draw(self.image, "RGBA")
         tone = SKINS[int(draws[5] ** 1.5 * len(SKINS))]
         self.tone = PALE if has["Pale_Skin"] else _shade(tone, 0.94 + 0.12 * draws[6])
-        self.dark = _shade(self.tone, 0.72)
+        self.dark = _shade(self.tone, 0.8)
         self.hair = next((HAIR[name] for name in HAIR if has[name]), RED_HAIR)
         self.hair = _shade(self.hair, 0.9 + 0.2 * draws[7])
         self.iris = IRISES[int(draws[8] * len(IRISES))]
@@ -115,8 +118,16 @@ class _Face:
         for side in (-x, x):
             self.oval(side, y, rx, ry, colour)
 
-    def arc(self, x: float, y: float, rx: float, ry: float, part: tuple[float, float],
-            colour: Colour, width: float) -> None:
+    def arc(
+        self,
+        x: float,
+        y: float,
+        rx: float,
+        ry: float,
+        part: tuple[float, float],
+        colour: Colour,
+        width: float,
+    ) -> None:
         """Part of an ellipse, from one angle to another in degrees, clockwise from the right."""
         k = self.unit
         x, y = self.x + x * k, self.y + y * k
@@ -146,10 +157,11 @@ class _Face:
                 self.both(edge - 2, y, 9, 8, colour)
             self.shape([(-edge, -8), (edge, -8), (edge, low), (-edge, low)], colour)
         elif has["Straight_Hair"]:
-            self.shape([(-edge, -12), (edge, -12), (edge + 5, low + 8), (-edge - 5, low + 8)], colour)
+            low += 8
+            self.shape([(-edge, -12), (edge, -12), (edge + 5, low), (-edge - 5, low)], colour)
             for x in np.arange(edge - 6, edge + 5, 3.5).tolist():
                 for side in (-x, x):
-                    self.line([(side * 0.97, -10), (side, low + 8)], _shade(self.hair, 1.25), 0.9)
+                    self.line([(side * 0.97, -10), (side, low)], _shade(self.hair, 1.25), 0.9)
         elif not has["Male"]:
             self.shape([(-edge - 2, -8), (edge + 2, -8), (edge - 2, 34), (-edge + 2, 34)], colour)
             self.both(edge - 8, 33, 7.5, 9, colour)
@@ -189,7 +201,8 @@ class _Face:
         """What age, make-up and shape leave on cheeks and forehead."""
         has, mark = self.has, (*_shade(self.tone, 0.6), 150)
         if not has["Attractive"]:  # blotchy, where the attractive are smooth
-            for x, y, r in (self.random.random((16, 3)) * (44, 40, 1.2) + (-22, -16, 0.8)).tolist():
+            spots = self.random.random((16, 3)) * (44, 40, 1.2) + (-22, -16, 0.8)
+            for x, y, r in spots.tolist():
                 self.oval(x, y, r, r, (*_shade(self.tone, 0.68), 110))
         if not has["Young"]:
             for y in (-21.0, -16.5, -12.0):
@@ -200,9 +213,7 @@ class _Face:
                     self.line([(side * 21, dy * 0.5), (side * 25.5, dy * 1.3)], mark, 1.0)
         if has["High_Cheekbones"]:
             for side in (-1, 1):
-                self.shape(
-                    [(side * 24, 6), (side * 12, 12), (side * 23, 10)], (255, 250, 240, 170)
-                )
+                self.shape([(side * 24, 6), (side * 12, 12), (side * 23, 10)], (255, 250, 240, 170))
                 self.shape(
                     [(side * 26, 12), (side * 14, 16), (side * 17, 23)],
                     (*_shade(self.tone, 0.62), 130),
@@ -223,12 +234,12 @@ class _Face:
         jaw = [(x, y) for x, y in edge.tolist() if y > 8]
         if has["5_o_Clock_Shadow"]:
             inner = [(x * 0.62, 18 - abs(x) * 0.1) for x, _ in jaw[::-1]]
-            self.shape([*jaw, *inner], (60, 70, 84, 105))
-            self.oval(0, 18, 11, 3.5, (60, 70, 84, 105))
+            self.shape([*jaw, *inner], (60, 70, 84, 125))
+            self.oval(0, 18, 11, 3.5, (60, 70, 84, 125))
             dots = self.random.random((44, 2)) * (40, 20) + (-20, 18)
             for x, y in dots.tolist():
                 if abs(x) > 9 or y > 31 or y < 20:
-                    self.oval(x, y, 0.8, 0.8, (40, 44, 54, 200))
+                    self.oval(x, y, 0.6, 0.6, (40, 44, 54, 110))
         kinds = ("5_o_Clock_Shadow", "Goatee", "Mustache", "Sideburns")
         if not has["No_Beard"] and not any(has[kind] for kind in kinds):
             inner = [(x * 0.6, 20 - abs(x) * 0.08) for x, _ in jaw[::-1]]
@@ -237,11 +248,13 @@ class _Face:
             self.shape([(-14, 18), (-9, 18), (-9, 34), (-17, 34)], dark)
             self.shape([(14, 18), (9, 18), (9, 34), (17, 34)], dark)
         if has["Goatee"]:
-            self.shape([(-9, 30.5), (9, 30.5), (8, self.chin), (0, self.chin + 8), (-8, self.chin)], dark)
+            tip = [(8, self.chin), (0, self.chin + 8), (-8, self.chin)]
+            self.shape([(-9, 30.5), (9, 30.5), *tip], dark)
         if has["Sideburns"]:
             for side in (-1, 1):
                 x = side * (self.half + 0.5)
-                self.shape([(x, -12), (x - side * 7, -10), (x - side * 8, 20), (x - side * 1.5, 17)], dark)
+                inner = x - side * 7.5
+                self.shape([(x, -12), (inner, -10), (inner, 20), (x - side * 1.5, 17)], dark)
 
     def eyes(self) -> None:
         has, wide = self.has, 7.4
@@ -268,7 +281,8 @@ class _Face:
         colour = _shade(INK if has["Bald"] else self.hair, 0.75)
         x = side * self.eye
         if has["Arched_Eyebrows"]:
-            self.line([(x - side * 7, -7), (x + side * 2, -13.5), (x + side * 8.5, -7.5)], colour, thick)
+            arch = [(x - side * 7, -7.0), (x + side * 2, -13.5), (x + side * 8.5, -7.5)]
+            self.line(arch, colour, thick)
         else:
             self.line([(x - side * 7.5, -9), (x + side * 8, -9.2)], colour, thick)
         if has["Bushy_Eyebrows"]:
@@ -324,7 +338,13 @@ class _Face:
         hair = HAIR["Brown_Hair"] if self.has["Bald"] else self.hair
         for side in (-1, 1):
             self.shape(
-                [(0, y - 1.5), (side * 8, y - 0.5), (side * 15, y + 5), (side * 7, y + 4), (0, y + 3)],
+                [
+                    (0, y - 1.5),
+                    (side * 8, y - 0.5),
+                    (side * 15, y + 5),
+                    (side * 7, y + 4),
+                    (0, y + 3),
+                ],
                 _shade(hair, 0.8),
             )
 
@@ -338,24 +358,26 @@ class _Face:
         crown = sorted((x, y - 4) for x, y in crown)
         side = -2.0 if has["Male"] else 12.0
         if has["Receding_Hairline"]:
-            line = [(edge, -10.0), (24, -22), (13, -35), (5, -27), (-5, -27), (-13, -35), (-24, -22), (-edge, -10.0)]
+            side = -10.0
+            line = [(24, -22), (13, -35), (5, -27), (-5, -27), (-13, -35), (-24, -22)]
         elif has["Male"]:
-            line = [(edge, side), (26, -13), (17, -22), (-12, -23), (-25, -15), (-edge, side)]
+            line = [(26, -13), (17, -22), (-12, -23), (-25, -15)]
         else:
-            line = [(edge, side), (27, -8), (14, -23), (0, -27), (-14, -23), (-27, -8), (-edge, side)]
-        self.shape([*crown, *line], hair)
+            line = [(27, -8), (14, -23), (0, -27), (-14, -23), (-27, -8)]
+        light = _shade(hair, 1.3 if sum(hair) > 150 else 2.2)  # of curls and strands
+        self.shape([*crown, (edge, side), *line, (-edge, side)], hair)
         if has["Wavy_Hair"]:
             for x in np.linspace(-edge + 3, edge - 3, 7).tolist():
                 y = -10 - 32 * (1 - (x / edge) ** 2) ** 0.5
                 self.oval(x, y + 2, 7, 6, hair)
-                self.arc(x, y + 4, 5, 4, (180, 340), _shade(hair, 1.35 if sum(hair) > 150 else 2.2), 1.2)
+                self.arc(x, y + 4, 5, 4, (180, 340), light, 1.2)
         elif has["Straight_Hair"]:
             for x in np.linspace(-edge + 6, edge - 6, 9).tolist():
                 y = -11 - 29 * (1 - (x / edge) ** 2) ** 0.5
-                light = _shade(hair, 1.3 if sum(hair) > 150 else 2.2)
                 self.line([(x * 0.45, -39), (x, min(-24, y + 12))], light, 1.0)
         if has["Bangs"]:
-            self.shape([(-edge + 4, -20), (-20, -33), (20, -33), (edge - 4, -20), (24, -13), (-24, -13)], hair)
+            top = [(-edge + 4, -20), (-20, -33), (20, -33), (edge - 4, -20)]
+            self.shape([*top, (24, -13), (-24, -13)], hair)
             for x in range(-22, 23, 8):
                 self.shape([(x - 4, -14), (x + 4, -14), (x + 1.0, -9)], hair)
                 self.line([(x, -28), (x, -13)], _shade(hair, 0.72), 0.9)

@@ -1,0 +1,39 @@
+# Two commands do everything from a bare clone: `make pretrain` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: pretrain test check format lock
+
+pretrain: $(READY)  ## set up, and run the main job on the embedded data
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+	  --dynamo_backend no pipeline/pretrain.py
+
+test: $(READY)  ## set up, and pass the tests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## format, lint, types, tests: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Heron needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $(READY)
+
+lock:  ## pin what the two commands install, from pyproject.toml, in a new environment
+	rm -rf .lock && $(PYTHON) -m venv .lock
+	.lock/bin/python -m pip install --quiet torch==2.13.0
+	.lock/bin/python -m pip install --quiet '.[dev]'
+	(echo '# Made by `make lock`.' && .lock/bin/python -m pip freeze --exclude heron-pretrain) \
+	  | sed 's/+cpu$$//' > requirements.lock
+	rm -rf .lock build *.egg-info

@@ -1,0 +1,124 @@
+"""Show what is inside a folder of shards: a table, and for images a contact sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from shards.errors import ShardError
+from shards.index import ShardIndex
+from shards.manifest import Manifest, load_manifest
+
+CELL = 96  # least width of a picture on the contact sheet, in pixels
+
+
+def show(folder: Path | str) -> str:
+    """What is inside, as text: views, splits, labels and how frequent they are, provenance."""
+    folder = Path(folder)
+    return "\n".join(_lines(folder, load_manifest(folder)))
+
+
+def _lines(folder: Path, manifest: Manifest) -> Iterator[str]:
+    size = sum(shard.bytes for shards in manifest.splits.values() for shard in shards)
+    yield f"{manifest.dataset}: {size / 1e6:,.1f} MB in {folder}"
+    yield ""
+    yield f"{'view':<14}{'kind':<10}{'shape':<18}{'dtype':<10}statistics"
+    for view in manifest.views:
+        moments = ""
+        if view.mean is not None and view.std is not None:
+            moments = f"mean {np.mean(view.mean):.3f}, std {np.mean(view.std):.3f} over columns"
+        shape = " × ".join("any" if n < 0 else str(n) for n in view.shape)
+        yield f"{view.name:<14}{view.kind:<10}{shape:<18}{view.dtype:<10}{moments}".rstrip()
+    yield ""
+    yield f"{'split':<14}{'rows':>10}{'shards':>8}{'MB':>10}"
+    for split, shards in manifest.splits.items():
+        megabytes = sum(shard.bytes for shard in shards) / 1e6
+        yield f"{split:<14}{manifest.rows(split):>10,}{len(shards):>8}{megabytes:>10,.1f}"
+    yield ""
+    rates = label_rates(folder, manifest)
+    yield f"{manifest.labels.kind} labels ({len(rates)}) and the share of rows that have them"
+    width = max(len(name) for name in rates) + 2
+    columns = max(1, 100 // (width + 9))
+    cells = [f"{name:<{width}}{100 * rate:5.1f} %  " for name, rate in rates.items()]
+    for first in range(0, len(cells), columns):
+        yield "".join(cells[first : first + columns]).rstrip()
+    yield ""
+    origin = manifest.built_from
+    yield f"built from {origin.source}, seed {manifest.seed}"
+    for name, value in origin.options.items():
+        yield f"  {name}: {value}"
+    for file in origin.files:
+        yield f"  {file.name}: {file.bytes:,} bytes, sha256 {file.sha256[:12]}…"
+
+
+def label_rates(folder: Path, manifest: Manifest) -> dict[str, float]:
+    """The share of all rows that have each label; of hierarchies, the finest level's."""
+    names = manifest.labels.names
+    counts = np.zeros(len(names))
+    rows = 0
+    for shards in manifest.splits.values():
+        for shard in shards:
+            labels = ShardIndex.read(folder / shard.index_file).labels
+            rows += len(labels)
+            if labels.dtype == np.uint8:
+                counts += labels.sum(0)
+            else:
+                finest = labels if labels.ndim == 1 else labels[:, -1]
+                counts += np.bincount(finest, minlength=len(names))
+    return dict(zip(names, (counts / max(1, rows)).tolist(), strict=True))
+
+
+def contact_sheet(
+    folder: Path | str,
+    path: Path | str,
+    split: str | None = None,
+    count: int = 48,
+    captions: bool = False,
+) -> None:
+    """Draw the first pictures of a split (by default the first split) on one sheet."""
+    folder = Path(folder)
+    manifest = load_manifest(folder)
+    view = next((view for view in manifest.views if view.kind == "image"), None)
+    if view is None:
+        raise ShardError(
+            f"{folder}: no view of images, only vectors; a contact sheet needs pictures: "
+            "run without --sheet"
+        )
+    split = split or next(iter(manifest.splits))
+    manifest.rows(split)  # names the splits there are where this is none of them
+    pictures = list(_pictures(folder, manifest, split, count, manifest.views.index(view)))
+    cell = max(CELL, max(image.width for _, image in pictures))
+    line = 14 if captions else 0
+    across = min(12, max(1, round((len(pictures) * 4 / 3) ** 0.5)))
+    down = -(-len(pictures) // across)
+    sheet = Image.new("RGB", (across * cell, down * (cell + line)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for number, (key, image) in enumerate(pictures):
+        x, y = number % across * cell, number // across * (cell + line)
+        scale = cell / max(image.size)
+        fitted = image.resize((round(image.width * scale), round(image.height * scale)))
+        sheet.paste(fitted, (x + (cell - fitted.width) // 2, y))
+        if captions:
+            pen.text((x + 3, y + cell + 1), key, fill="black")
+    sheet.save(path)
+
+
+def _pictures(
+    folder: Path, manifest: Manifest, split: str, count: int, column: int
+) -> Iterator[tuple[str, Image.Image]]:
+    for shard in manifest.splits[split]:
+        index = ShardIndex.read(folder / shard.index_file)
+        with (folder / shard.file).open("rb") as stream:
+            for key, offsets, lengths in zip(
+                index.keys.tolist(), index.offsets, index.lengths, strict=True
+            ):
+                if count <= 0:
+                    return
+                count -= 1
+                stream.seek(int(offsets[column]))
+                data = BytesIO(stream.read(int(lengths[column])))
+                yield key, Image.open(data).convert("RGB")

@@ -1,0 +1,182 @@
+"""Verify a folder of shards: every checksum, count, key and shape, and all faults in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from shards.errors import ShardError
+from shards.index import Member, ShardIndex, map_array, scan
+from shards.manifest import Manifest, Shard, View, load_manifest
+from shards.sources.base import sha256
+
+PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
+REMEDY = "restore it from a good copy or rebuild with `heron shards build --overwrite`"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was looked at, and everything that was wrong with it."""
+
+    shards: int
+    rows: int
+    bytes: int
+    faults: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        """One line, or one line a fault."""
+        looked = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
+        if self.ok:
+            return f"{looked}: all as the manifest says"
+        return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {REMEDY}"])
+
+
+def verify(folder: Path | str) -> Report:
+    """Compare a folder with its manifest; ShardError where the manifest cannot be read."""
+    folder = Path(folder)
+    manifest = load_manifest(folder)
+    shards = [shard for shards in manifest.splits.values() for shard in shards]
+    known = {name for shard in shards for name in (shard.file, shard.index_file)}
+    present = {path.name for pattern in ("*.tar", "*.index.npz") for path in folder.glob(pattern)}
+    faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
+    seen: dict[str, str] = {}  # key to shard, over the whole data set
+    for shard in shards:
+        faults += _file_faults(folder / shard.file, shard.sha256, shard.bytes)
+        faults += _file_faults(folder / shard.index_file, shard.index_sha256, None)
+        if {shard.file, shard.index_file} <= present:
+            try:
+                faults += _shard_faults(folder, manifest, shard, seen)
+            except ShardError as fault:  # no use in going on with this one
+                faults.append(str(fault))
+    return Report(
+        shards=len(shards),
+        rows=sum(shard.samples for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        faults=faults,
+    )
+
+
+def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
+    if not path.exists():
+        yield f"{path.name}: missing: the manifest lists it"
+    elif size is not None and (found := path.stat().st_size) != size:
+        yield f"{path.name}: {found:,} bytes; expected {size:,}"
+    elif (digest := sha256(path)) != checksum:
+        yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"
+
+
+def _shard_faults(
+    folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str]
+) -> Iterator[str]:
+    """Faults of what is inside; ShardError where the tar or the index cannot be read on."""
+    index = ShardIndex.read(folder / shard.index_file)
+    if index.members.tolist() != manifest.members:
+        raise ShardError(
+            f"{shard.index_file}: members {index.members.tolist()}; expected {manifest.members}"
+        )
+    rows = int(index.rows.sum())
+    if rows != shard.samples:
+        yield f"{shard.index_file}: {rows} rows; expected {shard.samples}"
+    if (fault := manifest.labels.fault(index.labels, rows)) is not None:
+        yield f"{shard.index_file}: {fault}"
+    samples = _group(folder / shard.file)
+    if (found := list(samples)) != index.keys.tolist():
+        yield f"{shard.file}: {len(found)} samples, other than the {len(index.keys)} of its index"
+    starts = index.starts
+    where = {key: number for number, key in enumerate(index.keys.tolist())}
+    with (folder / shard.file).open("rb") as stream:
+        for key, members in samples.items():
+            sample = f"{shard.file} sample {key}"
+            if key in seen:
+                yield f"{sample}: duplicate key: {seen[key]} has it too"
+            seen[key] = shard.file
+            suffixes = [member.suffix for member in members]
+            if suffixes != manifest.members:
+                yield f"{sample}: found {suffixes}; expected {manifest.members}"
+            elif (number := where.get(key)) is not None:
+                stored = slice(int(starts[number]), int(starts[number + 1]))
+                if [m.offset for m in members] != index.offsets[number].tolist() or [
+                    m.length for m in members
+                ] != index.lengths[number].tolist():
+                    yield f"{sample}: lies elsewhere than its index says"
+                for fault in _sample_faults(stream, manifest, members, index.labels[stored]):
+                    yield f"{sample}: {fault}"
+
+
+def _group(tar: Path) -> dict[str, list[Member]]:
+    """Members by key, in the order of the tar; a key that comes twice is an error."""
+    samples: dict[str, list[Member]] = {}
+    last = None
+    for member in scan(tar):
+        where = f"{tar.name} sample {member.key}"
+        if member.suffix.rpartition(".")[2] in PICKLES:
+            raise ShardError(f"{where}: member {member.suffix!r} is a pickle, never decoded")
+        known = samples.setdefault(member.key, [])
+        if known and member.key != last:
+            raise ShardError(f"{where}: duplicate key: it comes again after {last}")
+        if member.suffix in [other.suffix for other in known]:
+            raise ShardError(f"{where}: duplicate key: member {member.suffix!r} comes twice")
+        known.append(member)
+        last = member.key
+    return samples
+
+
+def _sample_faults(
+    stream: BinaryIO, manifest: Manifest, members: list[Member], labels: NDArray[Any]
+) -> Iterator[str]:
+    views = zip(manifest.views, members[:-1], strict=True)
+    for view, member in views:
+        if view.kind == "image":
+            stream.seek(member.offset)
+            yield from _image_faults(view, member.suffix, stream.read(member.length))
+        else:
+            yield from _vector_faults(stream, view, member, len(labels))
+    stored = _array(stream, members[-1])
+    if isinstance(stored, str):
+        yield stored
+    elif stored.dtype != labels.dtype or not np.array_equal(stored, labels):
+        yield "its labels are other than those of the index"
+
+
+def _array(stream: BinaryIO, member: Member) -> NDArray[Any] | str:
+    try:
+        return map_array(Path(stream.name), member.offset, member.length)
+    except ShardError as fault:
+        return f"member {member.suffix!r}: {fault}"
+
+
+def _vector_faults(stream: BinaryIO, view: View, member: Member, rows: int) -> Iterator[str]:
+    array = _array(stream, member)
+    if isinstance(array, str):
+        yield array
+    elif array.shape != (rows, *view.shape) or array.dtype != view.dtype:
+        expected = (rows, *view.shape)
+        yield f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {expected}"
+    elif not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        yield f"view {view.name!r}, row {row} of the block: NaN or infinite; expected finite"
+
+
+def _image_faults(view: View, suffix: str, data: bytes) -> Iterator[str]:
+    try:
+        with Image.open(BytesIO(data)) as image:  # the header alone: a bomb is not set off
+            kind, shape = image.format, (image.height, image.width, len(image.getbands()))
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as fault:
+        yield f"member {suffix!r} is no image ({type(fault).__name__})"
+        return
+    if kind != "JPEG":
+        yield f"member {suffix!r} is {kind}; expected JPEG"
+    if any(want not in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
+        yield f"view {view.name!r} is {shape}; expected {view.shape}"

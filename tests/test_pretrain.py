@@ -1,0 +1,187 @@
+"""Whole runs: the same on any number of processes and workers, resumed, stopped, reported."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pipeline.checkpoint import CheckpointError, complete
+from pipeline.config import ConfigError, load_config
+from pipeline.objectives import objective
+from pipeline.pretrain import TrainingError, pretrain, refuse_nonfinite
+from pipeline.tracking import read_metrics
+from shards.errors import SourceError
+from tests import ranks
+from tests.experiments import frames
+
+CNN = {"kind": "cnn", "widths": None, "dropout": None}
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+    return [{k: v for k, v in row.items() if k.startswith("loss")} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "checkpoints" / "latest" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that the others are compared with."""
+    folder = tmp_path_factory.mktemp("straight")
+    pretrain(frames(folder))
+    return folder
+
+
+def train_here(folder: str, run: str) -> float:
+    """What a spawned process runs."""
+    return float(pretrain(frames(Path(folder), run))["f1_weighted"])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_five_steps_are_those_of_one_process(straight: Path, world: int) -> None:
+    scores = ranks.run(world, train_here, str(straight), f"world{world}")
+    alone = json.loads((straight / "run" / "result.json").read_text())
+    many = json.loads((straight / f"world{world}" / "result.json").read_text())
+    assert many["world_size"] == world
+    assert set(scores) == {many["f1_weighted"]}
+    assert many["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)
+    for one, other in zip(
+        losses(straight / "run"), losses(straight / f"world{world}"), strict=True
+    ):
+        assert other == pytest.approx(one, rel=1e-5)
+    for name, value in weights(straight / "run").items():
+        other = weights(straight / f"world{world}")[name]
+        torch.testing.assert_close(other, value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_run_repeats_bit_for_bit_whatever_the_workers(straight: Path, tmp_path: Path) -> None:
+    pretrain(frames(tmp_path, data={"workers": 2, "path": str(straight / "frames")}))
+    assert losses(tmp_path / "run") == losses(straight / "run")
+    for name, value in weights(straight / "run").items():
+        assert torch.equal(weights(tmp_path / "run")[name], value), name
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(straight: Path, tmp_path: Path) -> None:
+    shards = {"path": str(straight / "frames")}
+    pretrain(frames(tmp_path, data=shards, train={"steps": 3}))
+    pretrain(frames(tmp_path, data=shards, run={"resume": "auto"}))
+    assert losses(tmp_path / "run") == losses(straight / "run")
+    for name, value in weights(straight / "run").items():
+        assert torch.equal(weights(tmp_path / "run")[name], value), name
+
+
+def test_a_shortened_run_is_the_beginning_of_the_long_one(straight: Path, tmp_path: Path) -> None:
+    pretrain(frames(tmp_path, data={"path": str(straight / "frames")}, train={"steps": 2}))
+    assert losses(tmp_path / "run") == losses(straight / "run")[:2]
+
+
+def test_the_folder_of_a_run(straight: Path) -> None:
+    folder = straight / "run"
+    result = json.loads((folder / "result.json").read_text())
+    assert {"f1_weighted", "auc_macro", "steps", "seconds", "world_size", "version"} <= set(result)
+    assert result["steps"] == 5
+    rows = read_metrics(folder / "metrics.jsonl")
+    needed = {"step", "epoch", "loss", "loss/cross_entropy", "lr", "samples_per_s", "data_wait_s"}
+    assert needed <= set(rows[0])
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 4]
+    parts = 0.5 * rows[0]["loss/weighted_unsupervised"] + rows[0]["loss/cross_entropy"]
+    assert rows[0]["loss"] == pytest.approx(parts)  # L_s is ramped up from 0
+    report = (folder / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == 3
+    assert "http" not in report.replace("http-equiv", "")
+    for name in ("loss.png", "auc.png", "map.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").iterdir())
+    state = json.loads((folder / "checkpoints/latest/state.json").read_text())
+    assert state["position"] == {"step": 5, "epoch": 0, "step_in_epoch": 5}
+
+
+def test_its_configuration_is_enough_to_run_again(straight: Path) -> None:
+    assert load_config(straight / "run" / "config.yaml") == frames(straight)
+
+
+def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
+    shards = {"path": str(straight / "frames")}
+    saving = {"steps": None, "save_every_epochs": 1, "keep_checkpoints": 1}
+    pretrain(frames(tmp_path, data=shards, train=saving))
+    folder = tmp_path / "run" / "checkpoints"
+    (newest,) = complete(folder)
+    assert newest.name == "step-00000022"
+    (folder / "step-00000099").mkdir()  # cut short: no mark
+    assert complete(folder) == [newest]
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        pretrain(
+            frames(
+                tmp_path,
+                data=shards,
+                run={"resume": "auto"},
+                model={"encoder": {"widths": [8, 12]}},
+            )
+        )
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = objective.bce, iter(range(9))
+
+    def broken(*args: Any, **kwargs: Any) -> Tensor:
+        return real(*args, **kwargs) * (float("nan") if next(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(objective, "bce", broken)
+    terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
+    config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
+    with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
+        pretrain(config)
+    assert len(losses(tmp_path / "run")) == 2  # what was done before is kept
+
+
+def test_an_infinite_term_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
+        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"batch": {"labelled": 61}}}, "data.batch.labelled is 61, but there are 60"),
+        ({"data": {"canonical_streams": 4}}, "4, which does not divide data.batch.labelled = 10"),
+        ({"data": {"batch": {"labelled": 1}}}, "data.batch.labelled is 1; expected at least 2"),
+        ({"data": {"split": "valid"}}, "split 'valid' is not in .*; found train, test"),
+        ({"data": {"views": [{"stored": "jpg"}]}}, "stored view 'jpg' is not in .*; found view1"),
+        ({"data": {"protocol": {"labelled": 301}}}, "labelled is 301, but split 'train' has 300"),
+        ({"data": {"batch": {"labelled": 0, "unlabelled": 0}}}, "data.batch asks for no rows"),
+        (
+            {"data": {"views": [{"stored": "view1", "augment": ["crop"]}] * 2}},
+            "'crop' does not fit",
+        ),
+        ({"model": {"shared_encoder": True}}, r"needs views of one shape; found \[\(273,\), \(112"),
+        ({"model": {"encoder": CNN}}, "'cnn', but the view is a vector"),
+        ({"data": {"build": {"trains": 3}}}, "did you mean 'train'"),
+        ({"data": {"build": {"source": None}}}, "key 'source' is missing"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(
+    straight: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    data = {"path": str(straight / "frames")} | changes.get("data", {})
+    config = frames(tmp_path, **(changes | {"data": data}))
+    with pytest.raises((ConfigError, SourceError), match=message):
+        pretrain(config)
+
+
+def test_a_batch_without_labels_trains(straight: Path, tmp_path: Path) -> None:
+    """The supervised terms are 0 and stay differentiable."""
+    batch = {"labelled": 0, "unlabelled": 8}
+    pretrain(frames(tmp_path, data={"path": str(straight / "frames"), "batch": batch}))
+    rows = losses(tmp_path / "run")
+    assert len(rows) == 5
+    assert all(row["loss/cross_entropy"] == row["loss/weighted_supervised"] == 0 for row in rows)
+    assert all(row["loss/weighted_unsupervised"] > 0 for row in rows)
