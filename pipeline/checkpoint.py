@@ -12,11 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
+from pipeline.errors import CheckpointError
+
 COMPLETE = "COMPLETE"
-
-
-class CheckpointError(Exception):
-    """A checkpoint that cannot be loaded."""
 
 
 @dataclass(frozen=True)

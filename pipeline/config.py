@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipeline.errors import ConfigError
+
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be run, with the key, what was found and what was expected."""
 
 
 class Section(BaseModel):

@@ -22,12 +22,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pipeline import checkpoint, collectives
-from pipeline.checkpoint import CheckpointError, Position
-from pipeline.config import Config, ConfigError, dump_config, load_config
+from pipeline.checkpoint import Position
+from pipeline.config import Config, dump_config, load_config
 from pipeline.data.batches import Share, batches
 from pipeline.data.plan import shares
 from pipeline.data.streams import Streams, build_data, open_streams
 from pipeline.data.views import Views
+from pipeline.errors import CheckpointError, ConfigError, TrainingError
 from pipeline.evaluation import Evaluator
 from pipeline.exchange import Shares, globalise
 from pipeline.models.heterogeneous import Heterogeneous
@@ -39,10 +40,6 @@ from pipeline.tracking import Tracker
 from shards.errors import ShardError, SourceError
 
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
-
-
-class TrainingError(Exception):
-    """A run that cannot start or cannot go on."""
 
 
 def pretrain(config: Config) -> dict[str, Any]:

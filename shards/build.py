@@ -65,7 +65,7 @@ def build(
         shard_rows=shard_rows,
     )
     out.mkdir(parents=True, exist_ok=True)
-    with _only_builder(out):
+    with _only_builder(out), _room_on_disk(out):
         if overwrite:
             _clear(out)
         if (done := _finished(out, built_from)) is not None:
@@ -119,6 +119,20 @@ def _only_builder(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _room_on_disk(path: Path) -> Iterator[None]:
+    """Say what to do where a disk fills up; the caller leaves nothing half written."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ShardError(
+            f"{path}: the disk is full; finished shards are kept; "
+            "free some space and run the same build again"
+        ) from None
 
 
 def _clear(out: Path) -> None:
@@ -227,22 +241,18 @@ def write_shard(source: Source, out: Path, part: _Part) -> int:
     tar, index = out / part.file, out / index_name(part.file)
     partial_tar, partial_index = (p.with_name(f".{p.name}.part") for p in (tar, index))
     try:
-        with partial_tar.open("wb") as stream:
-            found = _write_tar(source, part, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        found.write(partial_index)
-        partial_index.replace(index)
-        partial_tar.replace(tar)
-    except BaseException as fault:
+        with _room_on_disk(tar):
+            with partial_tar.open("wb") as stream:
+                found = _write_tar(source, part, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            found.write(partial_index)
+            partial_index.replace(index)
+            partial_tar.replace(tar)
+    except BaseException:
         with suppress(OSError):
             partial_tar.unlink(missing_ok=True)
             partial_index.unlink(missing_ok=True)
-        if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ShardError(
-                f"{tar}: the disk is full; finished shards are kept; "
-                "free some space and run the same build again"
-            ) from None
         raise
     return part.stop - part.start
 

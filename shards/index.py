@@ -110,12 +110,12 @@ def scan(tar: Path) -> Iterator[Member]:
         while True:
             stream.seek(at)
             header = stream.read(BLOCK)
+            if header == bytes(BLOCK):  # a tar ends with two such blocks
+                if stream.read(BLOCK) != header:
+                    raise _broken(tar, at, "is cut inside its end mark")
+                return
             try:
                 info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-            except tarfile.EOFHeaderError:
-                if stream.read(BLOCK) != bytes(BLOCK):
-                    raise _broken(tar, at, "is cut inside its end mark") from None
-                return
             except tarfile.HeaderError as fault:
                 what = (
                     "is cut where a header was due"

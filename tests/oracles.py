@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def cos(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b / (a.norm() * b.norm())
+    return torch.dot(a, b) / (torch.dot(a, a).sqrt() * torch.dot(b, b).sqrt())
 
 
 def weighted_unsupervised(
@@ -25,7 +25,7 @@ def weighted_unsupervised(
         other = torch.exp(1 - cos(z[j][k], h[u][i]))
         return (one + other) / 2
 
-    losses = []
+    losses, zero = [], z[0].new_zeros(())
     for u in range(1 if anchors == "first" else views):
         for v in range(views):
             for i in range(batch):
@@ -33,14 +33,10 @@ def weighted_unsupervised(
                     continue
                 positive = f(z[u][i], z[v][i])
                 if negatives == "cross_view":
-                    inside = sum(g(i, u, k, v) * f(z[u][i], z[v][k]) for k in range(batch))
+                    inside = sum((g(i, u, k, v) * f(z[u][i], z[v][k]) for k in range(batch)), zero)
                 else:
-                    inside = positive + sum(
-                        g(i, u, k, j) * f(z[u][i], z[j][k])
-                        for k in range(batch)
-                        for j in range(views)
-                        if k != i
-                    )
+                    others = [(k, j) for k in range(batch) for j in range(views) if k != i]
+                    inside = sum((g(i, u, k, j) * f(z[u][i], z[j][k]) for k, j in others), positive)
                 losses.append(torch.log(inside) - torch.log(positive))
     return torch.stack(losses).mean()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -19,7 +19,9 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         function: importable, its result can be saved by torch.
     """
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.spawn(_start, (world, folder, function, args), world, join=False)
+        context = spawn(  # type: ignore[no-untyped-call]
+            _start, (world, folder, function, args), world, join=False
+        )
         assert context is not None
         while not context.join(timeout=300):
             pass

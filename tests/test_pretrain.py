@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipeline.checkpoint import CheckpointError, complete
-from pipeline.config import ConfigError, load_config
-from pipeline.objectives import objective
-from pipeline.pretrain import TrainingError, pretrain, refuse_nonfinite
+from pipeline.checkpoint import complete
+from pipeline.config import load_config
+from pipeline.errors import CheckpointError, ConfigError, TrainingError
+from pipeline.objectives import classification, objective
+from pipeline.pretrain import pretrain, refuse_nonfinite
 from pipeline.tracking import read_metrics
 from shards.errors import SourceError
 from tests import ranks
@@ -52,10 +53,9 @@ def test_five_steps_are_those_of_one_process(straight: Path, world: int) -> None
     assert many["world_size"] == world
     assert set(scores) == {many["f1_weighted"]}
     assert many["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)
-    for one, other in zip(
-        losses(straight / "run"), losses(straight / f"world{world}"), strict=True
-    ):
-        assert other == pytest.approx(one, rel=1e-5)
+    theirs = losses(straight / f"world{world}")
+    for one, row in zip(losses(straight / "run"), theirs, strict=True):
+        assert row == pytest.approx(one, rel=1e-5)
     for name, value in weights(straight / "run").items():
         other = weights(straight / f"world{world}")[name]
         torch.testing.assert_close(other, value, rtol=1e-4, atol=1e-5, msg=name)
@@ -130,7 +130,7 @@ def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = objective.bce, iter(range(9))
+    real, calls = classification.bce, iter(range(9))
 
     def broken(*args: Any, **kwargs: Any) -> Tensor:
         return real(*args, **kwargs) * (float("nan") if next(calls) == 2 else 1.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import ConfigError
+from pipeline.errors import ConfigError
 
 Rows = NDArray[np.int64]
 

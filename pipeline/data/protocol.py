@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
-from pipeline.config import ConfigError, Protocol
+from pipeline.config import Protocol
 from pipeline.data.reader import Reader, Rows
+from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.config import ConfigError
+from pipeline.errors import ConfigError
 from shards.errors import ShardError
 from shards.index import ShardIndex, map_array
 from shards.manifest import Manifest, Shard, View, load_manifest

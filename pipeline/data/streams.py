@@ -6,10 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.config import Config, ConfigError, Data
+from pipeline.config import Config, Data
 from pipeline.data.plan import Rows, Stream, default_streams
 from pipeline.data.protocol import Roles, assign
 from pipeline.data.reader import Reader
+from pipeline.errors import ConfigError
 from shards.build import build
 from shards.sources import make
 

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from pipeline.config import ConfigError, Data
+from pipeline.config import Data
 from pipeline.data.batches import Batch
 from pipeline.data.reader import Reader
 from pipeline.draws import uniforms
+from pipeline.errors import ConfigError
 
 _CROP_AREA = (0.4, 1.0)
 _STRENGTH = 0.4  # brightness, contrast and saturation; hue takes a quarter of it

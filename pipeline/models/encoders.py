@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, ConfigError, Mlp
+from pipeline.config import Cnn, Mlp
 from pipeline.draws import uniforms
+from pipeline.errors import ConfigError
 
 
 class RowDropout(nn.Module):

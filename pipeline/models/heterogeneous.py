@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import ConfigError, Model
+from pipeline.config import Model
+from pipeline.errors import ConfigError
 from pipeline.models.encoders import build_encoder, mlp
 
 
@@ -99,7 +100,9 @@ class Heterogeneous(nn.Module):
             encoder = self.encoders[view % len(self.encoders)]
             pieces = [
                 encoder(part, key)
-                for part, key in zip(x.split(list(parts)), keys.split(list(parts)), strict=True)
+                for part, key in zip(
+                    torch.split(x, list(parts)), torch.split(keys, list(parts)), strict=True
+                )
             ]
             hidden.append(torch.cat(pieces))
             if len(self.projectors):

@@ -35,8 +35,8 @@ class Arrays(Source):
     label_kind: Literal["multi_label", "multi_class", "hierarchical", "complementary"] | None = (
         Field(
             None,
-            description="what a label is (default: multi_label for 0/1 in two dimensions, multi_class "
-            "for whole numbers in one)",
+            description="what a label is (default: multi_label for 0/1 in two dimensions, "
+            "multi_class for whole numbers in one)",
         )
     )
     label_names: list[str] | None = Field(

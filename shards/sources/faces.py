@@ -14,14 +14,15 @@ from shards.sources.base import Rows, Source
 from shards.sources.portrait import portrait
 
 QUALITY = 90
-ATTRIBUTES = (  # CelebA's, in its order
-    "5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose "
-    "Black_Hair Blond_Hair Blurry Brown_Hair Bushy_Eyebrows Chubby Double_Chin Eyeglasses Goatee "
-    "Gray_Hair Heavy_Makeup High_Cheekbones Male Mouth_Slightly_Open Mustache Narrow_Eyes "
-    "No_Beard Oval_Face Pale_Skin Pointy_Nose Receding_Hairline Rosy_Cheeks Sideburns Smiling "
-    "Straight_Hair Wavy_Hair Wearing_Earrings Wearing_Hat Wearing_Lipstick Wearing_Necklace "
-    "Wearing_Necktie Young"
-).split()
+ATTRIBUTES = [  # CelebA's, in its order
+    "5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs",
+    "Big_Lips", "Big_Nose", "Black_Hair", "Blond_Hair", "Blurry", "Brown_Hair", "Bushy_Eyebrows",
+    "Chubby", "Double_Chin", "Eyeglasses", "Goatee", "Gray_Hair", "Heavy_Makeup",
+    "High_Cheekbones", "Male", "Mouth_Slightly_Open", "Mustache", "Narrow_Eyes", "No_Beard",
+    "Oval_Face", "Pale_Skin", "Pointy_Nose", "Receding_Hairline", "Rosy_Cheeks", "Sideburns",
+    "Smiling", "Straight_Hair", "Wavy_Hair", "Wearing_Earrings", "Wearing_Hat",
+    "Wearing_Lipstick", "Wearing_Necklace", "Wearing_Necktie", "Young",
+]  # fmt: skip
 
 
 class Faces(Source):
@@ -74,7 +75,7 @@ def draw_attributes(random: np.random.Generator) -> dict[str, bool]:
     numbers = iter(random.random(64).tolist())
 
     def chance(probability: float) -> bool:
-        return next(numbers) < probability
+        return float(next(numbers)) < probability
 
     has = dict.fromkeys(ATTRIBUTES, False)
     has["Male"] = male = chance(0.45)

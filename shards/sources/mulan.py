@@ -207,14 +207,17 @@ def _read_rows(
             pass  # some value is no number: read slowly, to say which
     values = np.zeros((len(numbered), len(names)))
     for row, (number, line) in enumerate(numbered):
-        cells = _cells(line)
-        for column, text in cells:
-            name = names[column] if column < len(names) else f"number {column}"
+        for column, text in _cells(line):
+            if not 0 <= column < len(names):
+                raise SourceError(
+                    f"{path.name}, line {number}: cell {text!r} names no column; "
+                    f"expected COLUMN VALUE, columns from 0 to {len(names) - 1}"
+                )
             try:
                 values[row, column] = float(text)
-            except (ValueError, IndexError):
+            except ValueError:
                 raise SourceError(
-                    f"{path.name}, line {number}, column {name!r}: found {text!r}; "
+                    f"{path.name}, line {number}, column {names[column]!r}: found {text!r}; "
                     "expected a finite number; fill or drop missing values first"
                 ) from None
     return values
@@ -224,8 +227,11 @@ def _cells(line: str) -> list[tuple[int, str]]:
     """Columns and texts of a row: all of a dense one, those named of a sparse `{i v, ...}`."""
     if not line.startswith("{"):
         return [(column, text.strip()) for column, text in enumerate(line.split(","))]
-    pairs = [cell.split(None, 1) for cell in line.strip().strip("{}").split(",") if cell.strip()]
-    return [(int(pair[0]), pair[-1].strip()) for pair in pairs if pair[0].isdigit()]
+    cells = []
+    for cell in filter(None, map(str.strip, line.strip().strip("{}").split(","))):
+        column, _, text = cell.partition(" ")
+        cells.append((int(column) if column.isdigit() else -1, text.strip()))
+    return cells
 
 
 def _check(

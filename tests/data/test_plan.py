@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.config import ConfigError
 from pipeline.data.plan import Stream, default_streams, share, shares
+from pipeline.errors import ConfigError
 
 
 def stream(batch: int = 12, canonical: int = 4, window: int = 1000, seed: int = 0) -> Stream:

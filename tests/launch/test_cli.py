@@ -1,0 +1,73 @@
+"""The command line: statuses, messages, and help of every verb."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from launch.cli import main
+from shards.sources import SOURCES
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_build_verify_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, sheet = tmp_path / "faces", tmp_path / "sheet.png"
+    build = ("shards", "build", "faces", "--out", out, "--train", 12, "--test", 4, "--size", 32)
+    assert run(*build) == 0
+    assert "train 12 rows in 1 shards, test 4 rows in 1 shards" in capsys.readouterr().out
+    assert run(*build) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert run("shards", "verify", out) == 0
+    assert "2 shards, 16 rows" in capsys.readouterr().out
+    assert run("shards", "show", out, "--sheet", sheet, "--captions", "--count", 6) == 0
+    shown = capsys.readouterr().out
+    for text in ("image     32 × 32 × 3", "multi_label labels (40)", "Eyeglasses", "train: 12"):
+        assert text in shown
+    with Image.open(sheet) as image:
+        assert image.width == 3 * 96
+    data = bytearray((out / "train-000000.tar").read_bytes())
+    data[600] ^= 255
+    (out / "train-000000.tar").write_bytes(data)
+    assert run("shards", "verify", out) == 1
+    assert "train-000000.tar: altered" in capsys.readouterr().err
+
+
+def test_expected_errors_are_a_line_and_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = ("shards", "build", "frames", "--out", tmp_path / "frames", "--quiet")
+    assert run(*frames, "--train", 300, "--test", 20) == 0
+    for words, message in [
+        (("shards", "verify", tmp_path), "no such file; expected a manifest"),
+        (("shards", "show", tmp_path / "none"), "no such file; expected a manifest"),
+        (("shards", "show", tmp_path / "frames", "--sheet", "x.png"), "no view of images"),
+        ((*frames, "--train", 400), "another build: its train is 300, this one's 400"),
+        ((*frames, "--train", "many"), "frames: train: Input should be a valid integer"),
+        ((*frames, "--classes", "41"), "frames: classes: Input should be less than or equal"),
+        (
+            ("shards", "build", "arrays", "--out", tmp_path, "--npz", tmp_path / "no.npz"),
+            "arrays: npz: Path does not point to a file",
+        ),
+    ]:
+        capsys.readouterr()
+        assert run(*words) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and "Traceback" not in error
+    assert run(*frames, "--train", 400, "--test", 20, "--seed", 2, "--overwrite") == 0
+
+
+def test_help_of_every_verb_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = [["shards"], ["shards", "build"], ["shards", "verify"], ["shards", "show"], []]
+    for words in [*pages, *(["shards", "build", name] for name in SOURCES)]:
+        with pytest.raises(SystemExit) as status:
+            main([*words, "--help"])
+        assert status.value.code == 0
+        page = capsys.readouterr().out
+        assert "usage: heron" in page
+        assert len(words) < 2 or "example" in page
+    with pytest.raises(SystemExit) as status:
+        main(["shards", "build", "nothing"])
+    assert status.value.code == 2

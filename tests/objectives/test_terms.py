@@ -98,10 +98,9 @@ def test_shares_add_up(cuts: list[int]) -> None:
     s, y = draw(11, 5), labels(11, 3)
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     for negatives in ("all_views", "cross_view"):
-        whole = weighted_unsupervised(z, h, tau=0.3, negatives=negatives)  # type: ignore[arg-type]
+        whole = weighted_unsupervised(z, h, tau=0.3, negatives=negatives)
         share = [
-            weighted_unsupervised(z, h, tau=0.3, negatives=negatives, rows=rows)  # type: ignore[arg-type]
-            for rows in parts
+            weighted_unsupervised(z, h, tau=0.3, negatives=negatives, rows=rows) for rows in parts
         ]
         assert_same(torch.stack(share).sum(), whole, [*z, *h])
     share = [weighted_supervised(s, y, tau=0.3, rows=rows) for rows in parts]

@@ -1,0 +1,168 @@
+"""Rows by number: what is read is what was stored, wherever it lies."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import Data, Protocol
+from pipeline.data.batches import Share, batches
+from pipeline.data.protocol import assign
+from pipeline.data.reader import Reader
+from pipeline.data.streams import open_streams
+from pipeline.data.views import Views
+from pipeline.errors import ConfigError
+from shards.build import build
+from shards.errors import ShardError
+from shards.sources import make
+from tests.experiments import frames
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """700 training rows in three shards, the last block of each shorter than the rest."""
+    folder = tmp_path_factory.mktemp("vectors") / "frames"
+    options = {"train": 700, "test": 90, "classes": 4, "seed": 2}
+    build(make("frames", options), folder, shard_rows=256, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images") / "faces"
+    build(make("faces", {"train": 24, "test": 6, "size": 32}), folder, progress=False)
+    return folder
+
+
+def test_vectors_are_those_of_the_source(vectors: Path) -> None:
+    reader = Reader(vectors)
+    stored = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
+    whole = stored.read("train", 0, 700)
+    rows = np.random.default_rng(0).permutation(700)[:333]
+    assert np.array_equal(reader.read("view1", rows), np.asarray(whole.views["view1"])[rows])
+    assert np.array_equal(reader.labels(rows), whole.labels[rows])
+    targets = reader.targets(rows)
+    assert np.array_equal(targets.argmax(1), whole.labels[rows])
+    assert (targets.sum(1) == 1).all()
+    test = reader.split_rows("test")
+    assert test.tolist() == list(range(700, 790))
+    only = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2}).read("test", 0, 90)
+    assert np.array_equal(reader.read("view2", test), np.asarray(only.views["view2"]))
+
+
+def test_images_are_decoded_and_scaled(images: Path) -> None:
+    reader = Reader(images)
+    pixels = reader.read("image", np.array([5, 0, 29]))
+    assert pixels.shape == (3, 32, 32, 3)
+    assert pixels.dtype == np.uint8
+    assert not np.array_equal(pixels[0], pixels[1])
+    assert reader.key(0) != reader.key(5)
+
+
+def test_a_missing_shard_and_one_of_another_size_are_named(vectors: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in vectors.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    tar = copy / "train-000001.tar"
+    whole = tar.read_bytes()
+    tar.write_bytes(whole[:-100])
+    with pytest.raises(ShardError, match=r"train-000001.tar has \d+ bytes; the manifest says \d+"):
+        Reader(copy)
+    tar.unlink()
+    with pytest.raises(ShardError, match=r"train-000001.tar is missing; the manifest lists it"):
+        Reader(copy)
+
+
+def test_a_damaged_picture_is_named(images: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in images.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    reader = Reader(copy)
+    offset = int(reader.indexes[0].offsets[3, reader.indexes[0].column("jpg")])
+    tar = copy / reader.shards[0].file
+    data = bytearray(tar.read_bytes())
+    data[offset : offset + 20] = bytes(20)
+    tar.write_bytes(bytes(data))
+    with pytest.raises(ShardError, match=f"{tar.name} sample .*; expected a JPEG"):
+        Reader(copy).read("image", np.array([2, 3]))
+
+
+def test_roles_are_apart_and_make_up_the_split(vectors: Path) -> None:
+    reader = Reader(vectors)
+    counted = assign(reader, "train", Protocol(labelled=50, test="test"))
+    again = assign(reader, "train", Protocol(labelled=50, test="test"))
+    other = assign(reader, "train", Protocol(labelled=50, fold=1, test="test"))
+    assert np.array_equal(counted.labelled, again.labelled)
+    assert not np.array_equal(counted.labelled, other.labelled)
+    both = np.sort(np.concatenate([counted.labelled, counted.unlabelled]))
+    assert both.tolist() == list(range(700))
+    assert counted.test.tolist() == list(range(700, 790))
+
+    folds = [assign(reader, "train", Protocol(folds=5, fold=k)) for k in range(5)]
+    everything = np.sort(np.concatenate([roles.labelled for roles in folds]))
+    assert everything.tolist() == list(range(700))
+    for roles in folds:  # stratified: every class is there in its proportion
+        share = np.bincount(reader.labels(roles.labelled), minlength=4) * 5
+        assert np.abs(share - np.bincount(reader.labels(np.arange(700)))).max() <= 5
+        assert np.array_equal(roles.test, roles.unlabelled)
+
+
+def test_protocols_that_cannot_be_are_refused(vectors: Path) -> None:
+    reader = Reader(vectors)
+    with pytest.raises(ConfigError, match="every row is labelled; expected a split: train, test"):
+        assign(reader, "train", Protocol())
+    with pytest.raises(ConfigError, match="folds is 600, but no label vector occurs as often"):
+        assign(reader, "train", Protocol(folds=600))
+
+
+def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Path) -> None:
+    config = frames(tmp_path)
+    assert config.data.build is not None
+    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    streams = open_streams(config)
+
+    def global_batch(world: int, workers: int) -> list[torch.Tensor]:
+        parts = [
+            list(batches(Share(streams, 0, rank, world), 0, 3, workers, pin=False))
+            for rank in range(world)
+        ]
+        return [
+            torch.cat(
+                [p[t].stored["view1"][: p[t].labelled] for p in parts]
+                + [p[t].stored["view1"][p[t].labelled :] for p in parts]
+            )
+            for t in range(3)
+        ]
+
+    expected = global_batch(1, 0)
+    for world, workers in ((2, 0), (3, 0), (1, 2), (2, 2)):
+        for one, other in zip(expected, global_batch(world, workers), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path) -> None:
+    from pipeline.data.batches import Batch, read
+    from pipeline.draws import keys
+
+    reader = Reader(images)
+    views = [{"stored": "image", "augment": ["crop"]}, {"stored": "image", "augment": ["color"]}]
+    data = Data.model_validate({"path": str(images), "batch": {"labelled": 1}, "views": views})
+    make_views = Views(reader, data, torch.device("cpu"))
+
+    def batch(rows: list[int]) -> Batch:
+        numbers = torch.tensor(rows)
+        stored = read(reader, ["image"], numbers.numpy())
+        return Batch(stored, torch.empty(0), numbers, keys(0, numbers * 0, numbers), [len(rows)])
+
+    together, alone = make_views(batch([1, 2, 3]), True), make_views(batch([3]), True)
+    plain = make_views(batch([3]), False)
+    for view in range(2):
+        assert together[view].shape == (3, 3, 32, 32)
+        torch.testing.assert_close(together[view][2:], alone[view], rtol=0, atol=1e-6)
+        assert not torch.allclose(alone[view], plain[view], atol=0.01)
+        assert alone[view].min() >= 0
+        assert alone[view].max() <= 1
+    assert torch.equal(plain[0], plain[1])

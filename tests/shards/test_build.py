@@ -1,0 +1,138 @@
+"""Builds: the same bytes whoever writes, resumed where they stopped, whole or not there."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shards.build import Moments, build
+from shards.errors import ShardError
+from shards.sources import make
+from shards.sources.base import Rows
+from shards.sources.frames import Frames
+from shards.verify import verify
+from tests.shards.tiny import arrays_source
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_one_worker_and_two_write_the_same_bytes(tmp_path: Path) -> None:
+    source = make("frames", {"train": 600, "test": 100, "seed": 3})
+    for workers in (1, 2):
+        build(source, tmp_path / str(workers), shard_rows=256, workers=workers, progress=False)
+    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
+    assert list(one) == list(two) and one == two
+    assert len(one) == 2 * 4 + 1  # tars, indexes, manifest; no journal, no leftovers
+    other = make("frames", {"train": 600, "test": 100, "seed": 4})
+    build(other, tmp_path / "4", shard_rows=256, progress=False)
+    assert contents(tmp_path / "4")["train-000000.tar"] != one["train-000000.tar"]
+
+
+class Failing(Frames):
+    """Frames whose second shard cannot be read."""
+
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        if start >= 256:
+            raise OSError(errno.ENOSPC, "no space left")
+        return super().read(split, start, stop)
+
+
+def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
+    options = {"train": 600, "test": 0}
+    with pytest.raises(ShardError, match="train-000001.tar: the disk is full; finished shards"):
+        build(Failing.model_validate(options), tmp_path / "a", shard_rows=256, progress=False)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"build.json", "train-000000.tar", "train-000000.index.npz"}
+    with pytest.raises(ShardError, match="an unfinished build.*run the same"):
+        verify(tmp_path / "a")
+    (tmp_path / "a" / ".train-000001.tar.part").write_bytes(b"of a build that was killed")
+    before = (tmp_path / "a" / "train-000000.tar").stat().st_mtime_ns
+    build(make("frames", options), tmp_path / "a", shard_rows=256, progress=False)
+    assert (tmp_path / "a" / "train-000000.tar").stat().st_mtime_ns == before
+    build(make("frames", options), tmp_path / "b", shard_rows=256, progress=False)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert verify(tmp_path / "a").ok
+
+
+def test_a_finished_build_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    first = build(arrays_source(tmp_path), out)
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    capsys.readouterr()
+    assert build(arrays_source(tmp_path), out) == first
+    assert "complete: train 32 rows in 1 shards, test 8 rows in 1 shards; nothing to do" in (
+        capsys.readouterr().out
+    )
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+def test_another_build_in_the_folder_is_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    source = make("frames", {"train": 300, "test": 0})
+    build(source, out, progress=False)
+    other = make("frames", {"train": 300, "test": 0, "seed": 1})
+    with pytest.raises(ShardError, match="another build: its seed is 0, this one's 1.*--overwrite"):
+        build(other, out, progress=False)
+    with pytest.raises(ShardError, match="its shard_rows is 8192, this one's 256"):
+        build(source, out, shard_rows=256, progress=False)
+    with pytest.raises(ShardError, match="its source is 'frames', this one's 'faces'"):
+        build(make("faces", {"train": 2}), out, progress=False)
+    build(other, out, shard_rows=256, progress=False, overwrite=True)
+    assert verify(out).ok and (out / "train-000001.tar").exists()
+
+    build(arrays_source(tmp_path), tmp_path / "arrays", progress=False)
+    with pytest.raises(ShardError, match="the bytes of its input files were others"):
+        build(arrays_source(tmp_path, 50), tmp_path / "arrays", progress=False)
+
+
+def test_journal_keeps_the_options_of_an_unfinished_build(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="disk is full"):
+        build(
+            Failing.model_validate({"train": 600, "test": 0}),
+            tmp_path / "a",
+            shard_rows=256,
+            progress=False,
+        )
+    with pytest.raises(ShardError, match="its train is 600, this one's 700"):
+        build(
+            Failing.model_validate({"train": 700, "test": 0}),
+            tmp_path / "a",
+            shard_rows=256,
+            progress=False,
+        )
+
+
+def test_folders_and_lengths_that_cannot_be(tmp_path: Path) -> None:
+    source = make("frames", {"train": 300})
+    with pytest.raises(ShardError, match="shard_rows is 300; .*block_rows = 256; try 256"):
+        build(source, tmp_path / "a", shard_rows=300, progress=False)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "photos.tar").write_bytes(b"")
+    with pytest.raises(ShardError, match="holds photos.tar but neither manifest.json nor"):
+        build(source, tmp_path / "b", progress=False)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = make("frames", {"train": 300})
+    (tmp_path / "out").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.index.os.fsync", full)
+        with pytest.raises(ShardError, match="out: the disk is full"):  # at the journal already
+            build(source, tmp_path / "out", progress=False)
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_moments_of_blocks_are_moments_of_the_whole() -> None:
+    values = np.random.default_rng(0).normal(1e4, 0.1, (700, 3)).astype("f4")
+    moments = Moments()
+    for start in range(0, 700, 256):
+        moments.add(values[start : start + 256])
+    np.testing.assert_allclose(moments.mean, values.astype("f8").mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.std, values.astype("f8").std(0), rtol=1e-9)

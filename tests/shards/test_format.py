@@ -1,0 +1,147 @@
+"""What is on disk: tars any reader reads, indexes, manifests, and their errors."""
+
+import gc
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+
+from shards.build import build
+from shards.errors import ShardError
+from shards.index import ShardIndex, map_array, scan
+from shards.manifest import Labels, load_manifest
+from shards.sources import make
+from tests.shards.tiny import arrays_source, whole
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    build(arrays_source(tmp_path, 600), tmp_path / "v", shard_rows=256, progress=False)
+    return tmp_path / "v"
+
+
+def test_vectors_round_trip(vectors: Path, tmp_path: Path) -> None:
+    source = arrays_source(tmp_path, 600)
+    manifest = load_manifest(vectors)
+    rows = whole(source, "train")
+    assert {split: manifest.rows(split) for split in manifest.splits} == {"train": 592, "test": 8}
+    assert [shard.samples for shard in manifest.splits["train"]] == [256, 256, 80]
+    first = 0
+    for shard in manifest.splits["train"]:
+        index = ShardIndex.read(vectors / shard.index_file)
+        stop = first + shard.samples
+        np.testing.assert_array_equal(index.labels, rows.labels[first:stop])
+        assert index.starts.tolist() == [0, shard.samples]
+        for view in manifest.views:
+            column = index.column(f"{view.name}.npy")
+            place = int(index.offsets[0, column]), int(index.lengths[0, column])
+            block = map_array(vectors / shard.file, *place)
+            assert isinstance(block, np.memmap) and block.dtype == np.float32
+            np.testing.assert_array_equal(block, rows.views[view.name][first:stop])
+        first = stop
+
+
+def test_statistics_are_those_of_the_train_split(vectors: Path, tmp_path: Path) -> None:
+    rows = whole(arrays_source(tmp_path, 600), "train")
+    for view in load_manifest(vectors).views:
+        assert view.mean is not None and view.std is not None
+        values = np.asarray(rows.views[view.name], np.float64)
+        np.testing.assert_allclose(view.mean, values.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(view.std, values.std(0), rtol=1e-12)
+
+
+def plain_samples(tar: Path) -> list[dict[str, Any]]:
+    samples = list(webdataset.WebDataset(str(tar), shardshuffle=False))
+    gc.collect()  # it leaves the tar open: warn here, where that is expected
+    return samples
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_plain_webdataset_reads_the_same_bytes(vectors: Path, tmp_path: Path) -> None:
+    (sample,) = plain_samples(vectors / "train-000000.tar")
+    rows = whole(arrays_source(tmp_path, 600), "train")
+    assert sample["__key__"] == "train-000000"
+    for name in ("view1", "view2"):
+        stored = np.load(BytesIO(sample[f"{name}.npy"]))
+        np.testing.assert_array_equal(stored, rows.views[name][:256])
+
+    faces = make("faces", {"train": 5, "test": 0, "size": 32})
+    build(faces, tmp_path / "faces", progress=False)
+    samples = plain_samples(tmp_path / "faces" / "train-000000.tar")
+    rows = whole(faces, "train")
+    assert [sample["__key__"] for sample in samples] == rows.keys
+    assert [sample["jpg"] for sample in samples] == rows.views["image"]
+    labels = [np.load(BytesIO(sample["labels.npy"])) for sample in samples]
+    np.testing.assert_array_equal(np.concatenate(labels), rows.labels)
+
+
+def test_index_says_what_a_scan_of_the_tar_finds(vectors: Path) -> None:
+    index = ShardIndex.read(vectors / "train-000002.index.npz")
+    members = list(scan(vectors / "train-000002.tar"))
+    assert [member.offset for member in members] == index.offsets.ravel().tolist()
+    assert [member.length for member in members] == index.lengths.ravel().tolist()
+    with pytest.raises(ShardError, match="no member 'jpg'; it has view1.npy, view2.npy"):
+        index.column("jpg")
+
+
+def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
+    path = vectors / "manifest.json"
+    good = json.loads(path.read_text())
+    for change, message in [
+        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 1"),
+        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
+        ({"block_rows": -1}, "block_rows: Input should be greater than 0"),
+        ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
+        ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),
+    ]:
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(ShardError, match=message):
+            load_manifest(vectors)
+    path.write_text("<html>")
+    with pytest.raises(ShardError, match=r"manifest.json: not JSON \(line 1.*--overwrite"):
+        load_manifest(vectors)
+    with pytest.raises(ShardError, match="no such file; expected a manifest; give a folder"):
+        load_manifest(tmp_path / "nowhere")
+    with pytest.raises(ShardError, match="has no split 'valid'; it has train, test"):
+        path.write_text(json.dumps(good))
+        load_manifest(vectors).rows("valid")
+
+
+def test_index_errors(vectors: Path) -> None:
+    path = vectors / "test-000000.index.npz"
+    index = ShardIndex.read(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ShardError, match="not an index"):
+        ShardIndex.read(path)
+    np.savez(path, **{**vars(index), "rows": index.rows + 1})
+    with pytest.raises(ShardError, match=r"labels \(8,\) do not fit 1 keys of 3 members"):
+        ShardIndex.read(path)
+    np.savez(path, **{**vars(index), "keys": np.array([{}])})
+    with pytest.raises(ShardError, match="not an index.*allow_pickle"):
+        ShardIndex.read(path)
+    path.unlink()
+    with pytest.raises(ShardError, match="no such index"):
+        ShardIndex.read(path)
+
+
+def test_labels_of_every_kind_are_checked() -> None:
+    def fault(labels: Labels, array: object, dtype: str) -> str | None:
+        values = np.array(array, dtype)
+        return labels.fault(values, len(values))
+
+    multi = Labels(kind="multi_label", names=["a", "b"])
+    assert fault(multi, [[0, 1]], "u1") is None
+    assert fault(multi, [[0, 2]], "u1") == "label of row 0 is 2; expected 0 to 1"
+    assert "labels are int64 (1, 2); expected uint8" in str(fault(multi, [[0, 1]], "i8"))
+    assert fault(Labels(kind="complementary", names=["a", "b"]), [[1, 0]], "u1") is None
+    classes = Labels(kind="multi_class", names=["a", "b", "c"])
+    assert fault(classes, [0, 2], "i8") is None
+    assert fault(classes, [0, 3], "i8") == "label of row 1 is 3; expected 0 to 2"
+    tree = Labels(kind="hierarchical", names=["a", "b", "c"], levels=[["x"], ["a", "b", "c"]])
+    assert fault(tree, [[0, 2]], "i8") is None
+    assert fault(tree, [[1, 2]], "i8") == "label of row 0 is 1; expected 0 to 0"

@@ -1,0 +1,192 @@
+"""Sources: what they read and draw, and how they say what is wrong with a file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shards.build import build
+from shards.errors import SourceError
+from shards.sources import make
+from shards.sources.faces import ATTRIBUTES, draw_attributes
+from tests.shards.tiny import ARFF, XML, arrays_source, mulan_options, whole
+
+SCENE = Path(__file__).parents[3] / "shared" / "data" / "scene"
+
+
+def test_mulan_reads_dense_and_sparse_rows(tmp_path: Path) -> None:
+    source = make("mulan", mulan_options(tmp_path) | {"view_kind": "single"})
+    rows = whole(source, "all")
+    assert source.labels.names == ["calm", "keen"] and source.dataset == "tiny"
+    np.testing.assert_array_equal(rows.views["view1"], [[1.5, 2], [-1, 0.25], [4, 0]])
+    np.testing.assert_array_equal(rows.labels, [[0, 1], [1, 1], [1, 0]])
+
+
+def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_path: Path) -> None:
+    options = mulan_options(tmp_path)
+    plain = whole(make("mulan", options | {"view_kind": "single"}), "all").views["view1"]
+    source = make("mulan", options | {"seed": 5})
+    noisy = whole(source, "all").views
+    same1, same2 = ((np.asarray(noisy[v]) == plain).all(1).tolist() for v in ("view1", "view2"))
+    assert same1 == [False, True, False] and same2 == [True, False, True]
+    assert np.abs(np.asarray(noisy["view1"]) - plain).max() < 0.2
+    again = make("mulan", options | {"seed": 5}).read("all", 0, 3).views["view1"]
+    np.testing.assert_array_equal(again, noisy["view1"])
+
+
+@pytest.mark.parametrize(
+    ("arff", "xml", "message"),
+    [
+        (ARFF, XML.replace("keen", "kind"), "tiny.arff: no attribute 'kind', which tiny.xml names"),
+        (
+            ARFF,
+            XML.replace('<label name="keen"></label>', ""),
+            "tiny.arff: attribute 'keen' is {0,1}, a label, but tiny.xml does not name it",
+        ),
+        (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
+        (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
+        (ARFF.replace("0.25", "nan"), XML, "line 10, column 'arm span': found nan; expected a fin"),
+        (ARFF.replace("{0 4", "{0 inf"), XML, "line 12, column 'height': found inf; expected"),
+        (ARFF.replace("1,1\n", "2,1\n"), XML, "line 10, column 'calm': found 2; expected a label"),
+        (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (ARFF.replace("{0 4", "{x 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (ARFF.replace("real", "{red,green}"), XML, "'arm span' is {red,green}; expected numeric"),
+        (ARFF.split("1.5")[0], XML, "tiny.arff: no rows after @data"),
+        ("<html>", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
+        (ARFF, "hello", "tiny.xml: not XML"),
+        (ARFF, "<labels/>", "tiny.xml: names no label; expected <label name=...>"),
+    ],
+)
+def test_mulan_errors(tmp_path: Path, arff: str, xml: str, message: str) -> None:
+    source = make("mulan", mulan_options(tmp_path, arff, xml))
+    with pytest.raises(SourceError) as fault:
+        build(source, tmp_path / "out", progress=False)
+    assert message in str(fault.value)
+
+
+def test_mulan_files_of_different_sets(tmp_path: Path) -> None:
+    options = mulan_options(tmp_path)
+    other = mulan_options(tmp_path, ARFF.replace("height", "depth"), name="other")
+    both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
+    with pytest.raises(SourceError, match="other.arff: attribute 'depth' where tiny.arff has 'hei"):
+        _ = make("mulan", options | {"arff": both}).splits
+
+
+@pytest.mark.skipif(not SCENE.exists(), reason=f"no Scene files under {SCENE.name}/ of the data")
+def test_mulan_scene() -> None:
+    arff = [SCENE / "scene-train.arff", SCENE / "scene-test.arff"]
+    source = make("mulan", {"arff": arff, "xml": SCENE / "scene.xml"})
+    assert source.splits == {"all": 2407}
+    assert [(view.name, view.shape) for view in source.views] == [
+        ("view1", (294,)),
+        ("view2", (294,)),
+    ]
+    names = ["Beach", "Sunset", "FallFoliage", "Field", "Mountain", "Urban"]
+    assert source.labels.names == names
+    rows = whole(source, "all")
+    assert rows.labels.sum(0).tolist() == [427, 364, 397, 433, 533, 431]
+    assert rows.views["view2"][0][0] == np.float32(0.646467)
+
+
+def test_arrays_infer_and_obey(tmp_path: Path) -> None:
+    source = arrays_source(tmp_path)
+    assert source.labels.kind == "multi_class" and source.labels.names == ["0", "1", "2", "3"]
+    assert [view.name for view in source.views] == ["view1", "view2"]
+    one = arrays_source(tmp_path, view_names=["view2"], label_names=list("abcdef"))
+    assert [view.name for view in one.views] == ["view2"] and one.labels.names == list("abcdef")
+    path = tmp_path / "m.npz"
+    np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 1], [0, 0]], bool))
+    assert make("arrays", {"npz": path}).labels.kind == "multi_label"
+    np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 2], [0, 0]]))
+    tree = make("arrays", {"npz": path, "label_kind": "hierarchical"}).labels
+    assert tree.levels == [["0", "1"], ["0", "1", "2"]] and tree.names == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"b": np.zeros((3, 2))}, {}, "'b' has 3 rows and 'labels' 4; expected the same rows"),
+        ({"a": np.array([[0.0], [1], [np.nan], [2]])}, {}, "'a', row 2, column 0 is nan; expected"),
+        ({"labels": np.array([0, 1, -1, 0])}, {}, "label of row 2 is -1; expected a class number"),
+        ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
+        ({"labels": np.array([0, 1, 5, 0])}, {"label_names": ["x", "y"]}, "row 2 is 5; expected 0"),
+        ({"labels": np.zeros(4)}, {}, "'labels' is float64 (4,); expected whole numbers"),
+        ({"labels": np.array([{}] * 4)}, {}, "arrays of Python objects are pickles, never decoded"),
+        ({}, {"view_names": ["c"]}, "no array 'c'; it has a, labels"),
+        ({}, {"view_names": ["labels"]}, "view 'labels' is int64 (4,); expected numbers [rows, wi"),
+        ({"split": np.arange(4)}, {}, "'split' is int64 (4,); expected strings"),
+        ({"split": np.array(["train"])}, {}, "'split' has 1 rows and 'labels' 4"),
+    ],
+)
+def test_arrays_errors(
+    tmp_path: Path, change: dict[str, object], options: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, **({"a": np.zeros((4, 2)), "labels": np.zeros(4, int)} | change))  # type: ignore[arg-type]
+    with pytest.raises(SourceError) as fault:
+        build(make("arrays", {"npz": path, **options}), tmp_path / "out", progress=False)
+    assert message in str(fault.value) and "bad.npz" in str(fault.value)
+
+
+def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    path.write_text("<html>")
+    with pytest.raises(SourceError, match="bad.npz: cannot be read: expected what numpy.savez"):
+        _ = make("arrays", {"npz": path}).views
+
+
+def test_faces_are_the_same_however_they_are_read(tmp_path: Path) -> None:
+    source = make("faces", {"train": 20, "test": 5, "size": 32})
+    rows = whole(source, "train")
+    part = source.read("train", 7, 9)
+    assert part.keys == ["000008", "000009"]
+    assert part.views["image"] == rows.views["image"][7:9]
+    np.testing.assert_array_equal(part.labels, rows.labels[7:9])
+    assert source.read("test", 0, 1).keys == ["000021"]
+    other = make("faces", {"train": 20, "test": 5, "size": 32, "seed": 1})
+    assert whole(other, "train").views["image"] != rows.views["image"]
+
+
+def test_face_attributes_are_plausible() -> None:
+    drawn = [draw_attributes(np.random.default_rng([0, n])) for n in range(4000)]
+    table = {name: np.array([face[name] for face in drawn]) for name in ATTRIBUTES}
+    assert len(ATTRIBUTES) == 40
+    for name, has in table.items():
+        assert 0.05 <= has.mean() <= 0.9, f"{name}: {has.mean():.3f}"
+    names = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
+    colours = np.sum([table[name] for name in names], 0)
+    assert np.max(colours) == 1 and not np.any(colours[table["Bald"]])
+    for one, other in [
+        ("Bald", "Bangs"),
+        ("Straight_Hair", "Wavy_Hair"),
+        ("No_Beard", "Goatee"),
+        ("No_Beard", "Mustache"),
+        ("Receding_Hairline", "Bangs"),
+    ]:
+        assert not (table[one] & table[other]).any(), (one, other)
+
+
+def test_frames_are_the_same_however_they_are_read() -> None:
+    source = make("frames", {"train": 700, "classes": 5})
+    rows = whole(source, "train")
+    part = source.read("train", 200, 300)
+    assert [rows.views[view.name].shape for view in source.views] == [(700, 273), (700, 112)]  # type: ignore[union-attr]
+    np.testing.assert_array_equal(part.views["view2"], rows.views["view2"][200:300])
+    np.testing.assert_array_equal(part.labels, rows.labels[200:300])
+    assert set(rows.labels.tolist()) == set(range(5))
+    assert not np.array_equal(source.read("test", 0, 9).views["view1"], rows.views["view1"][:9])
+
+
+def test_make_names_the_nearest_right_name(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'?"):
+        make("face", {})
+    with pytest.raises(SourceError, match="unknown source 'xyz'; expected one of mulan, arrays"):
+        make("xyz", {})
+    with pytest.raises(SourceError, match="faces has no option 'trian'; did you mean 'train'?"):
+        make("faces", {"trian": 3})
+    with pytest.raises(SourceError, match=r"faces: train: .*greater than 0 \(found 0\); see"):
+        make("faces", {"train": 0})
+    with pytest.raises(SourceError, match="mulan: arff: Field required"):
+        make("mulan", {})
+    with pytest.raises(SourceError, match="npz: Path does not point to a file.*none.npz"):
+        make("arrays", {"npz": tmp_path / "none.npz"})

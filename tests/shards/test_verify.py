@@ -1,0 +1,162 @@
+"""Verify names every fault, its file and its sample."""
+
+import hashlib
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shards.build import build, npy
+from shards.index import ShardIndex
+from shards.sources import make
+from shards.verify import verify
+from tests.shards.tiny import arrays_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build(arrays_source(tmp_path, 600), tmp_path / "v", shard_rows=512, progress=False)
+    return tmp_path / "v"
+
+
+def faults(folder: Path) -> str:
+    report = verify(folder)
+    assert not report.ok
+    return "\n".join(report.faults)
+
+
+def test_a_good_folder(folder: Path) -> None:
+    report = verify(folder)
+    assert report.ok and report.rows == 600
+    assert str(report).startswith("3 shards, 600 rows") and "all as the manifest" in str(report)
+
+
+def test_altered_cut_missing_and_extra_files_all_at_once(folder: Path) -> None:
+    data = bytearray((folder / "train-000000.tar").read_bytes())
+    data[-12000] ^= 1
+    (folder / "train-000000.tar").write_bytes(data)
+    data = bytearray((folder / "train-000001.tar").read_bytes())
+    (folder / "train-000001.tar").write_bytes(data[:1500])
+    (folder / "test-000000.index.npz").unlink()
+    (folder / "stray-000000.tar").write_bytes(b"")
+    found = faults(folder)
+    assert "train-000000.tar: altered: sha256 is" in found
+    assert "train-000001.tar: 1,500 bytes; expected" in found
+    assert "train-000001.tar is cut inside member 'train-000002.view1.npy' (byte 0)" in found
+    assert "test-000000.index.npz: missing" in found
+    assert "stray-000000.tar: extra" in found
+    (folder / "test-000000.tar").unlink()
+    assert "test-000000.tar: missing: the manifest lists it" in faults(folder)
+
+
+def rewrite(folder: Path, change: Callable[[list[tuple[str, bytes]]], None]) -> None:
+    """Change the members of the first shard, and its checksum in the manifest with them."""
+    path = folder / "train-000000.tar"
+    with tarfile.open(path) as tar:
+        members = [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+    change(members)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, payload in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            tar.addfile(info, BytesIO(payload))
+    reseal(folder)
+
+
+def reseal(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    shard = manifest["splits"]["train"][0]
+    for key, name in (("sha256", shard["file"]), ("index_sha256", "train-000000.index.npz")):
+        shard[key] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    shard["bytes"] = (folder / shard["file"]).stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def nan_block() -> bytes:
+    block = np.zeros((256, 5), "f4")
+    block[7, 2] = np.nan
+    return npy(block)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.extend(m[:3]), "sample train-000000: duplicate key: it comes again"),
+        (lambda m: m.insert(1, m[0]), "duplicate key: member 'view1.npy' comes twice"),
+        (lambda m: m.pop(1), "sample train-000000: found ['view1.npy', 'labels.npy']; expected"),
+        (lambda m: m.append(("../x.npy", b"")), "'../x.npy': a member is KEY.SUFFIX, no path"),
+        (lambda m: m.append(("x.pkl", b"")), "sample x: member 'pkl' is a pickle, never decoded"),
+        (lambda m: m.append(("x", b"")), "holds 'x': a member is KEY.SUFFIX"),
+        (lambda m: m.append(("x.npy", b"")), "3 samples, other than the 2 of its index"),
+        (
+            lambda m: m.__setitem__(0, (m[0][0], nan_block())),
+            "sample train-000000: view 'view1', row 7 of the block: NaN or infinite",
+        ),
+        (
+            lambda m: m.__setitem__(1, (m[1][0], npy(np.zeros((256, 4), "f4")))),
+            "view 'view2' is float32 (256, 4); expected float32 (256, 3)",
+        ),
+        (
+            lambda m: m.__setitem__(2, (m[2][0], npy(np.zeros(256, "i8")))),
+            "sample train-000000: its labels are other than those of the index",
+        ),
+        (lambda m: m.__setitem__(1, (m[1][0], b"hello")), "member 'view2.npy': "),
+    ],
+)
+def test_what_checksums_cannot_find(
+    folder: Path, change: Callable[[list[tuple[str, bytes]]], None], message: str
+) -> None:
+    rewrite(folder, change)
+    assert message in faults(folder)
+
+
+def test_damaged_tars(folder: Path) -> None:
+    path = folder / "train-000000.tar"
+    good = path.read_bytes()
+    for data, message in [
+        (good[:5000], "is cut inside member 'train-000000.view1.npy' (byte 0)"),
+        (good[: good.rindex(b"train-000001.labels.npy")], "is cut where a header was due"),
+        (b"<html>" + good[6:], "has a bad header"),
+        (b"", "is cut where a header was due (byte 0)"),
+    ]:
+        path.write_bytes(data)
+        assert f"train-000000.tar {message}" in faults(folder)
+
+
+def test_labels_and_counts_of_the_index(folder: Path) -> None:
+    path = folder / "train-000000.index.npz"
+    index = ShardIndex.read(path)
+    np.savez(path, **{**vars(index), "labels": index.labels + 3})
+    reseal(folder)
+    assert "index.npz: label of row" in faults(folder)
+    np.savez(path, **{**vars(index), "offsets": index.offsets + 512})
+    reseal(folder)
+    assert "sample train-000000: lies elsewhere than its index says" in faults(folder)
+    shutil.copy(folder / "train-000001.index.npz", path)
+    reseal(folder)
+    assert "train-000000.index.npz: 80 rows; expected 512" in faults(folder)
+
+
+def test_images(tmp_path: Path) -> None:
+    out = tmp_path / "faces"
+    build(make("faces", {"train": 4, "test": 2, "size": 32}), out, progress=False)
+    assert verify(out).ok
+    bigger = make("faces", {"train": 1, "size": 64}).read("train", 0, 1).views["image"][0]
+    assert isinstance(bigger, bytes)
+
+    def change(members: list[tuple[str, bytes]]) -> None:
+        members[0] = ("000001.jpg", b"<html>")
+        members[2] = ("000002.jpg", bigger)
+        members[4] = ("000005.jpg", members[4][1])  # the key of a face of the test split
+        members[5] = ("000005.labels.npy", members[5][1])
+
+    rewrite(out, change)
+    found = faults(out)
+    assert "sample 000001: member 'jpg' is no image" in found
+    assert "sample 000002: view 'image' is (64, 64, 3); expected (32, 32, 3)" in found
+    assert "test-000000.tar sample 000005: duplicate key: train-000000.tar has it too" in found
