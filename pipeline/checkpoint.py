@@ -68,6 +68,21 @@ def save(
     return final
 
 
+def set_aside(folder: Path) -> Path | None:
+    """Move the checkpoints of an earlier run away, so that a new run neither mixes nor loses them.
+
+    Returns:
+        Where they are now, `checkpoints-1`, or None when there were none.
+    """
+    if not complete(folder):
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
@@ -87,7 +102,9 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer) -> Position:
             f"{path} does not fit the model: {error}; the configuration it was made with is "
             f"{path / 'config.yaml'}; run with that one, or with run.resume=never"
         ) from None
-    optimizer.load_state_dict(torch.load(path / "optimizer.pt", weights_only=True))
+    optimizer.load_state_dict(
+        torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+    )
     return Position(**state["position"])
 
 

@@ -37,13 +37,16 @@ class Evaluator:
 
     Attributes:
         config: threshold, and rows a process reads at a time.
-        exclusive: classes exclude each other: softmax and argmax, else sigmoid and threshold.
     """
 
     reader: Reader
     views: Views
     config: Evaluate
-    exclusive: bool
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether classes exclude each other: softmax and argmax, else sigmoid and threshold."""
+        return self.reader.manifest.labels.kind in ("multi_class", "hierarchical")
 
     @torch.no_grad()
     def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:

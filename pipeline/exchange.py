@@ -12,7 +12,7 @@ from pipeline.objectives.objective import GlobalBatch, Objective
 
 
 @dataclass(frozen=True)
-class Shares:
+class Split:
     """How many labelled and unlabelled rows each process holds; known from the plan."""
 
     labelled: Sequence[int]
@@ -25,7 +25,7 @@ class Shares:
 
 
 def globalise(
-    features: Features, targets: Tensor, shares: Shares, objective: Objective
+    features: Features, targets: Tensor, shares: Split, objective: Objective
 ) -> GlobalBatch:
     """Gather what the terms need of all processes' rows, and nothing else; never logits.
 

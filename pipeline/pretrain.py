@@ -11,6 +11,7 @@ import argparse
 import importlib.metadata
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -24,13 +25,13 @@ from torch import Tensor, nn
 from pipeline import checkpoint, collectives
 from pipeline.checkpoint import Position
 from pipeline.config import Config, dump_config, load_config
-from pipeline.data.batches import Share, batches
+from pipeline.data.batches import ProcessBatches, batches
 from pipeline.data.plan import shares
 from pipeline.data.streams import Streams, build_data, open_streams
 from pipeline.data.views import Views
 from pipeline.errors import CheckpointError, ConfigError, TrainingError
 from pipeline.evaluation import Evaluator
-from pipeline.exchange import Shares, globalise
+from pipeline.exchange import Split, globalise
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
@@ -71,7 +72,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     collectives.barrier()
     streams = open_streams(config)
     views = Views(streams.reader, config.data, device)
-    split = Shares(
+    split = Split(
         shares(streams.labelled.batch if streams.labelled else 0, world),
         shares(streams.unlabelled.batch if streams.unlabelled else 0, world),
     )
@@ -92,8 +93,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     synchronise(model)
     optimizer = build_optimizer(config.optim, model.parameters())
     wrapped = accelerator.prepare(model)
-    exclusive = "cross_entropy" in objective.terms
-    evaluator = Evaluator(streams.reader, views, config.evaluate, exclusive)
+    evaluator = Evaluator(streams.reader, views, config.evaluate)
 
     # Resume: the position is a number, which the plan turns back into batches.
     saved = folder / "checkpoints"
@@ -101,18 +101,23 @@ def pretrain(config: Config) -> dict[str, Any]:
     if config.run.resume == "auto" and (found := checkpoint.complete(saved)):
         done = checkpoint.load(found[-1], model, optimizer).step
     source = batches(
-        Share(streams, config.seed, accelerator.process_index, world),
+        ProcessBatches(streams, config.seed, accelerator.process_index, world),
         done,
         steps,
         config.data.workers,
         pin=device.type == "cuda",
     )
+    collectives.barrier()
+    earlier = None
     if main:
+        earlier = None if done else checkpoint.set_aside(saved)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(text)
 
     with Tracker(folder, done, steps, main) as tracker:
         tracker.say(describe(config, streams, split, model))
+        if earlier:
+            tracker.say(f"checkpoints of an earlier run are now in {earlier}")
         train_seconds = 0.0
         for t in range(done, steps):
             # A step: read, embed, gather, compare, descend.
@@ -209,7 +214,7 @@ def start_processes(config: Config) -> Accelerator:
     return accelerator
 
 
-def describe(config: Config, streams: Streams, split: Shares, model: nn.Module) -> str:
+def describe(config: Config, streams: Streams, split: Split, model: nn.Module) -> str:
     """The run in a few lines, with the arithmetic of its batch."""
     world = len(split.rows)
     terms = config.objective.terms()
@@ -223,10 +228,10 @@ def describe(config: Config, streams: Streams, split: Shares, model: nn.Module) 
     return "\n".join(lines)
 
 
-def total(shares_: Mapping[str, Tensor]) -> dict[str, float]:
+def total(parts: Mapping[str, Tensor]) -> dict[str, float]:
     """Every process's share of some scalars, summed."""
-    stacked = torch.stack([value.detach().double() for value in shares_.values()])
-    return dict(zip(shares_, collectives.sum_over_processes(stacked).tolist(), strict=True))
+    stacked = torch.stack([value.detach().double() for value in parts.values()])
+    return dict(zip(parts, collectives.sum_over_processes(stacked).tolist(), strict=True))
 
 
 def refuse_nonfinite(values: Mapping[str, float], step: int, saved: Path) -> None:
@@ -256,8 +261,6 @@ def peak_memory(device: torch.device) -> int:
     """The most memory this process has held: of the GPU, or resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

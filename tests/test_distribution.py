@@ -11,7 +11,7 @@ from pipeline import collectives
 from pipeline.config import Cnn, Mlp, Model, Term, WeightedSupervised, WeightedUnsupervised
 from pipeline.data.plan import share, shares
 from pipeline.draws import keys
-from pipeline.exchange import Shares, globalise
+from pipeline.exchange import Split, globalise
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
@@ -50,7 +50,7 @@ def step(encoder: str, shared: bool, count: int = 11) -> dict[str, Tensor]:
     # Dropout keeps this exact, too: its masks follow the rows.
     labelled, unlabelled = share(count, rank, world), share(UNLABELLED, rank, world)
     own = [torch.cat([view[:count][labelled], view[count:][unlabelled]]) for view in views]
-    split = Shares(shares(count, world), shares(UNLABELLED, world))
+    split = Split(shares(count, world), shares(UNLABELLED, world))
     objective = Objective(TERMS)
     numbers = torch.arange(rows)
     mine = torch.cat([numbers[:count][labelled], numbers[count:][unlabelled]])

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -125,6 +126,26 @@ def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
                 model={"encoder": {"widths": [8, 12]}},
             )
         )
+
+
+def test_a_new_run_neither_mixes_nor_loses_the_checkpoints_of_an_earlier(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = {"path": str(straight / "frames")}
+    pretrain(frames(tmp_path, data=shards, train={"steps": 3}))
+    pretrain(frames(tmp_path, data=shards, train={"steps": 2}))
+    assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
+    assert [p.name for p in complete(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+    assert [p.name for p in complete(tmp_path / "run" / "checkpoints-1")] == ["step-00000003"]
+
+
+def test_cross_entropy_of_independent_labels_is_refused(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).integers(0, 2, (40, 3)).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", view1=np.ones((40, 4), np.float32), labels=y)
+    data = {"build": {"source": "arrays", "npz": str(tmp_path / "mine.npz"), "seed": None}}
+    gone = {"train": None, "test": None, "classes": None}
+    with pytest.raises(ConfigError, match="cross_entropy needs one class a row, .* multi_label"):
+        pretrain(frames(tmp_path, data={"build": data["build"] | gone}))
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named(

@@ -50,7 +50,7 @@ class Batch:
         return Batch(stored, move(self.targets), move(self.rows), move(self.keys), self.parts)
 
 
-class Share(Dataset[Batch]):
+class ProcessBatches(Dataset[Batch]):
     """Item t is this process's share of global batch t."""
 
     def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
@@ -88,18 +88,20 @@ def read(reader: Reader, views: Sequence[str], rows: Rows) -> dict[str, Tensor]:
     return {name: torch.from_numpy(reader.read(name, rows)) for name in views}
 
 
-def batches(share_: Share, start: int, stop: int, workers: int, pin: bool) -> Iterator[Batch]:
+def batches(
+    source: ProcessBatches, start: int, stop: int, workers: int, pin: bool
+) -> Iterator[Batch]:
     """Batches start, ..., stop - 1 in order, whatever the number of workers.
 
     Args:
-        share_: what item t is.
+        source: what item t is.
         start: the first step; resuming costs a seek, not a replay.
         stop: one past the last step.
         workers: reading processes; 0 reads in this one.
         pin: copy into page-locked memory, for a GPU.
     """
     loader: DataLoader[Batch] = DataLoader(
-        share_,
+        source,
         batch_size=None,
         generator=torch.Generator(),  # its base seed must not come out of the global generator
         sampler=range(start, stop),

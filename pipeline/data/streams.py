@@ -64,6 +64,12 @@ def open_streams(config: Config) -> Streams:
     """
     data = config.data
     reader = Reader(data.path)
+    kind = reader.manifest.labels.kind
+    if config.objective.cross_entropy is not None and kind not in ("multi_class", "hierarchical"):
+        raise ConfigError(
+            f"objective.cross_entropy needs one class a row, but the labels of {data.path} are "
+            f"{kind}; use objective.bce"
+        )
     roles = assign(reader, data.split, data.protocol)
     in_shard = reader.shard_rows(data.split)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.config import Data, Protocol
-from pipeline.data.batches import Share, batches
+from pipeline.data.batches import ProcessBatches, batches
 from pipeline.data.protocol import assign
 from pipeline.data.reader import Reader
 from pipeline.data.streams import open_streams
@@ -126,7 +126,7 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 
     def global_batch(world: int, workers: int) -> list[torch.Tensor]:
         parts = [
-            list(batches(Share(streams, 0, rank, world), 0, 3, workers, pin=False))
+            list(batches(ProcessBatches(streams, 0, rank, world), 0, 3, workers, pin=False))
             for rank in range(world)
         ]
         return [

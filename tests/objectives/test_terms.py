@@ -93,7 +93,7 @@ def _simclr_with_weight(z: list[Tensor], tau: float, weight: float) -> Tensor:
 
 
 @pytest.mark.parametrize("cuts", [[0, 4, 11], [0, 0, 5, 11]])
-def test_shares_add_up(cuts: list[int]) -> None:
+def test_partsadd_up(cuts: list[int]) -> None:
     z, h = [draw(11, 4, seed=v) for v in (0, 1)], [draw(11, 4, seed=v) for v in (2, 3)]
     s, y = draw(11, 5), labels(11, 3)
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]

@@ -1,0 +1,116 @@
+"""Every command and every path in the README works; long jobs are cut to a step."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SCENE = ROOT.parent / "shared" / "data" / "scene"
+STEP = ["train.steps=1", "evaluate.map_rows=20"]
+SMALL = {
+    "faces": ["data.build.train=300", "data.build.test=40", "data.protocol.labelled=80"],
+    "frames": ["data.build.train=2000", "data.build.test=40"],
+    "scene": [],
+}
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+def machines(rank: int) -> list[str]:
+    return [c for c in commands() if f"--machine_rank {rank}" in c]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that looks like the clone, with the files that the commands name."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("pipeline", "configs", "launch", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    for path in SCENE.glob("scene*"):
+        (folder / path.name).symlink_to(path)
+    draw = np.random.default_rng(0)
+    one, two = (draw.normal(size=(30, 4)).astype(np.float32) for _ in range(2))
+    labels = draw.integers(0, 2, (30, 3)).astype(np.uint8)
+    np.savez(folder / "mine.npz", view1=one, view2=two, labels=labels)
+    yield folder
+
+
+def run(command: str, place: Path) -> subprocess.Popen[str]:
+    """Start a command of the README, shortened, as a shell in the activated environment would."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        words = ["make", "--dry-run", "--directory", str(ROOT), *words[1:]]
+    elif words[0] == "accelerate":
+        named = re.search(r"configs/(\w+)\.yaml", command)
+        words += [*SMALL[named[1] if named else "faces"], *STEP]
+    elif words[1:2] == ["reproduce"]:
+        words += STEP
+    elif "benchmarks.objectives" in words:
+        words += ["--sizes", "64"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(
+        words,
+        cwd=place,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+ALONE = [c for c in commands() if "--machine_rank" not in c and not c.startswith("source")]
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_command(command: str, place: Path) -> None:
+    if "scene" in command and not SCENE.is_dir():
+        pytest.skip(f"needs Mulan's Scene in {SCENE}")
+    output = finish(run(command, place))
+    if "accelerate" in command:
+        assert "report: " in output
+    if "reproduce" in command:
+        assert output.count("| 0.") == 4
+
+
+def test_two_machines_find_each_other(place: Path) -> None:
+    assert len(machines(0)) == len(machines(1)) == 1
+    both = [run(machines(rank)[0], place) for rank in (1, 0)]
+    others, main = (finish(process) for process in both)
+    assert "over 2 processes" in main
+    assert "report" not in others
+
+
+def test_every_path_is_there() -> None:
+    named = re.findall(r"`([\w./-]+/[\w./-]*|\w+\.(?:md|toml|lock|py))`|\]\(([\w./-]+)\)", README)
+    paths = [first or second for first, second in named]
+    assert len(paths) > 10
+    missing = [p for p in paths if not (ROOT / p).exists() and not p.startswith("runs/")]
+    assert not missing
+
+
+def test_the_tree_names_every_file() -> None:
+    tree = README.split("## What is where")[1]
+    files = [
+        *ROOT.glob("pipeline/**/*.py"),
+        *ROOT.glob("shards/**/*.py"),
+        *ROOT.glob("launch/*.py"),
+    ]
+    missing = [p.name for p in files if p.name != "__init__.py" and p.name not in tree]
+    assert not missing
