@@ -118,12 +118,14 @@ def measure(term: str, method: str, size: int, device: str, threads: int) -> Non
 
 
 def run(term: str, method: str, size: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """One case in a process of its own; NaN where it does not fit."""
+    """One case in a process of its own; NaN where it does not fit in memory."""
     command = [sys.executable, "-m", "benchmarks.objectives", "--case", term, method, str(size)]
     command += ["--device", arguments.device, "--threads", str(arguments.threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode == -9 or "out of memory" in done.stderr:
         return {"seconds": float("nan"), "bytes": float("nan")}
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 

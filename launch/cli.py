@@ -29,8 +29,7 @@ EXPECTED = (
     TrainingError,
     ShardError,
     SourceError,
-    FileNotFoundError,
-    PermissionError,
+    OSError,
 )
 
 

@@ -95,8 +95,9 @@ def reproduce(table: Table, out: Path, overrides: list[str]) -> str:
     for name, method in table.methods.items():
         for fold in range(table.runs):
             folder = out / f"{name}-{fold}"
-            if not (folder / "result.json").exists():
-                pretrain(_config(table, method, fold, folder, overrides))
+            config = _config(table, method, fold, folder, overrides)
+            if not _is_done(folder, config):
+                pretrain(config)
     text = render(table, out)
     (out / "table.md").write_text(text)
     return text
@@ -128,10 +129,21 @@ def render(table: Table, out: Path) -> str:
 
 def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
     own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
-    config = load_config(CONFIGS / table.config, [*own, *overrides])
+    config = load_config(CONFIGS / table.config, [*overrides, *own])
     if not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
     return config
+
+
+def _is_done(folder: Path, config: Config) -> bool:
+    """Whether the run is there; one of another configuration is not taken for it, nor lost."""
+    if not (folder / "result.json").exists():
+        return False
+    if load_config(folder / "config.yaml") != config:
+        raise ConfigError(
+            f"{folder} holds a run of another configuration; choose another --out, or remove it"
+        )
+    return True
 
 
 def _result(folder: Path) -> dict[str, Any]:

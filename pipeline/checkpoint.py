@@ -5,13 +5,16 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
+from pipeline.config import Config, load_config
 from pipeline.errors import CheckpointError
 
 COMPLETE = "COMPLETE"
@@ -88,24 +91,46 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer) -> Position:
+def load(path: Path, model: nn.Module, optimizer: Optimizer, config: Config) -> Position:
     """Put a checkpoint into a model and an optimiser.
 
     Raises:
-        CheckpointError: the weights are not those of this model; says which are missing.
+        CheckpointError: it was made with a configuration under which the run would go on
+            otherwise, or it cannot be read.
     """
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    try:
-        model.load_state_dict(load_file(path / "model.safetensors"))
-    except RuntimeError as error:
+    remedy = f"run with {path / 'config.yaml'}, or with run.resume=never"
+    made_with = load_config(path / "config.yaml")
+    if differing := _differences(_decisive(made_with), _decisive(config)):
         raise CheckpointError(
-            f"{path} does not fit the model: {error}; the configuration it was made with is "
-            f"{path / 'config.yaml'}; run with that one, or with run.resume=never"
-        ) from None
-    optimizer.load_state_dict(
-        torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
-    )
-    return Position(**state["position"])
+            f"{path} was made with another configuration: {'; '.join(differing)}; {remedy}"
+        )
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        stored = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(stored)
+        return Position(**state["position"])
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError, UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    """What decides how a run goes on: not where it lies, how long it is, or how it is watched."""
+    tree = config.model_dump(mode="json", exclude={"run", "evaluate", "train"})
+    for key in ("path", "build", "workers", "verify"):
+        del tree["data"][key]
+    if config.optim.schedule == "cosine":
+        tree["train"] = {"epochs": config.train.epochs}
+    return tree
+
+
+def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
+    """The leaves in which two trees differ, as 'key is X, not Y'."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        names = sorted(found.keys() | wanted.keys())
+        pairs = [(found.get(n), wanted.get(n), f"{key}.{n}".strip(".")) for n in names]
+        return [line for pair in pairs for line in _differences(*pair)]
+    return [] if found == wanted else [f"{key} is {found}, not {wanted}"]
 
 
 def _flush(path: Path) -> None:

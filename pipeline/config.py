@@ -67,7 +67,10 @@ class View(Section):
 
 
 class Data(Section):
-    """Shards, the protocol over their rows, and the two streams drawn from them."""
+    """Shards, the protocol over their rows, and the two streams drawn from them.
+
+    `verify` compares every shard's checksum before the first step: a pass over the bytes.
+    """
 
     path: str
     build: dict[str, Any] | None = None
@@ -80,6 +83,7 @@ class Data(Section):
     canonical_streams: Natural | None = None
     window_rows: Natural = 16384
     workers: Count = 0
+    verify: bool = True
     noise_std: Positive = 0.1
 
 

@@ -42,9 +42,10 @@ def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[
 
 
 def _f1(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Scores:
-    averages = ("weighted", "macro", "micro")
+    one = true.ndim == 2 and true.shape[1] == 1  # sklearn would average over 0 and 1
     scores = {
-        f"f1_{a}": float(f1_score(true, predicted, average=a, zero_division=0)) for a in averages
+        f"f1_{a}": float(f1_score(true, predicted, average="binary" if one else a, zero_division=0))
+        for a in ("weighted", "macro", "micro")
     }
     return scores | {"accuracy": float(accuracy_score(true, predicted))}
 

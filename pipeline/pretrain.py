@@ -40,6 +40,8 @@ from pipeline.report import write_report, write_result
 from pipeline.tracking import Tracker
 from shards.errors import ShardError, SourceError
 
+PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
+EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
 
 
@@ -66,11 +68,12 @@ def pretrain(config: Config) -> dict[str, Any]:
     world, main, device = accelerator.num_processes, accelerator.is_main_process, accelerator.device
     torch.manual_seed(config.seed)
 
-    # Data: rows by role, and the streams that the global batches come from.
-    if main:
-        build_data(config.data)
-    collectives.barrier()
+    # Data: rows by role, and the streams that the global batches come from. Every process asks for
+    # the build: the first on each disk does it, the others find it done.
+    build_data(config.data, progress=accelerator.is_local_main_process)
     streams = open_streams(config)
+    if config.data.verify and accelerator.is_local_main_process:
+        streams.reader.verify_payloads()
     views = Views(streams.reader, config.data, device)
     split = Split(
         shares(streams.labelled.batch if streams.labelled else 0, world),
@@ -99,7 +102,14 @@ def pretrain(config: Config) -> dict[str, Any]:
     saved = folder / "checkpoints"
     done = 0
     if config.run.resume == "auto" and (found := checkpoint.complete(saved)):
-        done = checkpoint.load(found[-1], model, optimizer).step
+        done = checkpoint.load(found[-1], model, optimizer, config).step
+    positions = collectives.gather_objects(done)
+    if len(set(positions)) > 1 or done > steps:
+        raise CheckpointError(
+            f"{saved} stands at step {positions} of the processes, and the run ends at {steps}; "
+            "expected one step, not past the end: all machines must see the same run.dir, and "
+            "train.steps or train.epochs may not lie before it"
+        )
     source = batches(
         ProcessBatches(streams, config.seed, accelerator.process_index, world),
         done,
@@ -107,11 +117,12 @@ def pretrain(config: Config) -> dict[str, Any]:
         config.data.workers,
         pin=device.type == "cuda",
     )
-    collectives.barrier()
     earlier = None
     if main:
         earlier = None if done else checkpoint.set_aside(saved)
         folder.mkdir(parents=True, exist_ok=True)
+        for stale in ("result.json", "report.html"):
+            (folder / stale).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(text)
 
     with Tracker(folder, done, steps, main) as tracker:
@@ -134,7 +145,8 @@ def pretrain(config: Config) -> dict[str, Any]:
             refuse_nonfinite(values, t, saved)
             optimizer.zero_grad()
             accelerator.backward(loss * world)  # DDP means over processes, the loss is a sum
-            slope = nn.utils.get_total_norm(gradients(model))
+            values["gradient_norm"] = float(nn.utils.get_total_norm(gradients(model)))
+            refuse_nonfinite(values, t, saved)
             optimizer.step()
             seconds = time.perf_counter() - clock
             train_seconds += seconds
@@ -144,7 +156,6 @@ def pretrain(config: Config) -> dict[str, Any]:
                     "epoch": t // per_epoch,
                     **values,
                     "lr": rate,
-                    "gradient_norm": float(slope),
                     "samples_per_s": sum(split.rows) / seconds,
                     "data_wait_s": waited,
                     "seconds": seconds,
@@ -194,13 +205,25 @@ def start_processes(config: Config) -> Accelerator:
     word; what betrays it is an address to meet at and no rank to meet as.
     """
     environment = os.environ
-    if "MASTER_PORT" in environment and "RANK" not in environment:
+    launched = "ACCELERATE_MIXED_PRECISION" in environment
+    if launched and "MASTER_PORT" in environment and "RANK" not in environment:
         raise TrainingError(
             "the launcher was asked for several processes and started one; expected a rank for "
             "each; without GPUs use: accelerate launch --multi_gpu --num_processes 2 ... (or "
             "--config_file launch/accelerate/cpu.yaml)"
         )
+    for name, only in (("MIXED_PRECISION", "no"), ("GRADIENT_ACCUMULATION_STEPS", "1")):
+        if (found := environment.get(f"ACCELERATE_{name}", only)) != only:
+            raise TrainingError(
+                f"accelerate is configured with {name.lower()} = {found}; this version trains "
+                f"with {only} only; change the accelerate configuration"
+            )
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    if accelerator.distributed_type not in PLAIN:
+        raise TrainingError(
+            f"accelerate is configured with {accelerator.distributed_type}; this version trains "
+            f"with {', '.join(PLAIN)}"
+        )
     asked = int(environment.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != asked:
         raise TrainingError(
@@ -272,7 +295,7 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     try:
         pretrain(load_config(arguments.config, arguments.overrides))
-    except (ConfigError, ShardError, SourceError, CheckpointError, TrainingError) as error:
+    except EXPECTED as error:
         print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)
         return 1
     finally:

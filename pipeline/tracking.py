@@ -35,8 +35,8 @@ class Tracker:
         self.bar.set_postfix(loss=f"{row['loss']:.4f}", refresh=False)
 
     def scores(self, step: int, epoch: float, scores: dict[str, float]) -> None:
-        """Record an evaluation."""
-        if not self.main:
+        """Record an evaluation; without a classifier there is nothing to record."""
+        if not self.main or not scores:
             return
         self._write({"step": step, "epoch": epoch} | {f"test/{k}": v for k, v in scores.items()})
         shown = ", ".join(f"{k} {scores[k]:.4f}" for k in ("f1_weighted", "auc_macro"))

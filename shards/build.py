@@ -9,34 +9,37 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from tqdm import tqdm
 
-from shards.errors import ShardError
-from shards.index import BLOCK, ShardIndex, map_array
+from shards.errors import ShardError, SourceError
+from shards.index import BLOCK, ShardIndex, map_arrays
 from shards.manifest import (
     MANIFEST,
     BuiltFrom,
     Manifest,
     Shard,
     View,
+    in_words,
     index_name,
     load_manifest,
     member_names,
     save_json,
+    whole_file,
 )
-from shards.sources.base import Rows, Source, sha256
+from shards.sources.base import Source, sha256
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
 IMAGES_AT_ONCE = 64  # read this many images at a time, whatever the length of a shard
+ELSEWHERE = "choose another --out, or --overwrite to start again"
 
 
 def build(
@@ -58,23 +61,23 @@ def build(
     if shard_rows is None:
         shard_rows = 1000 if source.block_rows is None else 32 * source.block_rows
     plan = list(_plan(source, shard_rows))
-    built_from = BuiltFrom(
-        source=source.name,
-        options=source.options(),
-        files=source.input_files(),
-        shard_rows=shard_rows,
-    )
-    out.mkdir(parents=True, exist_ok=True)
+    draft = _draft(source, shard_rows)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ShardError(
+            f"{out}: a file lies there; expected a folder, new or old; choose another --out"
+        ) from None
     with _only_builder(out), _room_on_disk(out):
         if overwrite:
             _clear(out)
-        if (done := _finished(out, built_from)) is not None:
+        if (done := _finished(out, draft.built_from)) is not None:
             if progress:
                 print(f"{out} is complete: {_counts(done)}; nothing to do")
             return done
-        save_json(out / JOURNAL, built_from.model_dump(mode="json"))
+        save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
         _write_all(source, out, plan, workers, progress)
-        manifest = _manifest(source, out, plan, built_from)
+        manifest = _manifest(draft, out, plan)
         manifest.save(out)
         (out / JOURNAL).unlink()
         if progress:
@@ -102,6 +105,30 @@ def _plan(source: Source, shard_rows: int) -> Iterator[_Part]:
         for number, start in enumerate(range(0, rows, shard_rows)):
             file = f"{split}-{number:06d}.tar"
             yield _Part(file, split, start, min(start + shard_rows, rows))
+
+
+def _draft(source: Source, shard_rows: int) -> Manifest:
+    """The manifest but for what is measured; SourceError where it could not be one."""
+    try:
+        return Manifest(
+            dataset=source.dataset,
+            schema_version=1,
+            views=source.views,
+            labels=source.labels,
+            block_rows=source.block_rows,
+            splits=dict.fromkeys(source.splits, []),
+            built_from=BuiltFrom(
+                source=source.name,
+                version=source.version,
+                options=source.options(),
+                files=source.input_files(),
+                shard_rows=shard_rows,
+            ),
+            seed=source.seed,
+        )
+    except ValidationError as fault:
+        where = ", ".join(path.name for path in source.files) or source.name
+        raise SourceError(f"{where}: {in_words(fault)}") from None
 
 
 @contextmanager
@@ -145,39 +172,38 @@ def _clear(out: Path) -> None:
 def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
     """The manifest where this build is complete; ShardError where another build lies here."""
     wanted = built_from.model_dump(mode="json")
-    found: dict[str, Any]
-    manifest = None
-    if (out / MANIFEST).exists():
-        manifest = load_manifest(out)
+    manifest = load_manifest(out) if (out / MANIFEST).exists() else None
+    if manifest is not None:
         found = manifest.built_from.model_dump(mode="json")
     elif (out / JOURNAL).exists():
         found = json.loads((out / JOURNAL).read_text(encoding="utf-8"))
     elif strays := sorted(out.glob("*.tar")):
         raise ShardError(
             f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
-            "folder or a build of ours; choose another --out, or --overwrite to start again"
+            f"folder or a build of ours; {ELSEWHERE}"
         )
     else:
         return None
     if found != wanted:
-        changed = _difference(found, wanted)
-        raise ShardError(
-            f"{out} holds another build: {changed}; choose another --out, "
-            "or --overwrite to start again"
-        )
+        raise ShardError(f"{out} holds another build: {_difference(found, wanted)}; {ELSEWHERE}")
     return manifest
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Name the first thing in which two builds differ."""
-    if found.get("source") == wanted["source"] and found.get("options") != wanted["options"]:
-        found, wanted = found["options"], wanted["options"]
-    for name in wanted:
-        if found.get(name) != wanted[name]:
-            if name == "files":
-                return "the bytes of its input files were others"
-            return f"its {name} is {found.get(name)!r}, this one's {wanted[name]!r}"
-    return f"it has {', '.join(sorted(set(found) - set(wanted)))}"
+    name, old, new = _first_change(found, wanted)
+    if name == "files":
+        return "the bytes of its input files were others"
+    if name == "version":
+        return f"version {old} of the source {wanted['source']!r} made its rows, not version {new}"
+    if name == "options":
+        name, old, new = _first_change(old, new)
+    return f"its {name} is {old!r}, this one's {new!r}"
+
+
+def _first_change(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, Any, Any]:
+    both = ((name, found.get(name, "unset"), wanted.get(name, "unset")) for name in wanted | found)
+    return next((name, old, new) for name, old, new in both if old != new)
 
 
 def _counts(manifest: Manifest) -> str:
@@ -204,31 +230,14 @@ def _write_all(source: Source, out: Path, plan: list[_Part], workers: int, progr
                 bar.update(write_shard(source, out, part))
             return
         # Spawn, since a fork of a process with threads (torch, a GPU) may hang.
-        pool = ProcessPoolExecutor(
-            min(workers, len(missing)),
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_receive,
-            initargs=(source, out),
-        )
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(workers, len(missing)), mp_context=spawn)
         try:
-            tasks: list[Future[int]] = [pool.submit(_write_received, part) for part in missing]
+            tasks = [pool.submit(write_shard, source, out, part) for part in missing]
             for task in as_completed(tasks):
                 bar.update(task.result())
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-_received: tuple[Source, Path]  # in a worker: sent once, not with every shard
-
-
-def _receive(source: Source, out: Path) -> None:
-    global _received
-    _received = (source, out)
-
-
-def _write_received(part: _Part) -> int:
-    source, out = _received
-    return write_shard(source, out, part)
 
 
 def _is_whole(tar: Path) -> bool:
@@ -237,81 +246,45 @@ def _is_whole(tar: Path) -> bool:
 
 
 def write_shard(source: Source, out: Path, part: _Part) -> int:
-    """Write one shard and its index under temporary names, then give both their own."""
-    tar, index = out / part.file, out / index_name(part.file)
-    partial_tar, partial_index = (p.with_name(f".{p.name}.part") for p in (tar, index))
-    try:
-        with _room_on_disk(tar):
-            with partial_tar.open("wb") as stream:
-                found = _write_tar(source, part, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            found.write(partial_index)
-            partial_index.replace(index)
-            partial_tar.replace(tar)
-    except BaseException:
-        with suppress(OSError):
-            partial_tar.unlink(missing_ok=True)
-            partial_index.unlink(missing_ok=True)
-        raise
+    """Write one shard and its index, and then give both their names; return the rows written."""
+    tar = out / part.file
+    with _room_on_disk(tar), whole_file(tar) as stream:
+        _write_tar(source, part, stream).write(out / index_name(part.file))
     return part.stop - part.start
 
 
-def _write_tar(source: Source, part: _Part, stream: Any) -> ShardIndex:
-    """Write a shard's samples; the index follows from what was written."""
-    members = member_names(source.views)
-    keys: list[str] = []
-    offsets: list[list[int]] = []
-    lengths: list[list[int]] = []
-    counts: list[int] = []
-    labels: list[NDArray[Any]] = []
+def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
+    """Write a shard's samples, a block of vectors or an image each; the index says where."""
+    views, members = source.views, member_names(source.views)
+    keys, places, counts, labels = [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for start in range(part.start, part.stop, step):
             rows = source.read(part.split, start, min(start + step, part.stop))
-            for sample in _samples(source, rows, f"{part.split}-{start // step:06d}"):
-                keys.append(sample.key)
-                counts.append(len(sample.labels))
-                labels.append(sample.labels)
-                offsets.append([])
-                lengths.append([])
-                for suffix, payload in zip(members, sample.payloads, strict=True):
-                    info = tarfile.TarInfo(f"{sample.key}.{suffix}")
+            block = f"{part.split}-{start // step:06d}"
+            if (fault := source.labels.fault(rows.labels, len(rows.labels))) is not None:
+                raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
+            size = step if source.block_rows else 1
+            for first in range(0, len(rows.labels), size):
+                keys.append(block if rows.keys is None else rows.keys[first])
+                labels.append(rows.labels[first : first + size])
+                counts.append(len(labels[-1]))
+                arrays = [rows.views[view.name][first : first + size] for view in views]
+                for suffix, array in zip(members, [*arrays, labels[-1]], strict=True):
+                    payload = npy(array) if isinstance(array, np.ndarray) else array[0]
+                    info = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
                     info.size, info.mode = len(payload), 0o644  # times and owners stay zero
-                    offsets[-1].append(stream.tell() + BLOCK)
-                    lengths[-1].append(len(payload))
+                    places.append((stream.tell() + BLOCK, len(payload)))
                     tar.addfile(info, BytesIO(payload))
+    spots = np.array(places, np.int64).reshape(len(keys), len(members), 2)
     return ShardIndex(
         keys=np.array(keys),
         members=np.array(members),
-        offsets=np.array(offsets, np.int64),
-        lengths=np.array(lengths, np.int64),
+        offsets=spots[..., 0],
+        lengths=spots[..., 1],
         rows=np.array(counts, np.int64),
         labels=np.concatenate(labels),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    key: str
-    payloads: list[bytes]
-    labels: NDArray[Any]
-
-
-def _samples(source: Source, rows: Rows, block_key: str) -> Iterator[_Sample]:
-    """One tar sample for a block of vectors, or one for each row of images."""
-    count = len(rows.labels)
-    if (fault := source.labels.fault(rows.labels, count)) is not None:
-        raise ShardError(f"{source.name}, {block_key}: {fault}; this is a fault of the source")
-    views = [rows.views[view.name] for view in source.views]
-    for first in range(0, count, count if source.block_rows else 1):
-        labels = rows.labels[first : first + (count if source.block_rows else 1)]
-        payloads = [
-            npy(view[first : first + len(labels)]) if isinstance(view, np.ndarray) else view[first]
-            for view in views
-        ]
-        key = block_key if rows.keys is None else rows.keys[first]
-        yield _Sample(key, [*payloads, npy(labels)], labels)
 
 
 def npy(array: NDArray[Any]) -> bytes:
@@ -321,10 +294,10 @@ def npy(array: NDArray[Any]) -> bytes:
     return stream.getvalue()
 
 
-def _manifest(source: Source, out: Path, plan: list[_Part], built_from: BuiltFrom) -> Manifest:
+def _manifest(draft: Manifest, out: Path, plan: list[_Part]) -> Manifest:
     """Measure the shards on disk: those of this run and of interrupted ones alike."""
-    splits: dict[str, list[Shard]] = {split: [] for split in source.splits}
-    moments = {view.name: Moments() for view in source.views if view.kind == "vector"}
+    splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
+    moments = {view.name: Moments() for view in draft.views if view.kind == "vector"}
     for part in plan:
         tar, index_file = out / part.file, out / index_name(part.file)
         shard = Shard(
@@ -339,19 +312,10 @@ def _manifest(source: Source, out: Path, plan: list[_Part], built_from: BuiltFro
             index = ShardIndex.read(index_file)
             for name, moment in moments.items():
                 column = index.column(f"{name}.npy")
-                places = zip(index.offsets[:, column], index.lengths[:, column], strict=True)
-                for offset, length in places:
-                    moment.add(map_array(tar, int(offset), int(length)))
-    return Manifest(
-        dataset=source.dataset,
-        schema_version=1,
-        views=[_with_moments(view, moments) for view in source.views],
-        labels=source.labels,
-        block_rows=source.block_rows,
-        splits=splits,
-        built_from=built_from,
-        seed=source.seed,
-    )
+                for block in map_arrays(tar, index.offsets[:, column], index.lengths[:, column]):
+                    moment.add(block)
+    views = [_with_moments(view, moments) for view in draft.views]
+    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})
 
 
 def _with_moments(view: View, moments: dict[str, Moments]) -> View:

@@ -1,5 +1,8 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
+REBUILD = "rebuild with `heron shards build --overwrite`"
+RESTORE = f"restore it from a good copy or {REBUILD}"
+
 
 class ShardError(Exception):
     """A folder of shards is missing, damaged, or not what its manifest says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import ShardError
+from shards.errors import REBUILD, RESTORE, ShardError
+from shards.manifest import whole_file
 
 BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
 
@@ -51,10 +52,8 @@ class ShardIndex:
 
     def write(self, path: Path) -> None:
         """Write the index; the same index gives the same bytes (zip dates are constant)."""
-        with path.open("wb") as stream:
+        with whole_file(path) as stream:
             np.savez(stream, **{field.name: getattr(self, field.name) for field in fields(self)})
-            stream.flush()
-            os.fsync(stream.fileno())
 
     @classmethod
     def read(cls, path: Path | str) -> ShardIndex:
@@ -64,8 +63,7 @@ class ShardIndex:
             return cls.parse(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise ShardError(
-                f"{path}: no such index; a shard has one beside it; "
-                "restore it or rebuild with `heron shards build --overwrite`"
+                f"{path}: no such index; a shard has one beside it; {RESTORE}"
             ) from None
 
     @classmethod
@@ -77,8 +75,7 @@ class ShardIndex:
                 index = cls(**{name: stored[name] for name in names})
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as fault:
             raise ShardError(
-                f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; "
-                "rebuild with `heron shards build --overwrite`"
+                f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
         shape = (len(index.keys), len(index.members))
         if index.offsets.shape != shape or index.lengths.shape != shape:
@@ -88,8 +85,7 @@ class ShardIndex:
         else:
             return index
         raise ShardError(
-            f"{where}: {found} do not fit {shape[0]} keys of {shape[1]} members; "
-            "rebuild with `heron shards build --overwrite`"
+            f"{where}: {found} do not fit {shape[0]} keys of {shape[1]} members; {REBUILD}"
         )
 
 
@@ -136,31 +132,41 @@ def scan(tar: Path) -> Iterator[Member]:
 
 
 def _broken(tar: Path, at: int, what: str) -> ShardError:
-    return ShardError(
-        f"{tar.name} {what} (byte {at}); "
-        "restore it from a good copy or rebuild with `heron shards build --overwrite`"
-    )
+    return ShardError(f"{tar.name} {what} (byte {at}); {RESTORE}")
+
+
+def map_arrays(
+    tar: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> list[NDArray[Any]]:
+    """Map a tar into memory once, and give some of its npy members in place and read-only.
+
+    `offsets` and `lengths` [members] are in bytes, as in a column of the index. Raises ShardError
+    where a member is no npy file, holds pickles, or is cut.
+    """
+    data = np.memmap(tar, np.uint8, "r")
+    places = zip(offsets.tolist(), lengths.tolist(), strict=True)
+    return [array_at(data, offset, length, str(tar)) for offset, length in places]
 
 
 def map_array(tar: Path, offset: int, length: int) -> NDArray[Any]:
-    """Map an npy member of a tar into memory, in place and read-only."""
-    with tar.open("rb") as stream:
-        stream.seek(offset)
-        shape, order, dtype, start = read_npy_header(stream.read(min(length, 4096)), str(tar))
-    if start + int(np.prod(shape)) * dtype.itemsize != length:
-        raise ShardError(f"{tar}: an array of {dtype} {shape} at byte {offset} is cut or too long")
-    return np.memmap(tar, dtype, "r", offset + start, shape, "F" if order else "C")
+    """Map one npy member of a tar: see `map_arrays`."""
+    return map_arrays(tar, np.array([offset]), np.array([length]))[0]
 
 
-def read_npy_header(data: bytes, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, Fortran order, dtype, and length in bytes of an npy header; objects are refused."""
-    stream = BytesIO(data)
+def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:
+    """View an npy file, at so many bytes into others, as the array it holds."""
+    stream = BytesIO(data[offset : offset + min(length, 4096)].tobytes())
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("npy version other than 1.0")
         shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
     except ValueError as fault:
-        raise ShardError(f"{where}: not an npy array ({fault})") from None
+        raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
         raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")
-    return shape, order, dtype, stream.tell()
+    start = stream.tell()
+    if start + math.prod(shape) * dtype.itemsize != length or offset + length > len(data):
+        raise ShardError(
+            f"{where}: an array of {dtype} {shape} at byte {offset} is cut or too long; {RESTORE}"
+        )
+    return np.ndarray(shape, dtype, data, offset + start, order="F" if order else "C")

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from shards.errors import ShardError
+from shards.errors import REBUILD, ShardError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 
-Name = Field(pattern=r"^[A-Za-z0-9_-]+$")  # a dot would end a WebDataset key, a slash leave it
+
+def _name(value: str) -> str:
+    """A dot would end a WebDataset key, a slash leave the folder; tar holds 100 bytes of name."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value):
+        raise ValueError(
+            f"{value!r} cannot name a view or a split; expected 1 to 40 letters, digits, "
+            "'-' and '_'; rename it"
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -34,7 +55,7 @@ class View(Record):
     there is no split of that name.
     """
 
-    name: str = Name
+    name: Name
     kind: Literal["image", "vector"]
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
@@ -76,8 +97,9 @@ class Labels(Record):
             raise ValueError("labels have levels if, and only if, their kind is hierarchical")
         if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
             raise ValueError("names of hierarchical labels are those of their last level")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError("a label's name appears twice")
+        for number, name in enumerate(self.names):
+            if name in self.names[:number]:
+                raise ValueError(f"two labels have the name {name!r}; expected a name for each")
         return self
 
     @property
@@ -137,9 +159,10 @@ class InputFile(Record):
 
 
 class BuiltFrom(Record):
-    """Everything that decides the bytes of the shards, but for the code."""
+    """Everything that decides the bytes of the shards: the source's version is for its code."""
 
     source: str
+    version: int = 1
     options: dict[str, Any]
     files: list[InputFile]
     shard_rows: int
@@ -153,7 +176,7 @@ class Manifest(Record):
     views: list[View] = Field(min_length=1)
     labels: Labels
     block_rows: int | None = Field(default=None, gt=0)  # None: a row is a tar sample
-    splits: dict[str, list[Shard]]
+    splits: dict[Name, list[Shard]]
     built_from: BuiltFrom
     seed: int | None = None
 
@@ -201,13 +224,24 @@ def index_name(tar: str) -> str:
 
 def save_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
+    with whole_file(path) as stream:
+        stream.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name; it gets its own when whole, else it is removed."""
     partial = path.with_name(f".{path.name}.part")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1, allow_nan=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def load_manifest(folder: Path | str) -> Manifest:
@@ -235,23 +269,28 @@ def parse_manifest(text: str, where: str) -> Manifest:
         value = json.loads(text)
     except json.JSONDecodeError as fault:
         raise ShardError(
-            f"{where}: not JSON (line {fault.lineno}: {fault.msg}); expected a manifest; "
-            "rebuild with `heron shards build --overwrite`"
+            f"{where}: not JSON (line {fault.lineno}: {fault.msg}); expected a manifest; {REBUILD}"
         ) from None
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
         raise ShardError(
             f"{where}: schema_version is {version!r}; this version of heron reads "
-            f"{SCHEMA_VERSION}; rebuild with `heron shards build --overwrite`"
+            f"{SCHEMA_VERSION}; {REBUILD}"
         )
     try:
         return Manifest.model_validate(value)
     except ValidationError as fault:
-        lines = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'manifest'}: {error['msg']}"
-            for error in fault.errors()[:5]
-        )
         raise ShardError(
-            f"{where}: {lines}; expected a manifest of schema {SCHEMA_VERSION}; "
-            "rebuild with `heron shards build --overwrite`"
+            f"{where}: {in_words(fault)}; expected a manifest of schema {SCHEMA_VERSION}; {REBUILD}"
         ) from None
+
+
+def in_words(fault: ValidationError) -> str:
+    """The first few things that are wrong with a record, on one line."""
+    lines = [
+        error["msg"].removeprefix("Value error, ")  # ours, which say all
+        if error["type"] == "value_error"
+        else f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+        for error in fault.errors()[:5]
+    ]
+    return "; ".join(lines)

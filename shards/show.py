@@ -13,6 +13,7 @@ from shards.errors import ShardError
 from shards.index import ShardIndex
 from shards.manifest import Manifest, load_manifest
 
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what a contact sheet can be
 CELL = 96  # least width of a picture on the contact sheet, in pixels
 
 
@@ -80,7 +81,12 @@ def contact_sheet(
     captions: bool = False,
 ) -> None:
     """Draw the first pictures of a split (by default the first split) on one sheet."""
-    folder = Path(folder)
+    folder, path = Path(folder), Path(path)
+    if path.suffix.lower() not in PICTURES:
+        raise ShardError(
+            f"{path}: a contact sheet cannot be {path.suffix or 'a file with no suffix'}; "
+            f"expected {', '.join(PICTURES)}; give --sheet another name"
+        )
     manifest = load_manifest(folder)
     view = next((view for view in manifest.views if view.kind == "image"), None)
     if view is None:
@@ -91,6 +97,11 @@ def contact_sheet(
     split = split or next(iter(manifest.splits))
     manifest.rows(split)  # names the splits there are where this is none of them
     pictures = list(_pictures(folder, manifest, split, count, manifest.views.index(view)))
+    if not pictures:
+        raise ShardError(
+            f"{folder}: a contact sheet of {count} pictures of split {split!r} would be empty; "
+            "give --count 1 or more"
+        )
     cell = max(CELL, max(image.width for _, image in pictures))
     line = 14 if captions else 0
     across = min(12, max(1, round((len(pictures) * 4 / 3) ** 0.5)))

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from shards.errors import ShardError
-from shards.index import Member, ShardIndex, map_array, scan
+from shards.errors import RESTORE, ShardError
+from shards.index import Member, ShardIndex, array_at, scan
 from shards.manifest import Manifest, Shard, View, load_manifest
 from shards.sources.base import sha256
 
 PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
-REMEDY = "restore it from a good copy or rebuild with `heron shards build --overwrite`"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Report:
         looked = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
         if self.ok:
             return f"{looked}: all as the manifest says"
-        return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {REMEDY}"])
+        return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
 
 
 def verify(folder: Path | str) -> Report:
@@ -96,23 +95,22 @@ def _shard_faults(
         yield f"{shard.file}: {len(found)} samples, other than the {len(index.keys)} of its index"
     starts = index.starts
     where = {key: number for number, key in enumerate(index.keys.tolist())}
-    with (folder / shard.file).open("rb") as stream:
-        for key, members in samples.items():
-            sample = f"{shard.file} sample {key}"
-            if key in seen:
-                yield f"{sample}: duplicate key: {seen[key]} has it too"
-            seen[key] = shard.file
-            suffixes = [member.suffix for member in members]
-            if suffixes != manifest.members:
-                yield f"{sample}: found {suffixes}; expected {manifest.members}"
-            elif (number := where.get(key)) is not None:
-                stored = slice(int(starts[number]), int(starts[number + 1]))
-                if [m.offset for m in members] != index.offsets[number].tolist() or [
-                    m.length for m in members
-                ] != index.lengths[number].tolist():
-                    yield f"{sample}: lies elsewhere than its index says"
-                for fault in _sample_faults(stream, manifest, members, index.labels[stored]):
-                    yield f"{sample}: {fault}"
+    data = np.memmap(folder / shard.file, np.uint8, "r")
+    for key, members in samples.items():
+        sample = f"{shard.file} sample {key}"
+        if key in seen:
+            yield f"{sample}: duplicate key: {seen[key]} has it too"
+        seen[key] = shard.file
+        suffixes = [member.suffix for member in members]
+        if suffixes != manifest.members:
+            yield f"{sample}: found {suffixes}; expected {manifest.members}"
+        elif (number := where.get(key)) is not None:
+            stored = slice(int(starts[number]), int(starts[number + 1]))
+            places = np.stack([index.offsets[number], index.lengths[number]], 1).tolist()
+            if [[member.offset, member.length] for member in members] != places:
+                yield f"{sample}: lies elsewhere than its index says"
+            for fault in _sample_faults(data, manifest, members, index.labels[stored]):
+                yield f"{sample}: {fault}"
 
 
 def _group(tar: Path) -> dict[str, list[Member]]:
@@ -134,31 +132,30 @@ def _group(tar: Path) -> dict[str, list[Member]]:
 
 
 def _sample_faults(
-    stream: BinaryIO, manifest: Manifest, members: list[Member], labels: NDArray[Any]
+    data: NDArray[np.uint8], manifest: Manifest, members: list[Member], labels: NDArray[Any]
 ) -> Iterator[str]:
     views = zip(manifest.views, members[:-1], strict=True)
     for view, member in views:
         if view.kind == "image":
-            stream.seek(member.offset)
-            yield from _image_faults(view, member.suffix, stream.read(member.length))
+            payload = data[member.offset : member.offset + member.length].tobytes()
+            yield from _image_faults(view, member.suffix, payload)
         else:
-            yield from _vector_faults(stream, view, member, len(labels))
-    stored = _array(stream, members[-1])
+            yield from _vector_faults(_array(data, member), view, len(labels))
+    stored = _array(data, members[-1])
     if isinstance(stored, str):
         yield stored
     elif stored.dtype != labels.dtype or not np.array_equal(stored, labels):
         yield "its labels are other than those of the index"
 
 
-def _array(stream: BinaryIO, member: Member) -> NDArray[Any] | str:
+def _array(data: NDArray[np.uint8], member: Member) -> NDArray[Any] | str:
     try:
-        return map_array(Path(stream.name), member.offset, member.length)
+        return array_at(data, member.offset, member.length, f"member {member.suffix!r}")
     except ShardError as fault:
-        return f"member {member.suffix!r}: {fault}"
+        return str(fault)
 
 
-def _vector_faults(stream: BinaryIO, view: View, member: Member, rows: int) -> Iterator[str]:
-    array = _array(stream, member)
+def _vector_faults(array: NDArray[Any] | str, view: View, rows: int) -> Iterator[str]:
     if isinstance(array, str):
         yield array
     elif array.shape != (rows, *view.shape) or array.dtype != view.dtype:

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
             _start, (world, folder, function, args), world, join=False
         )
         assert context is not None
-        while not context.join(timeout=300):
-            pass
+        deadline = time.monotonic() + 300
+        while not context.join(timeout=5):
+            if time.monotonic() > deadline:
+                for process in context.processes:
+                    process.kill()
+                raise TimeoutError(f"{function.__name__} hangs on {world} processes")
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 

@@ -54,7 +54,8 @@ def step(encoder: str, shared: bool, count: int = 11) -> dict[str, Tensor]:
     objective = Objective(TERMS)
     numbers = torch.arange(rows)
     mine = torch.cat([numbers[:count][labelled], numbers[count:][unlabelled]])
-    here = [labelled.stop - labelled.start, unlabelled.stop - unlabelled.start]
+    parts = (labelled, unlabelled) if count else (unlabelled,)  # a stream that is not there
+    here = [part.stop - part.start for part in parts]
     features = wrapped(own, keys(0, torch.zeros_like(mine), mine), here)
     whole = globalise(features, targets[labelled], split, objective)
     loss, terms = objective(whole, epoch=1.0)
@@ -73,6 +74,7 @@ def steps() -> dict[str, dict[str, Tensor]]:
         "vectors": step("mlp", shared=False),
         "images": step("cnn", shared=True),
         "two labelled": step("mlp", shared=False, count=2),
+        "none labelled": step("cnn", shared=False, count=0),
     }
 
 

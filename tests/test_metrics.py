@@ -20,6 +20,11 @@ def test_multi_label_scores_by_hand() -> None:
     assert scores["auc_macro"] == scores["map"] == 1
 
 
+def test_one_label_has_its_own_f1() -> None:
+    p, y = np.array([[0.9], [0.6], [0.1]], np.float32), np.array([[1], [0], [0]], np.float32)
+    assert multi_label_scores(p, y, 0.4)["f1_weighted"] == pytest.approx(2 / 3)
+
+
 def test_multi_class_scores_by_hand() -> None:
     p = np.array([[0.4, 0.3, 0.3], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]], np.float32)
     y = np.eye(3, dtype=np.float32)[[0, 2, 2]]

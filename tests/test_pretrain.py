@@ -12,15 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.checkpoint import complete
-from pipeline.config import load_config
+from pipeline.config import load_config, parse_config
 from pipeline.errors import CheckpointError, ConfigError, TrainingError
 from pipeline.objectives import classification, objective
 from pipeline.pretrain import pretrain, refuse_nonfinite
 from pipeline.tracking import read_metrics
-from shards.errors import SourceError
+from shards.errors import ShardError, SourceError
 from tests import ranks
-from tests.experiments import frames
+from tests.experiments import frames, merge
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 CNN = {"kind": "cnn", "widths": None, "dropout": None}
 
 
@@ -117,15 +118,22 @@ def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
     assert newest.name == "step-00000022"
     (folder / "step-00000099").mkdir()  # cut short: no mark
     assert complete(folder) == [newest]
-    with pytest.raises(CheckpointError, match="does not fit the model"):
-        pretrain(
-            frames(
-                tmp_path,
-                data=shards,
-                run={"resume": "auto"},
-                model={"encoder": {"widths": [8, 12]}},
-            )
-        )
+    again: dict[str, Any] = {"run": {"resume": "auto"}, "data": shards}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"optim": {"momentum": 0.5}}, "optim.momentum is 0.9, not 0.5; run with .*config.yaml"),
+        ({"model": {"encoder": {"widths": [8, 12]}}}, r"model.encoder.widths is \[16, 12\], not"),
+        (
+            {"seed": 4, "objective": {"cross_entropy": {"weight": 2.0}}},
+            "weight is 1.0, not 2.0; se",
+        ),
+        ({"train": {"steps": 3}}, "the run ends at 3"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            pretrain(frames(tmp_path, **(again | changes)))
+    (newest / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(CheckpointError, match="step-00000022 cannot be read"):
+        pretrain(frames(tmp_path, **again))
 
 
 def test_a_new_run_neither_mixes_nor_loses_the_checkpoints_of_an_earlier(
@@ -164,6 +172,66 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     assert len(losses(tmp_path / "run")) == 2  # what was done before is kept
 
 
+def test_a_gradient_that_is_no_number_stops_the_run(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan = torch.tensor(float("nan"))
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: nan)
+    with pytest.raises(TrainingError, match="step 0: gradient_norm is nan"):
+        pretrain(frames(tmp_path, data={"path": str(straight / "frames")}))
+
+
+def test_an_altered_shard_is_refused_before_the_first_step(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (straight / "frames").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tar = tmp_path / "train-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[5000] ^= 1
+    tar.write_bytes(bytes(data))
+    config = frames(tmp_path, data={"path": str(tmp_path), "build": None})
+    with pytest.raises(ShardError, match=r"train-000000.tar is altered: its sha256 is not"):
+        pretrain(config)
+    index = tmp_path / "train-000000.index.npz"
+    index.write_bytes((tmp_path / "test-000000.index.npz").read_bytes())
+    with pytest.raises(ShardError, match="is not the index that the manifest lists"):
+        pretrain(config)
+
+
+def test_a_run_without_a_classifier_ends_with_its_report(straight: Path, tmp_path: Path) -> None:
+    terms = {"cross_entropy": None, "weighted_supervised": None}
+    data = {"path": str(straight / "frames"), "batch": {"labelled": 0}}
+    pretrain(frames(tmp_path, data=data, objective=terms))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == 5
+    assert "f1_weighted" not in result
+    assert (tmp_path / "run" / "map.png").exists()
+
+
+def test_faces_on_two_processes_are_those_on_one(tmp_path: Path) -> None:
+    """Images, crops and colours, evaluation with fewer rows than processes."""
+    (one,) = ranks.run(1, train_faces, str(tmp_path), "one")
+    two = ranks.run(2, train_faces, str(tmp_path), "two")
+    assert two == [pytest.approx(one, rel=1e-4)] * 2
+
+
+def train_faces(folder: str, name: str) -> list[float]:
+    tree = load_config(CONFIGS / "faces.yaml").model_dump()
+    changes = {
+        "run": {"dir": f"{folder}/{name}"},
+        "data": {
+            "path": f"{folder}/faces",
+            "build": {"source": "faces", "train": 60, "test": 1, "size": 32},
+            "protocol": {"labelled": 20},
+            "batch": {"labelled": 5, "unlabelled": 12},
+        },
+        "train": {"epochs": 1, "cpu_threads": 1},
+    }
+    pretrain(parse_config(merge(tree, changes)))
+    return [row["loss"] for row in losses(Path(folder) / name)]
+
+
 def test_an_infinite_term_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
         refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path)
@@ -176,13 +244,14 @@ def test_an_infinite_term_is_named(tmp_path: Path) -> None:
         ({"data": {"canonical_streams": 4}}, "4, which does not divide data.batch.labelled = 10"),
         ({"data": {"batch": {"labelled": 1}}}, "data.batch.labelled is 1; expected at least 2"),
         ({"data": {"split": "valid"}}, "split 'valid' is not in .*; found train, test"),
-        ({"data": {"views": [{"stored": "jpg"}]}}, "stored view 'jpg' is not in .*; found view1"),
+        ({"data": {"views": [{"stored": "jpg"}] * 2}}, "stored view 'jpg' is not in .*; found view1"),
         ({"data": {"protocol": {"labelled": 301}}}, "labelled is 301, but split 'train' has 300"),
         ({"data": {"batch": {"labelled": 0, "unlabelled": 0}}}, "data.batch asks for no rows"),
         (
             {"data": {"views": [{"stored": "view1", "augment": ["crop"]}] * 2}},
             "'crop' does not fit",
         ),
+        ({"data": {"views": [{"stored": "view1"}]}}, "needs at least 2 views; data.views has 1"),
         ({"model": {"shared_encoder": True}}, r"needs views of one shape; found \[\(273,\), \(112"),
         ({"model": {"encoder": CNN}}, "'cnn', but the view is a vector"),
         ({"data": {"build": {"trains": 3}}}, "did you mean 'train'"),

@@ -12,6 +12,7 @@ from pipeline.data.plan import Rows, Stream, share
 from pipeline.data.reader import Reader
 from pipeline.data.streams import Streams
 from pipeline.draws import keys
+from shards.errors import ShardError
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Batch:
         return Batch(stored, move(self.targets), move(self.rows), move(self.keys), self.parts)
 
 
-class ProcessBatches(Dataset[Batch]):
+class ProcessBatches(Dataset[Batch | ShardError]):
     """Item t is this process's share of global batch t."""
 
     def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
@@ -59,7 +60,14 @@ class ProcessBatches(Dataset[Batch]):
         self.seed = seed
         self.rank, self.world = rank, world
 
-    def __getitem__(self, t: int) -> Batch:
+    def __getitem__(self, t: int) -> Batch | ShardError:
+        """The share of global batch t; a fault is a value, to cross from a worker whole."""
+        try:
+            return self.load(t)
+        except ShardError as fault:
+            return fault
+
+    def load(self, t: int) -> Batch:
         """Read the share of global batch t."""
         labelled, labelled_epoch = self._rows(self.streams.labelled, t)
         unlabelled, unlabelled_epoch = self._rows(self.streams.unlabelled, t)
@@ -100,7 +108,7 @@ def batches(
         workers: reading processes; 0 reads in this one.
         pin: copy into page-locked memory, for a GPU.
     """
-    loader: DataLoader[Batch] = DataLoader(
+    loader: DataLoader[Batch | ShardError] = DataLoader(
         source,
         batch_size=None,
         generator=torch.Generator(),  # its base seed must not come out of the global generator
@@ -110,4 +118,7 @@ def batches(
         prefetch_factor=4 if workers else None,
         multiprocessing_context="forkserver" if workers else None,
     )
-    return iter(loader)
+    for item in loader:
+        if isinstance(item, ShardError):
+            raise item
+        yield item

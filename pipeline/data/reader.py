@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from shards.errors import ShardError
 from shards.index import ShardIndex, map_array
 from shards.manifest import Manifest, Shard, View, load_manifest
+from shards.sources.base import sha256
 
 Rows = NDArray[np.int64]
 
@@ -20,30 +21,52 @@ class Reader:
     """Random access to a folder of shards; opened shards stay mapped.
 
     Rows are numbered over the splits in the manifest's order, shard by shard. Opening checks the
-    manifest, the presence and size of every shard, and reads the indexes; payloads are read when
-    asked for. Whole checksums are `heron shards verify`'s work.
+    manifest, the presence and size of every shard and the checksum of its index; payloads are read
+    when asked for, and `verify_payloads` compares their checksums.
     """
 
     def __init__(self, folder: str | Path) -> None:
         """Open a folder that `heron shards build` made."""
         self.folder = Path(folder)
+        self._remedy = f"restore it or build {folder} again with `heron shards build --overwrite`"
         self.manifest: Manifest = load_manifest(self.folder)
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         for shard in self.shards:
             self._check(shard)
-        self.indexes = [ShardIndex.read(self.folder / shard.index_file) for shard in self.shards]
+        self.indexes = [self._index(shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
         self._maps: dict[tuple[int, str], list[NDArray[Any]]] = {}
 
     def _check(self, shard: Shard) -> None:
         path = self.folder / shard.file
-        remedy = f"restore it or build {self.folder} again with `heron shards build --overwrite`"
         if not path.is_file():
-            raise ShardError(f"{path} is missing; the manifest lists it; {remedy}")
+            raise ShardError(f"{path} is missing; the manifest lists it; {self._remedy}")
         if path.stat().st_size != shard.bytes:
             raise ShardError(
-                f"{path} has {path.stat().st_size} bytes; the manifest says {shard.bytes}; {remedy}"
+                f"{path} has {path.stat().st_size} bytes; the manifest says {shard.bytes}; "
+                f"{self._remedy}"
             )
+
+    def _index(self, shard: Shard) -> ShardIndex:
+        path = self.folder / shard.index_file
+        index = ShardIndex.read(path)
+        if sha256(path) != shard.index_sha256 or int(index.rows.sum()) != shard.samples:
+            raise ShardError(f"{path} is not the index that the manifest lists; {self._remedy}")
+        return index
+
+    def verify_payloads(self) -> None:
+        """Compare every shard's checksum with the manifest's: reads all bytes once.
+
+        Raises:
+            ShardError: a shard was altered; `heron shards verify` names the sample.
+        """
+        for shard in self.shards:
+            path = self.folder / shard.file
+            if sha256(path) != shard.sha256:
+                raise ShardError(
+                    f"{path} is altered: its sha256 is not the manifest's; {self._remedy}; "
+                    "`heron shards verify` names the sample"
+                )
 
     @property
     def splits(self) -> list[str]:
@@ -119,6 +142,8 @@ class Reader:
         """
         view = self.view(name)
         if view.kind == "image":
+            if not len(rows):
+                return np.empty((0, *np.maximum(view.shape, 1)), np.uint8)
             return np.stack([self._image(view, int(row)) for row in rows])
         out = np.empty((len(rows), *view.shape), np.float32)
         shard, sample, place = self._locate(rows)

@@ -45,14 +45,14 @@ class Streams:
         ]
 
 
-def build_data(data: Data) -> None:
+def build_data(data: Data, progress: bool = True) -> None:
     """Make the data set of `data.build` unless it is there already."""
     if data.build is not None:
         options = dict(data.build)
         source = options.pop("source", None)
         if not isinstance(source, str):
             raise ConfigError("data.build: key 'source' is missing; expected e.g. source: faces")
-        build(make(source, options), Path(data.path))
+        build(make(source, options), Path(data.path), progress=progress)
 
 
 def open_streams(config: Config) -> Streams:
@@ -69,6 +69,16 @@ def open_streams(config: Config) -> Streams:
         raise ConfigError(
             f"objective.cross_entropy needs one class a row, but the labels of {data.path} are "
             f"{kind}; use objective.bce"
+        )
+    if kind == "complementary":
+        raise ConfigError(
+            f"the labels of {data.path} are complementary: they say what a row is not; the terms "
+            "so far need labels that say what it is"
+        )
+    if config.objective.weighted_unsupervised is not None and len(data.views) < 2:
+        raise ConfigError(
+            f"objective.weighted_unsupervised needs at least 2 views; data.views has "
+            f"{len(data.views)}; give the stored view twice, each with its augmentation"
         )
     roles = assign(reader, data.split, data.protocol)
     in_shard = reader.shard_rows(data.split)

@@ -64,9 +64,10 @@ class Views:
             x = self._as_float(view.stored, batch.stored[view.stored])
             for name in view.augment if train else ():
                 if name == "noise":
-                    x = x + self.noise_std * normals(batch.keys, number, x.shape[1])
+                    x = x + self.noise_std * normals(batch.keys, 10 * number, x.shape[1])
                 else:
-                    x = AUGMENTATIONS[name](x, uniforms(batch.keys, number, 8))
+                    augment, salt = AUGMENTATIONS[name]
+                    x = augment(x, uniforms(batch.keys, 10 * number + salt, 5))
             image = x.dim() == 4  # convolutions run faster on channels-last memory
             inputs.append(x.contiguous(memory_format=torch.channels_last) if image else x)
         return inputs
@@ -113,16 +114,16 @@ def color(
 
     Args:
         x: images in [0, 1].
-        draws: uniform numbers; columns 4 to 7 and 0 are used.
+        draws: uniform numbers; columns 0 to 3 are the four factors, column 4 is grey.
     """
     factor = 1 + _STRENGTH * (2 * draws - 1)
-    x = enhance.adjust_brightness_accumulative(x, factor[:, 4])
-    x = enhance.adjust_contrast_with_mean_subtraction(x, factor[:, 5])
-    x = enhance.adjust_saturation_with_gray_subtraction(x, factor[:, 6])
-    x = enhance.adjust_hue(x, (2 * draws[:, 7] - 1) * (_STRENGTH / 4) * 2 * math.pi)
-    grey = (draws[:, 0] < 0.2)[:, None, None, None]
+    x = enhance.adjust_brightness_accumulative(x, factor[:, 0])
+    x = enhance.adjust_contrast_with_mean_subtraction(x, factor[:, 1])
+    x = enhance.adjust_saturation_with_gray_subtraction(x, factor[:, 2])
+    x = enhance.adjust_hue(x, (2 * draws[:, 3] - 1) * (_STRENGTH / 4) * 2 * math.pi)
+    grey = (draws[:, 4] < 0.2)[:, None, None, None]
     weights = torch.tensor([0.299, 0.587, 0.114], device=x.device)[:, None, None]
     return torch.where(grey, (x * weights).sum(1, keepdim=True), x)
 
 
-AUGMENTATIONS = {"crop": crop, "color": color}
+AUGMENTATIONS = {"crop": (crop, 1), "color": (color, 2)}  # and the salt of its numbers

@@ -88,7 +88,7 @@ class Arrays(Source):
         """Rows of a split, in the order of the file."""
         rows = self._rows[split][start:stop]
         views: dict[str, NDArray[np.float32] | list[bytes]] = {
-            name: array[rows].astype(np.float32) for name, array in self._views.items()
+            name: array[rows] for name, array in self._views.items()
         }
         return Rows(views, self._labels[rows].astype(self.labels.dtype))
 
@@ -113,7 +113,7 @@ class Arrays(Source):
         return self._arrays[name]
 
     @cached_property
-    def _views(self) -> dict[str, NDArray[Any]]:
+    def _views(self) -> dict[str, NDArray[np.float32]]:
         names = self.view_names or [
             name
             for name, array in self._arrays.items()
@@ -121,19 +121,22 @@ class Arrays(Source):
         ]
         if not names:
             raise SourceError(f"{self.npz.name}: no 2-D float array; expected one for each view")
-        views = {name: self._array(name) for name in names}
-        for name, array in views.items():
+        views = {}
+        for name in names:
+            array = self._array(name)
             if array.ndim != 2 or array.dtype.kind not in "fiub":
                 raise SourceError(
                     f"{self.npz.name}: view {name!r} is {array.dtype} {array.shape}; "
                     "expected numbers [rows, width]"
                 )
             self._check_length(name, array)
-            if len(bad := np.argwhere(~np.isfinite(array))):
+            with np.errstate(over="ignore"):  # what is too large becomes infinite
+                views[name] = array.astype(np.float32, copy=False)
+            if len(bad := np.argwhere(~np.isfinite(views[name]))):
                 row, column = (int(i) for i in bad[0])
                 raise SourceError(
                     f"{self.npz.name}: view {name!r}, row {row}, column {column} is "
-                    f"{array[row, column]}; expected a finite number; fill or drop such rows first"
+                    f"{array[row, column]}; expected a finite float32; fill, scale or drop it first"
                 )
         return views
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,13 +33,14 @@ class Rows:
 class Source(BaseModel):
     """A source: its fields are its options, on the command line and in YAML alike.
 
-    A source goes to worker processes by pickle, and gives any rows in any order: what it draws,
-    it draws from (seed, row), so that the bytes of a shard do not depend on who wrote it.
+    A source gives any rows in any order, in any process: what it draws, it draws from (seed, row),
+    so that the bytes of a shard do not depend on who wrote it. A pickle holds the options alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1  # raise it when rows change, or an old folder passes for a new one
     examples: ClassVar[str]  # for --help
     block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
 
@@ -72,6 +75,10 @@ class Source(BaseModel):
         """The publisher's files this reads; none for what is drawn."""
         return []
 
+    def __reduce__(self) -> tuple[Callable[..., Source], tuple[type[Source], str]]:
+        """Pickle the options, never the data set that a cached property holds."""
+        return _unpickled, (type(self), self.model_dump_json())
+
     def options(self) -> dict[str, Any]:
         """The options, files by name alone: where they lay does not matter, their bytes do."""
         return {key: _plain(getattr(self, key)) for key in type(self).model_fields}
@@ -81,6 +88,23 @@ class Source(BaseModel):
         return [
             InputFile(name=p.name, bytes=p.stat().st_size, sha256=sha256(p)) for p in self.files
         ]
+
+
+class Drawn(Source):
+    """A source that is drawn: it reads no file, and has as many rows as are asked for."""
+
+    train: int
+    test: int
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """`train` and `test`."""
+        return {"train": self.train} | ({"test": self.test} if self.test else {})
+
+
+@lru_cache(maxsize=1)  # a worker is sent the source with every shard, and reads its files once
+def _unpickled(source: type[Source], options: str) -> Source:
+    return source.model_validate_json(options)
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import Drawn, Rows
 from shards.sources.portrait import portrait
 
 QUALITY = 90
@@ -25,7 +25,7 @@ ATTRIBUTES = [  # CelebA's, in its order
 ]  # fmt: skip
 
 
-class Faces(Source):
+class Faces(Drawn):
     """Synthetic faces with CelebA's forty attributes, every one of them visible.
 
     Attributes are about as frequent as in CelebA (but none under 5 %) and go together as they do
@@ -49,11 +49,6 @@ class Faces(Source):
     def labels(self) -> Labels:
         """CelebA's forty attributes."""
         return Labels(kind="multi_label", names=ATTRIBUTES)
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """`train` and `test`."""
-        return {"train": self.train} | ({"test": self.test} if self.test else {})
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Faces of a split; keys count on from one split to the next, as CelebA's do."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import Drawn, Rows
 
 WINDOW = 7  # frames stacked in a row, as in XRMB
 WIDTHS = {"view1": 39, "view2": 16}  # acoustic, articulatory; of one frame: 273 and 112 in all
@@ -28,7 +28,7 @@ class _World(NamedTuple):
     outputs: dict[str, NDArray[np.float64]]  # [hidden, width of a frame]
 
 
-class Frames(Source):
+class Frames(Drawn):
     """Synthetic frames in the shape of XRMB: views of 273 and 112, seven frames of each.
 
     A class is a trajectory in a latent space; a row is a stretch of it, at a speed and an offset
@@ -54,11 +54,6 @@ class Frames(Source):
     def labels(self) -> Labels:
         """Classes by number: they stand for phones, and are none."""
         return Labels(kind="multi_class", names=[f"phone{n:02d}" for n in range(self.classes)])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """`train` and `test`."""
-        return {"train": self.train} | ({"test": self.test} if self.test else {})
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Rows of a split, drawn block by block."""

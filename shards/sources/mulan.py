@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 from xml.etree import ElementTree
@@ -97,16 +98,12 @@ class Mulan(Source):
     def _table(self) -> _Table:
         tables = [read_arff(path, self._names, self.xml.name) for path in self.arff]
         for path, table in zip(self.arff, tables, strict=True):
-            if table.attributes != tables[0].attributes:
-                pairs = zip(table.attributes, tables[0].attributes, strict=False)
-                other = next((pair for pair in pairs if pair[0] != pair[1]), None)
-                found = (
-                    f"attribute {other[0]!r} where {self.arff[0].name} has {other[1]!r}"
-                    if other
-                    else f"{len(table.attributes)} attributes where {self.arff[0].name} has "
-                    f"{len(tables[0].attributes)}"
-                )
-                raise SourceError(f"{path.name}: {found}; give the files of one data set")
+            for found, first in zip_longest(table.attributes, tables[0].attributes):
+                if found != first:
+                    raise SourceError(
+                        f"{path.name}: attribute {found!r} where {self.arff[0].name} has {first!r};"
+                        " give the files of one data set"
+                    )
         return _Table(
             tables[0].attributes,
             np.concatenate([table.features for table in tables]),
@@ -152,9 +149,9 @@ def read_arff(path: Path, label_names: list[str], xml: str) -> _Table:
             kinds[parts[1].strip("'\"")] = parts[2].strip().lower().replace(" ", "")
     _check_attributes(path, kinds, label_names, xml)
     numbered = [
-        (number, line)
-        for number, line in enumerate(lines[data:], data + 1)
-        if line.strip() and not line.lstrip().startswith("%")
+        (number, text)
+        for number, text in enumerate(map(str.strip, lines[data:]), data + 1)
+        if text and not text.startswith("%")
     ]
     if not numbered:
         raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
@@ -163,10 +160,14 @@ def read_arff(path: Path, label_names: list[str], xml: str) -> _Table:
     columns = [names.index(label) for label in label_names]
     is_feature = np.ones(len(names), bool)
     is_feature[columns] = False
-    _check(path, numbered, names, np.isfinite(values), values, "a finite number")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        features = values[:, is_feature].astype(np.float32)
+    of_features = [name for name, is_one in zip(names, is_feature, strict=True) if is_one]
+    finite = np.isfinite(features)
+    _check(path, numbered, of_features, finite, values[:, is_feature], "a finite float32")
     labels = values[:, columns]
     _check(path, numbered, label_names, (labels == 0) | (labels == 1), labels, "a label of 0 or 1")
-    return _Table(names, values[:, is_feature].astype(np.float32), labels.astype(np.uint8))
+    return _Table(names, features, labels.astype(np.uint8))
 
 
 def _check_attributes(path: Path, kinds: dict[str, str], labels: list[str], xml: str) -> None:
@@ -228,7 +229,7 @@ def _cells(line: str) -> list[tuple[int, str]]:
     if not line.startswith("{"):
         return [(column, text.strip()) for column, text in enumerate(line.split(","))]
     cells = []
-    for cell in filter(None, map(str.strip, line.strip().strip("{}").split(","))):
+    for cell in filter(None, map(str.strip, line.strip("{}").split(","))):
         column, _, text = cell.partition(" ")
         cells.append((int(column) if column.isdigit() else -1, text.strip()))
     return cells

@@ -110,9 +110,12 @@ class _Face:
         thick = max(1, round(width * self.unit))
         self.pen.line(self.at(np.array(points, float)), colour, thick, "curve")
 
-    def oval(self, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
+    def box(self, x: float, y: float, rx: float, ry: float) -> tuple[float, float, float, float]:
         x, y, k = self.x + x * self.unit, self.y + y * self.unit, self.unit
-        self.pen.ellipse((x - rx * k, y - ry * k, x + rx * k, y + ry * k), colour)
+        return x - rx * k, y - ry * k, x + rx * k, y + ry * k
+
+    def oval(self, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
+        self.pen.ellipse(self.box(x, y, rx, ry), colour)
 
     def both(self, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
         for side in (-x, x):
@@ -129,10 +132,8 @@ class _Face:
         width: float,
     ) -> None:
         """Part of an ellipse, from one angle to another in degrees, clockwise from the right."""
-        k = self.unit
-        x, y = self.x + x * k, self.y + y * k
-        box = (x - rx * k, y - ry * k, x + rx * k, y + ry * k)
-        self.pen.arc(box, *part, colour, max(1, round(width * k)))
+        thick = max(1, round(width * self.unit))
+        self.pen.arc(self.box(x, y, rx, ry), *part, colour, thick)
 
     def outline(self, grow: float = 0.0) -> NDArray[np.float64]:
         """The edge of the face: a round top, and a jaw that is square for men."""
@@ -337,16 +338,8 @@ class _Face:
     def _mustache(self, y: float) -> None:
         hair = HAIR["Brown_Hair"] if self.has["Bald"] else self.hair
         for side in (-1, 1):
-            self.shape(
-                [
-                    (0, y - 1.5),
-                    (side * 8, y - 0.5),
-                    (side * 15, y + 5),
-                    (side * 7, y + 4),
-                    (0, y + 3),
-                ],
-                _shade(hair, 0.8),
-            )
+            half = ((0, -1.5), (8, -0.5), (15, 5), (7, 4), (0, 3))
+            self.shape([(side * dx, y + dy) for dx, dy in half], _shade(hair, 0.8))
 
     def front_hair(self) -> None:
         """From the crown to the hairline, which bangs lower and years raise."""

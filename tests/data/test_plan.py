@@ -36,7 +36,7 @@ def test_any_batch_can_be_asked_for_without_those_before() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_partsare_contiguous_and_differ_by_one(world: int) -> None:
+def test_shares_are_contiguous_and_differ_by_one(world: int) -> None:
     batch = stream().at(5)
     parts = [batch[share(12, rank, world)] for rank in range(world)]
     assert np.concatenate(parts).tolist() == batch.tolist()

@@ -90,6 +90,16 @@ def test_a_damaged_picture_is_named(images: Path, tmp_path: Path) -> None:
         Reader(copy).read("image", np.array([2, 3]))
 
 
+def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
+    config = frames(tmp_path, data={"views": [{"stored": "view1"}] * 2})
+    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    streams = open_streams(config)
+    index = streams.reader.indexes[0]
+    index.lengths[:] += 1  # blocks that are longer than their headers say
+    with pytest.raises(ShardError, match=r"^[^\n]*is cut or too long[^\n]*$"):
+        list(batches(ProcessBatches(streams, 0, 0, 1), 0, 2, workers=1, pin=False))
+
+
 def test_roles_are_apart_and_make_up_the_split(vectors: Path) -> None:
     reader = Reader(vectors)
     counted = assign(reader, "train", Protocol(labelled=50, test="test"))

@@ -93,7 +93,7 @@ def _simclr_with_weight(z: list[Tensor], tau: float, weight: float) -> Tensor:
 
 
 @pytest.mark.parametrize("cuts", [[0, 4, 11], [0, 0, 5, 11]])
-def test_partsadd_up(cuts: list[int]) -> None:
+def test_shares_add_up(cuts: list[int]) -> None:
     z, h = [draw(11, 4, seed=v) for v in (0, 1)], [draw(11, 4, seed=v) for v in (2, 3)]
     s, y = draw(11, 5), labels(11, 3)
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
@@ -179,3 +179,18 @@ def test_a_temperature_must_be_positive(tau: float) -> None:
 def test_one_view_is_refused() -> None:
     with pytest.raises(ValueError, match="has 1 view; expected at least 2"):
         weighted_unsupervised([draw(4, 3)], [draw(4, 3)])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_numbers() -> None:
+    z, h = [draw(40, 8, seed=v) for v in (0, 1)], [draw(40, 8, seed=v) for v in (2, 3)]
+    s, y = draw(40, 9), labels(40, 5)
+    here = [weighted_unsupervised(z, h, tau=0.2), weighted_supervised(s, y, tau=0.2)]
+    there = [
+        weighted_unsupervised([v.cuda() for v in z], [v.cuda() for v in h], tau=0.2),
+        weighted_supervised(s.cuda(), y.cuda(), tau=0.2),
+    ]
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(other.cpu(), one)
+    assert_same(there[0].cpu(), here[0], [*z, *h])
+    assert_same(there[1].cpu(), here[1], [s])

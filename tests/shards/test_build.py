@@ -2,13 +2,15 @@
 
 import errno
 import os
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shards.build import Moments, build
-from shards.errors import ShardError
+from shards.errors import ShardError, SourceError
 from shards.sources import make
 from shards.sources.base import Rows
 from shards.sources.frames import Frames
@@ -84,6 +86,13 @@ def test_another_build_in_the_folder_is_an_error(tmp_path: Path) -> None:
     build(other, out, shard_rows=256, progress=False, overwrite=True)
     assert verify(out).ok and (out / "train-000001.tar").exists()
 
+    class Newer(Frames):
+        version = 2
+
+    newer = Newer.model_validate({"train": 300, "test": 0, "seed": 1})
+    with pytest.raises(ShardError, match="version 1 of the source 'frames' made its rows, not ver"):
+        build(newer, out, shard_rows=256, progress=False)
+
     build(arrays_source(tmp_path), tmp_path / "arrays", progress=False)
     with pytest.raises(ShardError, match="the bytes of its input files were others"):
         build(arrays_source(tmp_path, 50), tmp_path / "arrays", progress=False)
@@ -116,6 +125,35 @@ def test_folders_and_lengths_that_cannot_be(tmp_path: Path) -> None:
         build(source, tmp_path / "b", progress=False)
 
 
+def test_names_that_would_be_paths_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path, out = tmp_path / "bad.npz", tmp_path / "a" / "out"
+    for change, options, message in [
+        ({"split": np.array(["../esc", "b"])}, {}, "'../esc' cannot name a view or a split; expec"),
+        ({"split": np.array(["train set", "b"])}, {}, "'train set' cannot name a view or a split"),
+        ({"split": np.array(["a" * 41, "b"])}, {}, "expected 1 to 40 letters, digits, '-' and '_'"),
+        ({"my view": np.zeros((2, 2))}, {}, "'my view' cannot name a view or a split"),
+        ({}, {"label_names": ["x", "x"]}, "two labels have the name 'x'; expected a name for each"),
+        ({"y": np.array([0, 1]), "labels": np.zeros((2, 2))}, {"labels_name": "y"}, "share a name"),
+    ]:
+        arrays: dict[str, Any] = {"x": np.zeros((2, 2)), "labels": np.array([0, 1])} | change
+        np.savez(path, **arrays)
+        with pytest.raises(SourceError) as fault:
+            build(make("arrays", {"npz": path, **options}), out, progress=False)
+        assert str(fault.value).startswith("bad.npz: ") and message in str(fault.value)
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_source_is_sent_to_workers_without_its_data(tmp_path: Path) -> None:
+    source = arrays_source(tmp_path, 5000, view_names=["view2"], seed=3)
+    assert source.splits["test"] == 8 and source.labels.names and source.views  # all are cached
+    sent = pickle.dumps(source)
+    assert len(sent) < 1000
+    received = pickle.loads(sent)
+    assert type(received) is type(source) and received.options() == source.options()
+    assert pickle.loads(sent) is received  # which has read its files already
+    assert pickle.loads(pickle.dumps(arrays_source(tmp_path))).view_names is None
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -123,7 +161,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     source = make("frames", {"train": 300})
     (tmp_path / "out").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("shards.index.os.fsync", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(ShardError, match="out: the disk is full"):  # at the journal already
             build(source, tmp_path / "out", progress=False)
     assert not list((tmp_path / "out").glob("*.tar"))

@@ -12,7 +12,7 @@ import webdataset
 
 from shards.build import build
 from shards.errors import ShardError
-from shards.index import ShardIndex, map_array, scan
+from shards.index import ShardIndex, map_arrays, scan
 from shards.manifest import Labels, load_manifest
 from shards.sources import make
 from tests.shards.tiny import arrays_source, whole
@@ -38,9 +38,10 @@ def test_vectors_round_trip(vectors: Path, tmp_path: Path) -> None:
         assert index.starts.tolist() == [0, shard.samples]
         for view in manifest.views:
             column = index.column(f"{view.name}.npy")
-            place = int(index.offsets[0, column]), int(index.lengths[0, column])
-            block = map_array(vectors / shard.file, *place)
-            assert isinstance(block, np.memmap) and block.dtype == np.float32
+            places = index.offsets[:, column], index.lengths[:, column]
+            (block,) = map_arrays(vectors / shard.file, *places)
+            assert isinstance(block.base, np.memmap) and not block.flags.writeable
+            assert block.dtype == np.float32
             np.testing.assert_array_equal(block, rows.views[view.name][first:stop])
         first = stop
 
@@ -89,6 +90,28 @@ def test_index_says_what_a_scan_of_the_tar_finds(vectors: Path) -> None:
         index.column("jpg")
 
 
+def test_arrays_of_a_tar_share_one_mapping(tmp_path: Path) -> None:
+    source = arrays_source(tmp_path, 600)
+    build(source, tmp_path / "v", shard_rows=512, progress=False)
+    tar = tmp_path / "v" / "train-000000.tar"
+    index = ShardIndex.read(tar.with_suffix(".index.npz"))
+    offsets, lengths = index.offsets[:, 1], index.lengths[:, 1]
+    blocks = map_arrays(tar, offsets, lengths)
+    assert len(blocks) == 2 and blocks[0].base is blocks[1].base
+    rows = whole(source, "train").views["view2"]
+    np.testing.assert_array_equal(np.concatenate(blocks), rows[:512])
+    for place, size, message in [
+        (offsets, lengths - 4, r"\(256, 3\) at byte \d+ is cut or too long; restore it"),
+        (offsets + 512, lengths, r"not an npy array at byte \d+ \(the magic string"),
+        (offsets + 10**6, lengths, r"not an npy array at byte \d+"),
+    ]:
+        with pytest.raises(ShardError, match=f"train-000000.tar: .*{message}"):
+            map_arrays(tar, place, size)
+    tar.write_bytes(tar.read_bytes()[: int(offsets[1]) + 600])
+    with pytest.raises(ShardError, match="is cut or too long"):
+        map_arrays(tar, offsets, lengths)
+
+
 def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     path = vectors / "manifest.json"
     good = json.loads(path.read_text())
@@ -97,6 +120,7 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
         ({"block_rows": -1}, "block_rows: Input should be greater than 0"),
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
+        ({"splits": {"../a": []}}, "'../a' cannot name a view or a split"),
         ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),
     ]:
         path.write_text(json.dumps(good | change))

@@ -22,6 +22,14 @@ def test_mulan_reads_dense_and_sparse_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.labels, [[0, 1], [1, 1], [1, 0]])
 
 
+def test_mulan_rows_may_begin_with_blanks(tmp_path: Path) -> None:
+    plain = whole(make("mulan", mulan_options(tmp_path)), "all")
+    blanks = ARFF.replace("1.5,2", " 1.5,2").replace("{0 4", " \t{0 4").replace("1,1\n", "1,1  \n")
+    rows = whole(make("mulan", mulan_options(tmp_path, blanks)), "all")
+    np.testing.assert_array_equal(rows.views["view1"], plain.views["view1"])
+    np.testing.assert_array_equal(rows.labels, plain.labels)
+
+
 def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_path: Path) -> None:
     options = mulan_options(tmp_path)
     plain = whole(make("mulan", options | {"view_kind": "single"}), "all").views["view1"]
@@ -46,6 +54,7 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
         (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
         (ARFF.replace("0.25", "nan"), XML, "line 10, column 'arm span': found nan; expected a fin"),
+        (ARFF.replace("1.5", "1e39"), XML, "column 'height': found 1e+39; expected a finite float"),
         (ARFF.replace("{0 4", "{0 inf"), XML, "line 12, column 'height': found inf; expected"),
         (ARFF.replace("1,1\n", "2,1\n"), XML, "line 10, column 'calm': found 2; expected a label"),
         (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
@@ -107,6 +116,11 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
     [
         ({"b": np.zeros((3, 2))}, {}, "'b' has 3 rows and 'labels' 4; expected the same rows"),
         ({"a": np.array([[0.0], [1], [np.nan], [2]])}, {}, "'a', row 2, column 0 is nan; expected"),
+        (
+            {"a": np.full((4, 1), 1e39)},
+            {},
+            "'a', row 0, column 0 is 1e+39; expected a finite float",
+        ),
         ({"labels": np.array([0, 1, -1, 0])}, {}, "label of row 2 is -1; expected a class number"),
         ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
         ({"labels": np.array([0, 1, 5, 0])}, {"label_names": ["x", "y"]}, "row 2 is 5; expected 0"),

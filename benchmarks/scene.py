@@ -1,0 +1,106 @@
+"""Seconds an epoch on Scene: our step, and the published code's arithmetic, in one run.
+
+    python -m benchmarks.scene        # needs data/scene; see README.md
+
+The peer does what HeroCon's code does in a step, in float64 on whole N x N matrices: the same model
+and rows, three products and three exponentials a pair, cross-view negatives, the supervised term
+label by label, autograd, LARC. The two take turns; medians are compared.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pipeline.config import load_config
+from pipeline.data.batches import Batch, ProcessBatches
+from pipeline.data.streams import open_streams
+from pipeline.data.views import Views
+from pipeline.exchange import Split, globalise
+from pipeline.models.heterogeneous import Features, Heterogeneous
+from pipeline.objectives.objective import Objective
+from pipeline.optim import build_optimizer
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    lengths = torch.linalg.vector_norm(a, dim=1)[:, None] * torch.linalg.vector_norm(b, dim=1)
+    return torch.mm(a, b.T).div(lengths.clamp(min=1e-15))
+
+
+def published(features: Features, y: Tensor, alpha: float, beta: float) -> Tensor:
+    """The objective on whole matrices."""
+    assert features.logits is not None
+    count, labels = y.shape
+    classify = torch.nn.functional.binary_cross_entropy_with_logits(features.logits[:count], y)
+    (one, two), (h_one, h_two) = features.projections, features.weights
+    g = (torch.exp(1 - cosine(h_one, two)) + torch.exp(1 - cosine(one, h_two))) / 2
+    f = torch.exp(cosine(one, two))
+    unsupervised = torch.log((g * f).sum(0) / f.diag()).mean()
+    s = features.hidden[:count]
+    dist = y @ (1 - y).T + (1 - y) @ y.T
+    supervised = s.new_zeros(())
+    for a in range(labels):
+        mine = y[:, a] == 1
+        attract = torch.exp(cosine(s[mine], s[mine])) * (1 - dist[mine][:, mine] / labels)
+        repel = torch.exp(cosine(s[mine], s[~mine])) * dist[mine][:, ~mine]
+        supervised = supervised + torch.log((repel.sum(1) + attract) / attract).mean()
+    return classify + alpha * unsupervised + beta * supervised
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/scene.yaml")
+    parser.add_argument("--epochs", type=int, default=7)
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    streams = open_streams(config)
+    device = torch.device("cpu")
+    views = Views(streams.reader, config.data, device)
+    source = ProcessBatches(streams, config.seed, 0, 1)
+    assert streams.labelled is not None and streams.unlabelled is not None
+    split = Split([streams.labelled.batch], [streams.unlabelled.batch])
+    objective = Objective(config.objective.terms())
+    weights = objective.weights(0)
+
+    def step(
+        dtype: torch.dtype, loss: Callable[[Features, Batch], Tensor]
+    ) -> Callable[[int], float]:
+        torch.manual_seed(0)
+        shapes = [streams.reader.view(view.stored).shape for view in config.data.views]
+        model = Heterogeneous(config.model, shapes, 6, classify=True, project=True, weigh=True)
+        model.to(dtype)
+        optimizer = build_optimizer(config.optim, model.parameters())
+
+        def timed(t: int) -> float:
+            start = time.perf_counter()
+            batch = source.load(t)
+            inputs = [x.to(dtype) for x in views(batch, train=True)]
+            optimizer.zero_grad()
+            loss(model(inputs, batch.keys, batch.parts), batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return time.perf_counter() - start
+
+        return timed
+
+    ours = step(
+        torch.float32, lambda f, b: objective(globalise(f, b.targets, split, objective), 0)[0]
+    )
+    alpha, beta = weights["weighted_unsupervised"], weights["weighted_supervised"]
+    theirs = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
+    for timed in (ours, theirs):
+        timed(0)
+    pairs = [(ours(t), theirs(t)) for t in range(1, arguments.epochs + 1)]
+    mine, peer = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    print(f"{torch.get_num_threads()} threads, {sum(split.rows):,} rows, cross-view negatives")
+    print("| | seconds an epoch |")
+    print("|---|---|")
+    print(f"| Heron, float32 | {mine:.3f} |")
+    print(f"| published arithmetic, float64 | {peer:.3f} |")
+    print(f"| ratio, median of pairs | {statistics.median(b / a for a, b in pairs):.1f} |")
+
+
+if __name__ == "__main__":
+    main()
