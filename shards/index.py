@@ -148,11 +148,6 @@ def map_arrays(
     return [array_at(data, offset, length, str(tar)) for offset, length in places]
 
 
-def map_array(tar: Path, offset: int, length: int) -> NDArray[Any]:
-    """Map one npy member of a tar: see `map_arrays`."""
-    return map_arrays(tar, np.array([offset]), np.array([length]))[0]
-
-
 def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:
     """View an npy file, at so many bytes into others, as the array it holds."""
     stream = BytesIO(data[offset : offset + min(length, 4096)].tobytes())

@@ -244,7 +244,10 @@ def test_an_infinite_term_is_named(tmp_path: Path) -> None:
         ({"data": {"canonical_streams": 4}}, "4, which does not divide data.batch.labelled = 10"),
         ({"data": {"batch": {"labelled": 1}}}, "data.batch.labelled is 1; expected at least 2"),
         ({"data": {"split": "valid"}}, "split 'valid' is not in .*; found train, test"),
-        ({"data": {"views": [{"stored": "jpg"}] * 2}}, "stored view 'jpg' is not in .*; found view1"),
+        (
+            {"data": {"views": [{"stored": "jpg"}] * 2}},
+            "stored view 'jpg' is not in .*; found view1",
+        ),
         ({"data": {"protocol": {"labelled": 301}}}, "labelled is 301, but split 'train' has 300"),
         ({"data": {"batch": {"labelled": 0, "unlabelled": 0}}}, "data.batch asks for no rows"),
         (

@@ -9,8 +9,8 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
-from shards.errors import ShardError
-from shards.index import ShardIndex, map_array
+from shards.errors import RESTORE, ShardError
+from shards.index import ShardIndex, map_arrays
 from shards.manifest import Manifest, Shard, View, load_manifest
 from shards.sources.base import sha256
 
@@ -28,7 +28,6 @@ class Reader:
     def __init__(self, folder: str | Path) -> None:
         """Open a folder that `heron shards build` made."""
         self.folder = Path(folder)
-        self._remedy = f"restore it or build {folder} again with `heron shards build --overwrite`"
         self.manifest: Manifest = load_manifest(self.folder)
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         for shard in self.shards:
@@ -40,18 +39,18 @@ class Reader:
     def _check(self, shard: Shard) -> None:
         path = self.folder / shard.file
         if not path.is_file():
-            raise ShardError(f"{path} is missing; the manifest lists it; {self._remedy}")
+            raise ShardError(f"{path} is missing; the manifest lists it; {RESTORE}")
         if path.stat().st_size != shard.bytes:
             raise ShardError(
                 f"{path} has {path.stat().st_size} bytes; the manifest says {shard.bytes}; "
-                f"{self._remedy}"
+                f"{RESTORE}"
             )
 
     def _index(self, shard: Shard) -> ShardIndex:
         path = self.folder / shard.index_file
         index = ShardIndex.read(path)
         if sha256(path) != shard.index_sha256 or int(index.rows.sum()) != shard.samples:
-            raise ShardError(f"{path} is not the index that the manifest lists; {self._remedy}")
+            raise ShardError(f"{path} is not the index that the manifest lists; {RESTORE}")
         return index
 
     def verify_payloads(self) -> None:
@@ -64,7 +63,7 @@ class Reader:
             path = self.folder / shard.file
             if sha256(path) != shard.sha256:
                 raise ShardError(
-                    f"{path} is altered: its sha256 is not the manifest's; {self._remedy}; "
+                    f"{path} is altered: its sha256 is not the manifest's; {RESTORE}; "
                     "`heron shards verify` names the sample"
                 )
 
@@ -169,8 +168,9 @@ class Reader:
         if (shard, name) not in self._maps:
             index, path = self.indexes[shard], self.folder / self.shards[shard].file
             column = index.column(f"{name}.npy")
-            places = zip(index.offsets[:, column], index.lengths[:, column], strict=True)
-            self._maps[shard, name] = [map_array(path, int(o), int(n)) for o, n in places]
+            self._maps[shard, name] = map_arrays(
+                path, index.offsets[:, column], index.lengths[:, column]
+            )
         return self._maps[shard, name]
 
     def _image(self, view: View, row: int) -> NDArray[np.uint8]:

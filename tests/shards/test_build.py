@@ -127,16 +127,16 @@ def test_folders_and_lengths_that_cannot_be(tmp_path: Path) -> None:
 
 def test_names_that_would_be_paths_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     path, out = tmp_path / "bad.npz", tmp_path / "a" / "out"
-    for change, options, message in [
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"split": np.array(["../esc", "b"])}, {}, "'../esc' cannot name a view or a split; expec"),
         ({"split": np.array(["train set", "b"])}, {}, "'train set' cannot name a view or a split"),
         ({"split": np.array(["a" * 41, "b"])}, {}, "expected 1 to 40 letters, digits, '-' and '_'"),
         ({"my view": np.zeros((2, 2))}, {}, "'my view' cannot name a view or a split"),
         ({}, {"label_names": ["x", "x"]}, "two labels have the name 'x'; expected a name for each"),
         ({"y": np.array([0, 1]), "labels": np.zeros((2, 2))}, {"labels_name": "y"}, "share a name"),
-    ]:
-        arrays: dict[str, Any] = {"x": np.zeros((2, 2)), "labels": np.array([0, 1])} | change
-        np.savez(path, **arrays)
+    ]
+    for change, options, message in cases:
+        np.savez(path, **({"x": np.zeros((2, 2)), "labels": np.array([0, 1])} | change))
         with pytest.raises(SourceError) as fault:
             build(make("arrays", {"npz": path, **options}), out, progress=False)
         assert str(fault.value).startswith("bad.npz: ") and message in str(fault.value)
