@@ -89,7 +89,7 @@ def test_command(command: str, place: Path) -> None:
         assert output.count("| weighted_") == 2
         assert "nan" not in output
     if "reproduce" in command:
-        assert output.count("| 0.") == 4
+        assert output.count("| 0.") == 16  # 4 methods x 2 scores, published and measured
 
 
 def test_two_machines_find_each_other(place: Path) -> None:
@@ -104,6 +104,7 @@ def test_every_path_is_there() -> None:
     assert "@@" not in README
     named = re.findall(r"`([\w./-]+/[\w./-]*|\w+\.(?:md|toml|lock|py))`|\]\(([\w./-]+)\)", README)
     paths = [first or second for first, second in named]
+    paths += re.findall(r"(?<= )(?:configs|launch|pipeline)/[\w./-]+", README)
     assert len(paths) > 10
     missing = [p for p in paths if not (ROOT / p).exists() and not p.startswith("runs/")]
     assert not missing
