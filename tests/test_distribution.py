@@ -8,13 +8,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline import collectives
-from pipeline.config import Cnn, Mlp, Model, Term, WeightedSupervised, WeightedUnsupervised
+from pipeline.config import Cnn, Mlp, Model
 from pipeline.data.plan import share, shares
 from pipeline.draws import keys
 from pipeline.exchange import Split, globalise
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
+from pipeline.terms import Term, WeightedSupervised, WeightedUnsupervised
 from tests import ranks
 
 UNLABELLED, LABELS = 8, 3

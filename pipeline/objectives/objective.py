@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config import Term
 from pipeline.objectives.classification import bce, cross_entropy
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import weighted_unsupervised
+from pipeline.terms import Term
 
 
 @dataclass(frozen=True)
