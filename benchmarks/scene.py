@@ -85,9 +85,7 @@ def main() -> None:
 
         return timed
 
-    ours = step(
-        torch.float32, lambda f, b: objective(globalise(f, b.targets, split, objective), 0)[0]
-    )
+    ours = step(torch.float32, lambda f, b: objective(globalise(f, b, [], split, objective), 0)[0])
     alpha, beta = weights["weighted_unsupervised"], weights["weighted_supervised"]
     theirs = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
     for timed in (ours, theirs):

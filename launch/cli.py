@@ -13,6 +13,9 @@ from shards.errors import ShardError, SourceError
 EXAMPLES = """examples:
   heron shards build faces --out data/faces --workers 2
   heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml --out data/scene
+  heron shards build table --csv yeast.csv --out data/yeast
+  heron shards build idx --folder mnist --merge true --view-kind noise --out data/n-mnist
+  heron shards build folder --folder cifar10 --out data/cifar10
   heron shards verify data/faces
   heron shards show data/faces --sheet faces.png
   heron reproduce scene

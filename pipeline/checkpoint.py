@@ -30,7 +30,13 @@ class Position:
 
 
 def save(
-    folder: Path, position: Position, model: nn.Module, optimizer: Optimizer, config: str, keep: int
+    folder: Path,
+    position: Position,
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: str,
+    keep: int,
+    momentum: nn.Module | None = None,
 ) -> Path:
     """Write a checkpoint: under a temporary name, marked complete, then renamed.
 
@@ -41,6 +47,7 @@ def save(
         optimizer: its state is stored with `torch.save` and loaded with `weights_only`.
         config: the resolved configuration as YAML.
         keep: how many of the newest checkpoints stay.
+        momentum: the momentum encoder with its queue, where a term has one.
 
     Returns:
         The checkpoint's folder, `step-00000200`; `latest` points at it.
@@ -49,9 +56,9 @@ def save(
     part = folder / f".{final.name}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    save_file(
-        {k: v.contiguous() for k, v in model.state_dict().items()}, part / "model.safetensors"
-    )
+    _write(model, part / "model.safetensors")
+    if momentum is not None:
+        _write(momentum, part / "momentum.safetensors")
     torch.save(optimizer.state_dict(), part / "optimizer.pt")
     (part / "config.yaml").write_text(config)
     (part / "state.json").write_text(json.dumps({"format": 1, "position": vars(position)}))
@@ -91,8 +98,14 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer, config: Config) -> Position:
-    """Put a checkpoint into a model and an optimiser.
+def load(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: Config,
+    momentum: nn.Module | None = None,
+) -> Position:
+    """Put a checkpoint into a model, an optimiser, and the momentum encoder where there is one.
 
     Raises:
         CheckpointError: it was made with a configuration under which the run would go on
@@ -109,6 +122,8 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, config: Config) -> 
         model.load_state_dict(load_file(path / "model.safetensors"))
         stored = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
         optimizer.load_state_dict(stored)
+        if momentum is not None:
+            momentum.load_state_dict(load_file(path / "momentum.safetensors"))
         return Position(**state["position"])
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None
@@ -131,6 +146,10 @@ def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
         pairs = [(found.get(n), wanted.get(n), f"{key}.{n}".strip(".")) for n in names]
         return [line for pair in pairs for line in _differences(*pair)]
     return [] if found == wanted else [f"{key} is {found}, not {wanted}"]
+
+
+def _write(module: nn.Module, path: Path) -> None:
+    save_file({k: v.contiguous() for k, v in module.state_dict().items()}, path)
 
 
 def _flush(path: Path) -> None:

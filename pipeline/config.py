@@ -24,13 +24,15 @@ class Protocol(Section):
     """Which rows are labelled, which unlabelled and which are tested on.
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
-    without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled.
+    without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
+    `complementary`, training sees of each labelled row so many classes that it is not.
     """
 
     labelled: Natural | Literal["all"] = "all"
     folds: Annotated[int, Field(ge=2)] | None = None
     fold: Count = 0
     seed: Count = 0
+    complementary: Natural | None = None
     test: str = "unlabelled"
 
     @model_validator(mode="after")
@@ -53,7 +55,7 @@ class View(Section):
     """One view the model sees: a stored view of the sample and what is done to it in training."""
 
     stored: str
-    augment: list[Literal["crop", "color", "noise"]] = []
+    augment: list[Literal["crop", "color", "flip", "noise"]] = []
 
 
 class Data(Section):
@@ -77,40 +79,108 @@ class Data(Section):
     noise_std: Positive = 0.1
 
 
+Sizes = Annotated[list[Natural], Field(min_length=1)]
+
+
 class Mlp(Section):
-    """Linear-ReLU-BatchNorm layers."""
+    """Linear-ReLU-BatchNorm layers; without `norm` Linear-ReLU."""
 
     kind: Literal["mlp"] = "mlp"
-    widths: Annotated[list[Natural], Field(min_length=1)] = [200, 200]
+    widths: Sizes = [200, 200]
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    norm: bool = True
+
+
+class Linear(Section):
+    """One linear layer: with a classifier on it, a linear model."""
+
+    kind: Literal["linear"] = "linear"
+    width: Natural = 128
 
 
 class Cnn(Section):
     """Stages of a stride-2 convolution, BatchNorm and ReLU, then the mean over places."""
 
     kind: Literal["cnn"] = "cnn"
-    channels: Annotated[list[Natural], Field(min_length=1)] = [32, 64, 128, 128]
+    channels: Sizes = [32, 64, 128, 128]
+
+
+class Convnet(Section):
+    """Stages of a convolution, ReLU, BatchNorm and max-pool, then Linear-ReLU-BatchNorm layers.
+
+    A vector view is laid out as `shape`, [channels, height, width].
+    """
+
+    kind: Literal["convnet"] = "convnet"
+    channels: Sizes = [16, 32]
+    widths: Sizes = [200, 200]
+    shape: Annotated[list[Natural], Field(min_length=3, max_length=3)] | None = None
+
+
+class Resnet(Section):
+    """A ResNet for small images: 3 x 3 first convolution, no max-pool; default ResNet-18.
+
+    `widths` are channels out of each stage, `depths` its residual layers.
+    """
+
+    kind: Literal["resnet"] = "resnet"
+    widths: Sizes = [64, 128, 256, 512]
+    depths: Sizes = [2, 2, 2, 2]
+    layer: Literal["basic", "bottleneck"] = "basic"
+    stem_stride: Literal[1, 2] = 1
+
+    @model_validator(mode="after")
+    def _stages(self) -> "Resnet":
+        if len(self.widths) != len(self.depths):
+            raise ValueError(
+                f"widths are of {len(self.widths)} stages and depths of {len(self.depths)}; "
+                "expected a width and a depth for each"
+            )
+        if self.layer == "bottleneck" and (uneven := [w for w in self.widths if w % 4]):
+            raise ValueError(
+                f"widths hold {uneven}; a bottleneck has a quarter of its stage's channels; "
+                "expected multiples of 4"
+            )
+        return self
 
 
 class Model(Section):
-    """Per-view encoder and projector, the weight net H, and the classifier on all views."""
+    """Per-view encoder and projector, the weight net H, and the classifier.
 
-    encoder: Annotated[Mlp | Cnn, Field(discriminator="kind")] = Mlp()
+    A projector is one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear. The classifier,
+    the probe and all of evaluation see every view's hidden features, or the first view's.
+    """
+
+    encoder: Annotated[Mlp | Linear | Cnn | Convnet | Resnet, Field(discriminator="kind")] = Mlp()
+    projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
     shared_encoder: bool = False
     shared_projector: bool = False
+    classify_on: Literal["all_views", "first_view"] = "all_views"
 
 
 class Optim(Section):
-    """Optimiser and the schedule of its learning rate."""
+    """Optimiser and the schedule of its learning rate.
 
-    kind: Literal["sgd", "lars", "adamw"] = "lars"
+    `milestones` are the epochs at which schedule `step` multiplies the rate by `gamma`.
+    """
+
+    kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
     lr: Positive = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     trust_coefficient: Positive = 0.02
-    schedule: Literal["constant", "cosine"] = "constant"
+    lars_exclude_1d: bool = False
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    milestones: list[Natural] = []
+    gamma: Positive = 0.1
     warmup_epochs: Count = 0
+
+    @model_validator(mode="after")
+    def _some_milestone(self) -> "Optim":
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule is step without milestones; expected epochs: [100, 150]")
+        return self
 
 
 class Train(Section):
@@ -125,8 +195,12 @@ class Train(Section):
 
 
 class Evaluate(Section):
-    """How predictions are scored."""
+    """How predictions are scored, and whether a linear probe makes some: see `pipeline.probe`.
 
+    `auto` probes where no term trains a classifier, `always` also beside one.
+    """
+
+    probe: Literal["auto", "always", "never"] = "auto"
     threshold: Share = 0.4
     batch: Natural = 512
     map_rows: Natural = 1000

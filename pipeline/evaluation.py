@@ -1,19 +1,22 @@
 """Predictions for the rows of a role: each row once, on whichever process, in order."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.collectives import gather, rank, world_size
+from pipeline.collectives import gather, gather_objects, rank, world_size
 from pipeline.config import Evaluate
 from pipeline.data.batches import Batch, read
 from pipeline.data.plan import share, shares
+from pipeline.data.protocol import Roles
 from pipeline.data.reader import Reader, Rows
 from pipeline.data.views import Views
 from pipeline.metrics import Scores, multi_class_scores, multi_label_scores
 from pipeline.models.heterogeneous import Heterogeneous
+from pipeline.probe import linear_probe
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,9 @@ class Predictions:
     """What the model says of some rows, on every process.
 
     Attributes:
-        probability: [rows, labels], or None without a classifier.
-        hidden: S of the rows, [rows, width], or None when not asked for.
+        probability: [rows, labels], or None without a classifier and a probe.
+        hidden: S of the rows, of the views that are classified, [rows, width], or None when not
+            asked for.
         y: their labels as 0/1, [rows, labels].
     """
 
@@ -36,7 +40,7 @@ class Evaluator:
     """Scores a model on rows of a data set.
 
     Attributes:
-        config: threshold, and rows a process reads at a time.
+        config: threshold, rows a process reads at a time, and whether a linear probe is trained.
     """
 
     reader: Reader
@@ -46,19 +50,39 @@ class Evaluator:
     @property
     def exclusive(self) -> bool:
         """Whether classes exclude each other: softmax and argmax, else sigmoid and threshold."""
-        return self.reader.manifest.labels.kind in ("multi_class", "hierarchical")
+        return self.reader.manifest.labels.kind != "multi_label"
+
+    def evaluate(self, model: Heterogeneous, roles: Roles) -> tuple[Predictions, Scores]:
+        """Predictions for the test rows and their scores; every process must call it.
+
+        They are the classifier's. Where there is none, they are those of a linear probe on the
+        labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
+        as `probe_...`, and `never` trains no probe.
+        """
+        alone = model.classifier is None
+        probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
+        predictions = self.predict(model, roles.test, hidden=probed)
+        scores = self.score(predictions)
+        if not probed:
+            return predictions, scores
+        probe = self._probe(self.predict(model, roles.labelled, hidden=True), predictions)
+        if alone:
+            return probe, self.score(probe)
+        return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
 
     @torch.no_grad()
     def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:
         """Run the model over rows; every process must call it, each computes its part."""
         own = rows[share(len(rows), rank(), world_size())]
+        names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
         logits, features = [], []
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
         for start in range(0, max(len(own), 1), size):
-            batch = self._batch(own[start : start + size])
-            part = model(self.views(batch, train=False), batch.keys, batch.parts)
+            batch = self._batch(own[start : start + size], names)
+            inputs = self.views(batch, train=False, first=model.classified)
+            part = model(inputs, batch.keys, batch.parts)
             logits.append(part.logits)
             if hidden:
                 features.append(part.hidden)
@@ -69,18 +93,25 @@ class Evaluator:
             whole = gather(torch.cat(logits), sizes).float()
             probability = (whole.softmax(1) if self.exclusive else whole.sigmoid()).cpu().numpy()
         s = gather(torch.cat(features), sizes).float().cpu().numpy() if hidden else None
-        return Predictions(probability, s, self.reader.targets(rows))
+        return Predictions(probability, s, self.reader.truth(rows))
 
     def score(self, predictions: Predictions) -> Scores:
-        """Scores of predictions; none without a classifier."""
+        """Scores of predictions; none without probabilities."""
         if predictions.probability is None:
             return {}
         if self.exclusive:
             return multi_class_scores(predictions.probability, predictions.y)
         return multi_label_scores(predictions.probability, predictions.y, self.config.threshold)
 
-    def _batch(self, rows: Rows) -> Batch:
-        names = [view.stored for view in self.views.views]
+    def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
+        """The test rows as a probe on the labelled rows sees them; the main process trains it."""
+        assert labelled.hidden is not None and test.hidden is not None
+        found = None
+        if rank() == 0:
+            found = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
+        return replace(test, probability=gather_objects(found)[0])
+
+    def _batch(self, rows: Rows, names: Sequence[str]) -> Batch:
         numbers = torch.from_numpy(rows)
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
         stored = read(self.reader, list(dict.fromkeys(names)), rows)

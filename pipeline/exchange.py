@@ -4,11 +4,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from pipeline.collectives import gather, rank
+from pipeline.collectives import gather, gather_objects, rank
+from pipeline.data.batches import Batch
 from pipeline.models.heterogeneous import Features
-from pipeline.objectives.objective import GlobalBatch, Objective
+from pipeline.models.momentum import Momentum
+from pipeline.objectives.batch import Contrasts, GlobalBatch
+from pipeline.objectives.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -23,23 +27,40 @@ class Split:
         """Rows of each process."""
         return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
 
+    def places(self) -> Tensor:
+        """Where the labelled rows lie among all rows, in the order of `gather`."""
+        starts = itertools.accumulate(self.rows, initial=0)
+        own = zip(starts, self.labelled, strict=False)
+        return torch.cat([torch.arange(start, start + count) for start, count in own])
+
 
 def globalise(
-    features: Features, targets: Tensor, shares: Split, objective: Objective
+    features: Features,
+    batch: Batch,
+    inputs: Sequence[Tensor],
+    shares: Split,
+    objective: Objective,
+    momentum: Momentum | None = None,
 ) -> GlobalBatch:
     """Gather what the terms need of all processes' rows, and nothing else; never logits.
 
     Args:
         features: of this process's rows, the labelled ones first.
-        targets: labels of its labelled rows.
+        batch: the rows, with the labels of the labelled ones.
+        inputs: what the features were made of, a tensor a view.
         shares: the rows of every process.
         objective: says what is needed.
+        momentum: the momentum encoder, where a term has one.
 
     Returns:
         The global batch, differentiable back to every process's features.
     """
     own = shares.labelled[rank()]
-    hidden = features.hidden[:own]
+    hidden, targets = features.hidden[:own], batch.targets
+    contrasts = None
+    if momentum is not None:
+        keys = momentum.embed(inputs[momentum.view][:own], batch.keys[:own])
+        contrasts = Contrasts(keys, *momentum.queue())
     return GlobalBatch(
         logits=None if features.logits is None else features.logits[:own],
         targets=targets,
@@ -49,7 +70,34 @@ def globalise(
         projections=[gather(z, shares.rows) for z in features.projections],
         weights=[gather(h, shares.rows) for h in features.weights],
         rows=_own(shares.rows),
+        places=shares.places().to(hidden.device),
+        paths=gather(batch.paths, shares.labelled),
+        inputs=[gather(x.flatten(1), shares.rows) for x in inputs]
+        if objective.needs("share_inputs")
+        else [],
+        contrasts=contrasts,
     )
+
+
+def remember(momentum: Momentum, batch: GlobalBatch, shares: Split) -> None:
+    """Put the keys of all processes, with what the classifier says of them, into the queue."""
+    assert batch.contrasts is not None and batch.logits is not None
+    momentum.enqueue(
+        gather(batch.contrasts.keys, shares.labelled),
+        gather(batch.logits.detach().softmax(1), shares.labelled),
+    )
+
+
+def culprits(features: Features) -> list[str]:
+    """Which embeddings of which process are not finite, for a message; every process calls it."""
+    parts = {"hidden features": features.hidden, "logits": features.logits}
+    parts |= {f"projections of view {v + 1}": z for v, z in enumerate(features.projections)}
+    parts |= {f"weights H(z) of view {v + 1}": h for v, h in enumerate(features.weights)}
+    own = []
+    for name, part in parts.items():
+        if part is not None and (bad := int((~part.isfinite()).any(1).sum())):
+            own.append(f"rank {rank()}: {name} of {bad} of {len(part)} rows are not finite")
+    return [line for lines in gather_objects(own) for line in lines]
 
 
 def _own(sizes: Sequence[int]) -> slice:

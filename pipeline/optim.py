@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.config import Optim
 
@@ -27,10 +27,21 @@ class Lars(SGD):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         trust_coefficient: float = 0.02,
+        exclude_1d: bool = False,
     ) -> None:
-        """See torch.optim.SGD; `trust_coefficient` bounds a step's share of the parameter."""
+        """See torch.optim.SGD.
+
+        Args:
+            params: what is trained.
+            lr: learning rate.
+            momentum: of SGD.
+            weight_decay: of SGD.
+            trust_coefficient: bounds a step's share of the parameter.
+            exclude_1d: biases and batch norm's parameters take SGD's step, without decay.
+        """
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self.trust_coefficient = trust_coefficient
+        self.exclude_1d = exclude_1d
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -41,7 +52,7 @@ class Lars(SGD):
         decays = [group["weight_decay"] for group in self.param_groups]
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is not None:
+                if p.grad is not None and not (self.exclude_1d and p.dim() == 1):
                     self._scale(p, p.grad, group["lr"], group["weight_decay"])
             group["weight_decay"] = 0.0  # already inside the scaled gradient
         result = super().step(closure)
@@ -58,12 +69,16 @@ class Lars(SGD):
 
 
 def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimiser that a configuration asks for."""
+    """The optimiser that a configuration asks for; Adam's decay is L2, AdamW's is decoupled."""
+    lr, decay = config.lr, config.weight_decay
+    if config.kind == "adam":
+        return Adam(params, lr=lr, weight_decay=decay)
     if config.kind == "adamw":
-        return AdamW(params, lr=config.lr, weight_decay=config.weight_decay)
+        return AdamW(params, lr=lr, weight_decay=decay)
     if config.kind == "sgd":
-        return SGD(params, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return Lars(params, config.lr, config.momentum, config.weight_decay, config.trust_coefficient)
+        return SGD(params, lr=lr, momentum=config.momentum, weight_decay=decay)
+    trust, exclude = config.trust_coefficient, config.lars_exclude_1d
+    return Lars(params, lr, config.momentum, decay, trust, exclude)
 
 
 def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
@@ -75,11 +90,14 @@ def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
         epochs: of the whole run.
 
     Returns:
-        A linear rise over `warmup_epochs`, then constant, or half a cosine down to 0.
+        A linear rise over `warmup_epochs`, then constant, half a cosine down to 0, or a step down
+        by `gamma` at each of `milestones`.
     """
     if epoch < config.warmup_epochs:
         return config.lr * (epoch + 1e-8) / config.warmup_epochs
     if config.schedule == "constant":
         return config.lr
+    if config.schedule == "step":
+        return config.lr * config.gamma ** sum(epoch >= m for m in config.milestones)
     done = (epoch - config.warmup_epochs) / max(epochs - config.warmup_epochs, 1e-8)
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

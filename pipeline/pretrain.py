@@ -31,8 +31,9 @@ from pipeline.data.streams import Streams, build_data, open_streams
 from pipeline.data.views import Views
 from pipeline.errors import CheckpointError, ConfigError, TrainingError
 from pipeline.evaluation import Evaluator
-from pipeline.exchange import Split, globalise
-from pipeline.models.heterogeneous import Heterogeneous
+from pipeline.exchange import Split, culprits, globalise, remember
+from pipeline.models.heterogeneous import Features, Heterogeneous
+from pipeline.models.momentum import Momentum
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
 from pipeline.optim import build_optimizer, learning_rate
@@ -85,6 +86,8 @@ def pretrain(config: Config) -> dict[str, Any]:
 
     # Model, objective, optimiser: only the parts that some term needs.
     objective = Objective(config.objective.terms())
+    rows = streams.labelled.batch if streams.labelled else 0
+    objective.refuse(streams.kind, config.data.views, rows, config.model)
     model = Heterogeneous(
         config.model,
         [streams.reader.view(view.stored).shape for view in config.data.views],
@@ -93,6 +96,11 @@ def pretrain(config: Config) -> dict[str, Any]:
         project=objective.needs("project"),
         weigh=objective.needs("weigh"),
     ).to(device)
+    momentum = None  # a slow copy that makes keys, of the second view where there is one encoder
+    if (term := objective.mulco) is not None:
+        names = streams.reader.manifest.labels.names
+        momentum = Momentum(model, 1, term.queue, len(names), term.momentum).to(device)
+        synchronise(momentum)
     synchronise(model)
     optimizer = build_optimizer(config.optim, model.parameters())
     wrapped = accelerator.prepare(model)
@@ -102,7 +110,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     saved = folder / "checkpoints"
     done = 0
     if config.run.resume == "auto" and (found := checkpoint.complete(saved)):
-        done = checkpoint.load(found[-1], model, optimizer, config).step
+        done = checkpoint.load(found[-1], model, optimizer, config, momentum).step
     positions = collectives.gather_objects(done)
     if len(set(positions)) > 1 or done > steps:
         raise CheckpointError(
@@ -138,16 +146,20 @@ def pretrain(config: Config) -> dict[str, Any]:
             rate = learning_rate(config.optim, t / per_epoch, config.train.epochs)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            features = wrapped(views(batch, train=True), batch.keys, batch.parts)
-            whole = globalise(features, batch.targets, split, objective)
+            inputs = views(batch, train=True)
+            features = wrapped(inputs, batch.keys, batch.parts)
+            whole = globalise(features, batch, inputs, split, objective, momentum)
             loss, terms = objective(whole, t / per_epoch)
             values = total({"loss": loss} | {f"loss/{name}": term for name, term in terms.items()})
-            refuse_nonfinite(values, t, saved)
+            refuse_nonfinite(values, t, saved, features)
             optimizer.zero_grad()
             accelerator.backward(loss * world)  # DDP means over processes, the loss is a sum
             values["gradient_norm"] = float(nn.utils.get_total_norm(gradients(model)))
-            refuse_nonfinite(values, t, saved)
+            refuse_nonfinite(values, t, saved, features)
             optimizer.step()
+            if momentum is not None:
+                momentum.follow(model)
+                remember(momentum, whole, split)
             seconds = time.perf_counter() - clock
             train_seconds += seconds
             tracker.step(
@@ -165,20 +177,18 @@ def pretrain(config: Config) -> dict[str, Any]:
             # Between epochs: evaluate and save.
             now = t + 1
             if due(now, per_epoch, config.train.evaluate_every_epochs) and now < steps:
-                predictions = evaluator.predict(model, streams.roles.test)
-                tracker.scores(t, now / per_epoch, evaluator.score(predictions))
+                _, scores = evaluator.evaluate(model, streams.roles)
+                tracker.scores(t, now / per_epoch, scores)
             if due(now, per_epoch, config.train.save_every_epochs) or now == steps:
                 if main:
                     place = Position(now, *divmod(now, per_epoch))
-                    checkpoint.save(
-                        saved, place, model, optimizer, text, config.train.keep_checkpoints
-                    )
+                    kept = config.train.keep_checkpoints
+                    checkpoint.save(saved, place, model, optimizer, text, kept, momentum)
                 collectives.barrier()
 
         # Close: score the last weights, write the result and the report.
         test = streams.roles.test
-        predictions = evaluator.predict(model, test)
-        scores = evaluator.score(predictions)
+        predictions, scores = evaluator.evaluate(model, streams.roles)
         sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
         embedding = evaluator.predict(model, sample, hidden=True)
         tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
@@ -257,16 +267,20 @@ def total(parts: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(parts, collectives.sum_over_processes(stacked).tolist(), strict=True))
 
 
-def refuse_nonfinite(values: Mapping[str, float], step: int, saved: Path) -> None:
+def refuse_nonfinite(
+    values: Mapping[str, float], step: int, saved: Path, features: Features
+) -> None:
     """Stop before a NaN reaches the weights; all processes see the same values."""
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
         named = [name for name in wrong if name != "loss"] or ["loss"]
         found = checkpoint.complete(saved)
+        where = culprits(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
-            f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; the weights "
-            f"were not touched; last checkpoint: {found[-1] if found else 'none'}; lower optim.lr "
-            "or raise tau, and check the data with `heron shards verify`"
+            f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
+            f"{'; '.join(where)}; the weights were not touched; last checkpoint: "
+            f"{found[-1] if found else 'none'}; lower optim.lr or raise tau, and check the data "
+            "with `heron shards verify`"
         )
 
 

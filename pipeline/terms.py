@@ -23,12 +23,31 @@ class Term(Section):
     ramp_epochs: Count = 0
 
 
+class NtXent(Term):
+    """SimCLR's NT-Xent: InfoNCE, UCL."""
+
+    tau: Positive = 0.5
+
+
+class Cmc(Term):
+    """Contrastive multiview coding."""
+
+    tau: Positive = 0.5
+
+
 class WeightedUnsupervised(Term):
     """HeroCon's L_u, Eq. 5."""
 
     tau: Positive = 1.0
     anchors: Literal["first", "all"] = "all"
     negatives: Literal["all_views", "cross_view"] = "all_views"
+
+
+class InputWeightedUnsupervised(Term):
+    """HCL's L_u, Eq. 4: weights from the raw inputs."""
+
+    tau: Positive = 1.0
+    anchors: Literal["first", "all"] = "all"
 
 
 class WeightedSupervised(Term):
@@ -39,13 +58,91 @@ class WeightedSupervised(Term):
     self_pairs: bool = False
 
 
+class SupCon(Term):
+    """SupCon's L_out."""
+
+    tau: Positive = 0.1
+
+
+class Hard(Term):
+    """UCL, H-UCL (`supervised: false`), SCL and H-SCL.
+
+    The threshold of e^g is e^(l / tau), l going from `threshold_start` to `threshold_end` over
+    `threshold_epochs` (Eq. 4).
+    """
+
+    supervised: bool = True
+    tau: Positive = 0.5
+    hardening: Literal["none", "exp", "threshold"] = "none"
+    beta: Annotated[float, Field(ge=0)] = 1.0
+    threshold_start: Annotated[float, Field(ge=-1, le=1)] = -0.3
+    threshold_end: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    threshold_epochs: Natural = 200
+    positives: Literal["label", "augmentation"] = "label"
+    detach: bool = False
+
+    @model_validator(mode="after")
+    def _labels(self) -> "Hard":
+        if not self.supervised and self.positives == "label":
+            raise ValueError(
+                "positives by label need labels; with supervised: false give "
+                "positives: augmentation"
+            )
+        return self
+
+
+class Debiased(Term):
+    """The debiased contrastive loss."""
+
+    tau: Positive = 0.5
+    tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class Mulco(Term):
+    """MulCo's contrastive losses; `momentum` and `queue` are those of the keys."""
+
+    tau: Positive = 0.05
+    kind: Literal["standard", "sifted", "soft", "weighted", "debiased"] = "weighted"
+    tau_plus: Annotated[float, Field(ge=0, lt=1)] | None = None
+    queue: Natural = 8192
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
+
+
+class Hierarchical(Term):
+    """HiMulCon, HiConE, HiMulConE."""
+
+    tau: Positive = 0.1
+    constrain: bool = True
+    penalty: Literal["exp_inverse"] | None = "exp_inverse"
+
+
+class Gce(Term):
+    """Generalised cross-entropy for complementary labels."""
+
+    q: Annotated[float, Field(gt=0, le=1)] = 0.7
+
+
 class Objective(Section):
     """The weighted sum that training minimises; a term of weight 0 is not built."""
 
     bce: Term | None = None
     cross_entropy: Term | None = None
+    nt_xent: NtXent | None = None
+    cmc: Cmc | None = None
     weighted_unsupervised: WeightedUnsupervised | None = None
+    input_weighted_unsupervised: InputWeightedUnsupervised | None = None
     weighted_supervised: WeightedSupervised | None = None
+    supcon: SupCon | None = None
+    hard: Hard | None = None
+    debiased: Debiased | None = None
+    mulco: Mulco | None = None
+    hierarchical: Hierarchical | None = None
+    ub_log: Term | None = None
+    ub_exp: Term | None = None
+    mse: Term | None = None
+    gce: Gce | None = None
+    l_uw: Term | None = None
+    mlcl: Term | None = None
 
     def terms(self) -> dict[str, Term]:
         """The terms that take part, by name."""

@@ -169,7 +169,7 @@ def _vector_faults(array: NDArray[Any] | str, view: View, rows: int) -> Iterator
 def _image_faults(view: View, suffix: str, data: bytes) -> Iterator[str]:
     try:
         with Image.open(BytesIO(data)) as image:  # the header alone: a bomb is not set off
-            kind, shape = image.format, (image.height, image.width, len(image.getbands()))
+            kind, shape = image.format, (image.height, image.width, 3)  # grey decodes to RGB too
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as fault:
         yield f"member {suffix!r} is no image ({type(fault).__name__})"
         return

@@ -1,6 +1,7 @@
 """P processes are one: loss and gradient of every parameter, shares uneven, in float64."""
 
 from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -8,63 +9,153 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline import collectives
-from pipeline.config import Cnn, Mlp, Model
+from pipeline.config import Cnn, Convnet, Mlp, Model, Resnet
+from pipeline.data.batches import Batch
 from pipeline.data.plan import share, shares
 from pipeline.draws import keys
-from pipeline.exchange import Split, globalise
+from pipeline.exchange import Split, globalise, remember
 from pipeline.models.heterogeneous import Heterogeneous
+from pipeline.models.momentum import Momentum
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
-from pipeline.terms import Term, WeightedSupervised, WeightedUnsupervised
+from pipeline.terms import (
+    Cmc,
+    Debiased,
+    Gce,
+    Hard,
+    Hierarchical,
+    InputWeightedUnsupervised,
+    Mulco,
+    NtXent,
+    SupCon,
+    Term,
+    WeightedSupervised,
+    WeightedUnsupervised,
+)
 from tests import ranks
 
 UNLABELLED, LABELS = 8, 3
-TERMS: dict[str, Term] = {
+HEROCON: dict[str, Term] = {
     "bce": Term(),
     "weighted_unsupervised": WeightedUnsupervised(weight=0.7, tau=0.5),
     "weighted_supervised": WeightedSupervised(weight=0.3, tau=0.5),
 }
+# Every other term, those that fit together in one step; between them, every parameter has a
+# gradient.
+OTHERS: dict[str, dict[str, Term]] = {
+    "contrast of all rows": {
+        "bce": Term(),
+        "nt_xent": NtXent(),
+        "cmc": Cmc(),
+        "input_weighted_unsupervised": InputWeightedUnsupervised(),
+        "debiased": Debiased(),
+        "hard": Hard(supervised=False, positives="augmentation", hardening="exp"),
+        "weighted_unsupervised": WeightedUnsupervised(negatives="cross_view", anchors="first"),
+    },
+    "contrast of labelled rows": {
+        "bce": Term(),
+        "supcon": SupCon(),
+        "hierarchical": Hierarchical(),
+        "hard": Hard(hardening="threshold", threshold_epochs=2),
+        "weighted_supervised": WeightedSupervised(distance="indicator", self_pairs=True),
+    },
+    "hard negatives, plain": {
+        "bce": Term(),
+        "hard": Hard(),
+        "hierarchical": Hierarchical(constrain=False),
+    },
+    "complementary labels": {
+        "ub_log": Term(),
+        "ub_exp": Term(),
+        "mse": Term(),
+        "gce": Gce(),
+        "l_uw": Term(),
+        "mlcl": Term(),
+        "mulco": Mulco(queue=13),
+    },
+}
+KINDS: tuple[Literal["standard", "sifted", "soft", "debiased"], ...] = (
+    "standard",
+    "sifted",
+    "soft",
+    "debiased",
+)
+OTHERS |= {
+    f"mulco, {kind}": {"ub_log": Term(), "mulco": Mulco(queue=13, kind=kind)} for kind in KINDS
+}
 
 
-def step(encoder: str, shared: bool, count: int = 11) -> dict[str, Tensor]:
-    """Forward and backward over this process's share of one batch of `count` labelled rows."""
+ENCODERS: dict[str, tuple[Model, list[int]]] = {  # and the shape of a sample as stored
+    "mlp": (Model(encoder=Mlp(widths=[7, 5], dropout=0.4), projection_width=4), [6]),
+    "cnn": (Model(encoder=Cnn(channels=[4, 5]), projection_width=4), [8, 8, 3]),
+    "convnet": (
+        Model(encoder=Convnet(channels=[3, 4], widths=[6], shape=[1, 4, 6]), projection_width=4),
+        [24],
+    ),
+    "resnet": (
+        Model(
+            encoder=Resnet(widths=[4, 6], depths=[1, 2]),
+            projection_width=4,
+            projector="mlp",
+            classify_on="first_view",
+        ),
+        [8, 8, 3],
+    ),
+}
+
+
+def step(
+    encoder: str, shared: bool, count: int = 11, chosen: dict[str, Term] = HEROCON, rounds: int = 1
+) -> dict[str, Tensor]:
+    """Forward and backward over this process's share of batches of `count` labelled rows.
+
+    The gradients are those of the last round; a momentum encoder has seen the rounds before.
+    """
     world, rank = collectives.world_size(), collectives.rank()
     torch.manual_seed(0)
-    image = encoder == "cnn"
-    shape = [8, 8, 3] if image else [6]
-    config = Model(
-        encoder=Cnn(channels=[4, 5]) if image else Mlp(widths=[7, 5], dropout=0.4),
-        projection_width=4,
-        shared_encoder=shared,
-    )
-    model = Heterogeneous(
-        config, [shape, shape], LABELS, classify=True, project=True, weigh=True
-    ).double()
+    base, shape = ENCODERS[encoder]
+    objective = Objective(chosen)
+    config = base.model_copy(update={"shared_encoder": shared, "shared_projector": shared})
+    parts = {part: objective.needs(part) for part in ("classify", "project", "weigh")}
+    model = Heterogeneous(config, [shape, shape], LABELS, **parts).double()
+    momentum = None
+    if (term := objective.mulco) is not None:
+        momentum = Momentum(model, 1, term.queue, LABELS, term.momentum).double()
+        synchronise(momentum)
     synchronise(model)
     wrapped = DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(1)
-    rows = count + UNLABELLED
-    size = [3, 8, 8] if image else [6]
-    views = [torch.randn(rows, *size, generator=generator).double() for _ in range(2)]
-    targets = (torch.rand(count, LABELS, generator=generator) < 0.4).double()
+    size = [shape[2], *shape[:2]] if len(shape) == 3 else shape
 
     # Dropout keeps this exact, too: its masks follow the rows.
     labelled, unlabelled = share(count, rank, world), share(UNLABELLED, rank, world)
-    own = [torch.cat([view[:count][labelled], view[count:][unlabelled]]) for view in views]
     split = Split(shares(count, world), shares(UNLABELLED, world))
-    objective = Objective(TERMS)
-    numbers = torch.arange(rows)
+    numbers = torch.arange(count + UNLABELLED)
     mine = torch.cat([numbers[:count][labelled], numbers[count:][unlabelled]])
-    parts = (labelled, unlabelled) if count else (unlabelled,)  # a stream that is not there
-    here = [part.stop - part.start for part in parts]
-    features = wrapped(own, keys(0, torch.zeros_like(mine), mine), here)
-    whole = globalise(features, targets[labelled], split, objective)
-    loss, terms = objective(whole, epoch=1.0)
-    (loss * world).backward()  # type: ignore[no-untyped-call]
+    streams = (labelled, unlabelled) if count else (unlabelled,)  # a stream that is not there
+    here = [part.stop - part.start for part in streams]
+    for _ in range(rounds):
+        x = [torch.randn(len(numbers), *size, generator=generator).double() for _ in range(2)]
+        own = [torch.cat([view[:count][labelled], view[count:][unlabelled]]) for view in x]
+        y = (torch.rand(count, LABELS, generator=generator) < 0.4).double()
+        y[:, 0] = 1 - y[:, 1:].amax(1)  # of complementary labels: some class, and not all
+        paths = torch.randint(0, 2, (count, 3), generator=generator)
+        row_keys = keys(0, torch.zeros_like(mine), mine)
+        batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled])
+        model.zero_grad()
+        features = wrapped(own, row_keys, here)
+        whole = globalise(features, batch, own, split, objective, momentum)
+        loss, terms = objective(whole, epoch=1.0)
+        (loss * world).backward()  # type: ignore[no-untyped-call]
+        if momentum is not None:
+            momentum.follow(model)
+            remember(momentum, whole, split)
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         result[name] = parameter.grad
+    if momentum is not None:
+        result |= {f"momentum.{name}": value for name, value in momentum.state_dict().items()}
     return result | {name: buffer for name, buffer in model.named_buffers() if "running" in name}
 
 
@@ -76,6 +167,11 @@ def steps() -> dict[str, dict[str, Tensor]]:
         "images": step("cnn", shared=True),
         "two labelled": step("mlp", shared=False, count=2),
         "none labelled": step("cnn", shared=False, count=0),
+        "vectors as planes": step("convnet", shared=False),
+        "residual": step("resnet", shared=True, count=2),
+    } | {
+        name: step("mlp", shared=True, chosen=chosen, rounds=2 if "mulco" in chosen else 1)
+        for name, chosen in OTHERS.items()
     }
 
 
@@ -100,7 +196,8 @@ def alone() -> dict[str, dict[str, Tensor]]:
 def test_gradients_are_those_of_one_process(world: int) -> None:
     for result in ranks.run(world, steps):
         for case, expected in alone().items():
-            assert expected["loss/weighted_unsupervised"] > 0
+            losses = [float(value) for name, value in expected.items() if "loss/" in name]
+            assert max(losses) > 0
             assert result[case].keys() == expected.keys()
             for name, value in expected.items():
                 torch.testing.assert_close(

@@ -41,7 +41,33 @@ def test_lars_leaves_a_zero_parameter_its_rate() -> None:
     torch.testing.assert_close(parameter.detach(), torch.full((2,), -0.1))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_lars_may_leave_vectors_to_sgd() -> None:
+    """A bias takes lr g, without decay; a matrix is bounded and decays."""
+    bias, matrix = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2, 2))
+    optimizer = Lars([bias, matrix], 0.5, weight_decay=0.1, exclude_1d=True)
+    for parameter in (bias, matrix):
+        parameter.grad = torch.full_like(parameter, 3.0)
+    optimizer.step()
+    torch.testing.assert_close(bias.detach(), torch.full((4,), 1 - 0.5 * 3))
+    rate = 0.02 * 2 / (6 + 0.1 * 2)
+    torch.testing.assert_close(matrix.detach(), torch.full((2, 2), 1 - rate * (3 + 0.1)))
+    chosen = build_optimizer(Optim(lars_exclude_1d=True), [bias])
+    assert isinstance(chosen, Lars) and chosen.exclude_1d
+
+
+def test_adam_has_l2_decay_and_adamw_its_own() -> None:
+    """Step one of Adam is lr * sign(gradient), and L2 is part of the gradient; AdamW's is not."""
+    expected = {"adam": -1 + 0.1, "adamw": -(1 - 0.1 * 0.5) - 0.1}
+    for kind, value in expected.items():
+        parameter = nn.Parameter(torch.tensor([-1.0]))
+        config = Optim(kind=kind, lr=0.1, weight_decay=0.5)  # type: ignore[arg-type]
+        optimizer = build_optimizer(config, [parameter])
+        parameter.grad = torch.tensor([0.2])  # 0.2 - 0.5 < 0 with L2
+        optimizer.step()
+        assert parameter.item() == pytest.approx(value)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
 def test_every_optimiser_descends(kind: str) -> None:
     parameter = nn.Parameter(torch.tensor([2.0]))
     optimizer = build_optimizer(Optim(kind=kind, lr=0.05), [parameter])  # type: ignore[arg-type]
@@ -59,3 +85,7 @@ def test_schedules() -> None:
     assert learning_rate(constant, 9, 10) == 0.2
     cosine = Optim(lr=0.2, schedule="cosine")
     assert [learning_rate(cosine, e, 10) for e in (0, 5, 10)] == pytest.approx([0.2, 0.1, 0])
+    step = Optim(lr=0.2, schedule="step", milestones=[6, 4], gamma=0.5, warmup_epochs=2)
+    rates = [learning_rate(step, e, 10) for e in (1, 2, 3.9, 4, 5.9, 6, 9)]
+    assert rates == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
+    assert learning_rate(step, 5, 100) == learning_rate(step, 5, 10)

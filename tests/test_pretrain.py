@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from pipeline import collectives
 from pipeline.checkpoint import complete
 from pipeline.config import load_config, parse_config
 from pipeline.errors import CheckpointError, ConfigError, TrainingError
-from pipeline.objectives import classification, objective
+from pipeline.models.heterogeneous import Features
+from pipeline.objectives.catalogue import TERMS
 from pipeline.pretrain import pretrain, refuse_nonfinite
 from pipeline.tracking import read_metrics
 from shards.errors import ShardError, SourceError
@@ -152,19 +155,22 @@ def test_cross_entropy_of_independent_labels_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", view1=np.ones((40, 4), np.float32), labels=y)
     data = {"build": {"source": "arrays", "npz": str(tmp_path / "mine.npz"), "seed": None}}
     gone = {"train": None, "test": None, "classes": None}
-    with pytest.raises(ConfigError, match="cross_entropy needs one class a row, .* multi_label"):
-        pretrain(frames(tmp_path, data={"build": data["build"] | gone}))
+    message = "cross_entropy needs labels of kind multi_class or hierarchical, .* sees multi_label"
+    changes = {"build": data["build"] | gone, "split": "all", "views": [{"stored": "view1"}] * 2}
+    roles = {"protocol": {"labelled": 20, "test": "unlabelled"}, "batch": {"unlabelled": 5}}
+    with pytest.raises(ConfigError, match=message):
+        pretrain(frames(tmp_path, data=changes | roles))
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = classification.bce, iter(range(9))
+    real, calls = TERMS["bce"], iter(range(9))
 
-    def broken(*args: Any, **kwargs: Any) -> Tensor:
-        return real(*args, **kwargs) * (float("nan") if next(calls) == 2 else 1.0)
+    def broken(*args: Any) -> Tensor:
+        return real.loss(*args) * (float("nan") if next(calls) == 2 else 1.0)
 
-    monkeypatch.setattr(objective, "bce", broken)
+    monkeypatch.setitem(TERMS, "bce", replace(real, loss=broken))
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
     with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
@@ -199,14 +205,45 @@ def test_an_altered_shard_is_refused_before_the_first_step(
         pretrain(config)
 
 
-def test_a_run_without_a_classifier_ends_with_its_report(straight: Path, tmp_path: Path) -> None:
-    terms = {"cross_entropy": None, "weighted_supervised": None}
+UNCLASSIFIED = {"cross_entropy": None, "weighted_supervised": None}
+
+
+def test_a_run_without_classifier_and_probe_ends_with_its_report(
+    straight: Path, tmp_path: Path
+) -> None:
     data = {"path": str(straight / "frames"), "batch": {"labelled": 0}}
-    pretrain(frames(tmp_path, data=data, objective=terms))
+    config = frames(tmp_path, data=data, objective=UNCLASSIFIED, evaluate={"probe": "never"})
+    pretrain(config)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == 5
     assert "f1_weighted" not in result
     assert (tmp_path / "run" / "map.png").exists()
+
+
+def train_unclassified(folder: str, name: str, data: str) -> dict[str, float]:
+    """Unlabelled rows in two augmentations, one encoder; scored by a probe on the first view."""
+    view = {"stored": "view1", "augment": ["noise"]}
+    changes = {
+        "data": {"path": data, "batch": {"labelled": 0}, "views": [view, view]},
+        "model": {"shared_encoder": True, "classify_on": "first_view", "projector": "mlp"},
+        "objective": UNCLASSIFIED,
+        "train": {"steps": None, "epochs": 1, "evaluate_every_epochs": 1},
+    }
+    result = pretrain(frames(Path(folder), name, **changes))
+    return {k: v for k, v in result.items() if k in ("f1_weighted", "auc_macro", "accuracy")}
+
+
+def test_a_run_without_a_classifier_is_scored_by_a_probe(straight: Path, tmp_path: Path) -> None:
+    folder, data = str(tmp_path), str(straight / "frames")
+    one = train_unclassified(folder, "one", data)
+    two = ranks.run(2, train_unclassified, folder, "two", data)
+    assert one["accuracy"] > 0.35  # of four classes
+    assert two[0] == two[1]
+    assert two[0] == pytest.approx(one, abs=0.02)
+    for name in ("auc.png", "map.png", "report.html"):
+        assert (tmp_path / "two" / name).exists()
+    scored = [row for row in read_metrics(tmp_path / "one" / "metrics.jsonl") if "loss" not in row]
+    assert scored[-1]["test/accuracy"] == one["accuracy"]
 
 
 def test_faces_on_two_processes_are_those_on_one(tmp_path: Path) -> None:
@@ -232,9 +269,26 @@ def train_faces(folder: str, name: str) -> list[float]:
     return [row["loss"] for row in losses(Path(folder) / name)]
 
 
+FINE = Features(torch.ones(3, 2), None, [torch.ones(3, 2)] * 2, [])
+
+
 def test_an_infinite_term_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
-        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path)
+        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path, FINE)
+
+
+def spoil(folder: str) -> str:
+    """One process finds NaN in a projection; all of them say which."""
+    broken = FINE._replace(projections=[torch.ones(3, 2), torch.full((3, 2), math.nan)])
+    features = broken if collectives.rank() == 1 else FINE
+    with pytest.raises(TrainingError) as raised:
+        refuse_nonfinite({"loss": math.nan, "loss/hard": math.nan}, 3, Path(folder), features)
+    return str(raised.value)
+
+
+def test_embeddings_that_are_not_finite_are_named_by_term_and_rank(tmp_path: Path) -> None:
+    for message in ranks.run(2, spoil, str(tmp_path)):
+        assert "step 3: loss/hard is nan; rank 1: projections of view 2 of 3 of 3 rows" in message
 
 
 @pytest.mark.parametrize(

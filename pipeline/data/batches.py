@@ -1,7 +1,7 @@
 """The batches of one process: its share of every global batch, read by workers, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ class Batch:
         rows: row numbers in the data set, [rows].
         keys: of each row's random numbers in its stream's epoch, [rows]; see `pipeline.draws`.
         parts: this process's rows of each stream of the run, in order; they may be none.
+        paths: hierarchical labels of the labelled rows, [labelled, levels], where there are any.
     """
 
     stored: dict[str, Tensor]
@@ -32,6 +33,7 @@ class Batch:
     rows: Tensor
     keys: Tensor
     parts: list[int]
+    paths: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
 
     @property
     def labelled(self) -> int:
@@ -48,7 +50,8 @@ class Batch:
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         stored = {name: move(view) for name, view in self.stored.items()}
-        return Batch(stored, move(self.targets), move(self.rows), move(self.keys), self.parts)
+        targets, paths = move(self.targets), move(self.paths)
+        return Batch(stored, targets, move(self.rows), move(self.keys), self.parts, paths)
 
 
 class ProcessBatches(Dataset[Batch | ShardError]):
@@ -78,10 +81,11 @@ class ProcessBatches(Dataset[Batch | ShardError]):
         reader = self.streams.reader
         return Batch(
             read(reader, self.streams.stored, rows),
-            torch.from_numpy(reader.targets(labelled)),
+            torch.from_numpy(self.streams.targets(labelled)),
             numbers,
             keys(self.seed, epoch, numbers),
             [len(part) for part, stream in drawn if stream is not None],
+            torch.from_numpy(reader.paths(labelled)),
         )
 
     def _rows(self, stream: Stream | None, t: int) -> tuple[Rows, Rows]:

@@ -1,15 +1,17 @@
-"""Which rows are labelled, unlabelled and tested: chosen by index, so no shard is rebuilt."""
+"""Which rows are labelled, with what, and which are tested: chosen without rebuilding a shard."""
 
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
 from pipeline.config import Protocol
 from pipeline.data.reader import Reader, Rows
+from pipeline.draws import keys, uniforms
 from pipeline.errors import ConfigError
 
 
@@ -61,6 +63,31 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     else:
         test = reader.split_rows(protocol.test)
     return Roles(rows[chosen], unlabelled, test)
+
+
+def complementary(
+    y: NDArray[np.float32], rows: Rows, count: int, protocol: Protocol
+) -> NDArray[np.float32]:
+    """Draw complementary labels: `count` of the classes that each row is not, uniformly.
+
+    MulCo, Section 5.1. A row's set is a function of (seed, fold, row), whatever the batch.
+
+    Args:
+        y: one-hot classes, [rows, classes].
+        rows: numbers of the rows.
+        count: s, 1 to classes - 1.
+        protocol: gives seed and fold.
+
+    Returns:
+        1 where a class is known to be wrong, [rows, classes].
+    """
+    numbers = torch.from_numpy(rows)
+    fold = torch.full_like(numbers, protocol.fold)
+    draws = uniforms(keys(protocol.seed, fold, numbers), salt=7, count=y.shape[1]).numpy()
+    order = np.argsort(np.where(y == 1, np.inf, draws), axis=1, kind="stable")
+    wrong = np.zeros_like(y)
+    np.put_along_axis(wrong, order[:, :count], 1.0, axis=1)
+    return wrong
 
 
 def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:

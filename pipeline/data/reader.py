@@ -110,6 +110,32 @@ class Reader:
         targets: NDArray[np.float32] = labels.astype(np.float32)
         return targets
 
+    def truth(self, rows: Rows) -> NDArray[np.float32]:
+        """What the rows are, as 0/1 columns, for scoring.
+
+        Raises:
+            ConfigError: complementary labels of a row leave more than one class.
+        """
+        targets = self.targets(rows)
+        if self.manifest.labels.kind != "complementary":
+            return targets
+        left = targets.shape[1] - targets.sum(1)
+        if (left != 1).any():
+            row = int(np.flatnonzero(left != 1)[0])
+            raise ConfigError(
+                f"{self.folder}: the complementary labels of sample {self.key(int(rows[row]))} "
+                f"leave {int(left[row])} classes; expected 1 in rows that are tested or probed; "
+                "store there every class but the right one"
+            )
+        return 1 - targets
+
+    def paths(self, rows: Rows) -> NDArray[np.int64]:
+        """Hierarchical labels, [rows, levels]; [rows, 0] where labels are of another kind."""
+        if self.manifest.labels.kind != "hierarchical":
+            return np.empty((len(rows), 0), np.int64)
+        found: NDArray[np.int64] = self.labels(rows)
+        return found
+
     def key(self, row: int) -> str:
         """The key of a row: of its tar sample and, in a block, its place there."""
         shard, sample, place = (int(x[0]) for x in self._locate(np.array([row])))

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeline.config import Config, Data
+from pipeline.config import Config, Data, Protocol
 from pipeline.data.plan import Rows, Stream, default_streams
-from pipeline.data.protocol import Roles, assign
+from pipeline.data.protocol import Roles, assign, complementary
 from pipeline.data.reader import Reader
 from pipeline.errors import ConfigError
 from shards.build import build
@@ -26,6 +27,8 @@ class Streams:
         unlabelled: the stream of unlabelled rows, or None.
         lead: the one whose pass is an epoch.
         stored: names of the stored views that are read, each once.
+        protocol: decides what training sees of a label.
+        kind: of the labels that training sees.
     """
 
     reader: Reader
@@ -34,6 +37,14 @@ class Streams:
     unlabelled: Stream | None
     lead: Stream
     stored: list[str]
+    protocol: Protocol
+    kind: str
+
+    def targets(self, rows: Rows) -> NDArray[np.float32]:
+        """The labels that training sees of some labelled rows, as 0/1 columns."""
+        y = self.reader.targets(rows)
+        drawn = self.protocol.complementary
+        return y if drawn is None else complementary(y, rows, drawn, self.protocol)
 
     def describe(self) -> list[str]:
         """A line a stream: rows, batch, and what an epoch leaves over."""
@@ -65,21 +76,19 @@ def open_streams(config: Config) -> Streams:
     data = config.data
     reader = Reader(data.path)
     kind = reader.manifest.labels.kind
-    if config.objective.cross_entropy is not None and kind not in ("multi_class", "hierarchical"):
-        raise ConfigError(
-            f"objective.cross_entropy needs one class a row, but the labels of {data.path} are "
-            f"{kind}; use objective.bce"
-        )
-    if kind == "complementary":
-        raise ConfigError(
-            f"the labels of {data.path} are complementary: they say what a row is not; the terms "
-            "so far need labels that say what it is"
-        )
-    if config.objective.weighted_unsupervised is not None and len(data.views) < 2:
-        raise ConfigError(
-            f"objective.weighted_unsupervised needs at least 2 views; data.views has "
-            f"{len(data.views)}; give the stored view twice, each with its augmentation"
-        )
+    drawn = data.protocol.complementary
+    if drawn is not None:
+        if kind not in ("multi_class", "hierarchical"):
+            raise ConfigError(
+                f"data.protocol.complementary draws from one class a row, but the labels of "
+                f"{data.path} are {kind}; set it to null"
+            )
+        if drawn >= (classes := len(reader.manifest.labels.names)):
+            raise ConfigError(
+                f"data.protocol.complementary is {drawn}, but there are {classes} classes; "
+                f"expected 1 to {classes - 1}, so that a class is left"
+            )
+        kind = "complementary"
     roles = assign(reader, data.split, data.protocol)
     in_shard = reader.shard_rows(data.split)
 
@@ -106,4 +115,38 @@ def open_streams(config: Config) -> Streams:
         )
     lead = next((s for s in found if s.name == data.epoch), found[0])
     stored = list(dict.fromkeys(view.stored for view in data.views))
-    return Streams(reader, roles, labelled, unlabelled, lead, stored)
+    streams = Streams(reader, roles, labelled, unlabelled, lead, stored, data.protocol, kind)
+    if labelled is not None:
+        _check_labels(streams)
+    return streams
+
+
+def _check_labels(streams: Streams) -> None:
+    """Refuse labels that no loss can use: sets that say nothing or all, and a hierarchy of no tree.
+
+    Raises:
+        ConfigError: names the sample or the class, what is wrong and the remedy.
+    """
+    reader, rows = streams.reader, streams.roles.labelled
+    if reader.manifest.labels.kind == "complementary":
+        size = reader.targets(rows).sum(1)
+        classes = len(reader.manifest.labels.names)
+        if len(bad := np.flatnonzero((size < 1) | (size > classes - 1))):
+            raise ConfigError(
+                f"{reader.folder}: sample {reader.key(int(rows[bad[0]]))} has "
+                f"{int(size[bad[0]])} complementary labels of {classes} classes; expected 1 to "
+                f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
+            )
+    levels = reader.manifest.labels.levels or []
+    paths = reader.paths(rows)
+    for level in range(1, len(levels)):
+        parents = np.unique(paths[:, level - 1 : level + 1], axis=0)
+        child, count = np.unique(parents[:, 1], return_counts=True)
+        if (count > 1).any():
+            two = parents[parents[:, 1] == child[count > 1][0]]
+            names = [levels[level - 1][parent] for parent in two[:2, 0]]
+            raise ConfigError(
+                f"{reader.folder}: the hierarchy is no tree: '{levels[level][two[0, 1]]}' of level "
+                f"{level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one parent; "
+                "give classes under different parents different numbers"
+            )

@@ -42,25 +42,26 @@ class Views:
                 if (name == "noise") != (stored.kind == "vector"):
                     raise ConfigError(
                         f"data.views: augmentation '{name}' does not fit {stored.kind} view "
-                        f"'{view.stored}'; vectors take 'noise', images 'crop' and 'color'"
+                        f"'{view.stored}'; vectors take 'noise', images 'crop', 'color', 'flip'"
                     )
             if config.standardise and stored.mean is not None and stored.std is not None:
                 mean = torch.tensor(stored.mean, device=device)
                 std = torch.tensor(stored.std, device=device)
                 self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
 
-    def __call__(self, batch: Batch, train: bool) -> list[Tensor]:
+    def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
         """The model's inputs: one float32 tensor a view.
 
         Args:
             batch: stored views on the device.
             train: augment; evaluation sees the stored view as it is.
+            first: how many of the views, from the first on; None makes all.
 
         Returns:
             [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images.
         """
         inputs = []
-        for number, view in enumerate(self.views):
+        for number, view in enumerate(self.views[:first]):
             x = self._as_float(view.stored, batch.stored[view.stored])
             for name in view.augment if train else ():
                 if name == "noise":
@@ -126,4 +127,17 @@ def color(
     return torch.where(grey, (x * weights).sum(1, keepdim=True), x)
 
 
-AUGMENTATIONS = {"crop": (crop, 1), "color": (color, 2)}  # and the salt of its numbers
+def flip(
+    x: Float[Tensor, "batch channels height width"], draws: Float[Tensor, "batch draws"]
+) -> Float[Tensor, "batch channels height width"]:
+    """Horizontal flip, one time in two.
+
+    Args:
+        x: images.
+        draws: uniform numbers; column 0 decides.
+    """
+    return torch.where((draws[:, 0] < 0.5)[:, None, None, None], x.flip(3), x)
+
+
+# An augmentation of images and the salt of its numbers.
+AUGMENTATIONS = {"crop": (crop, 1), "color": (color, 2), "flip": (flip, 3)}

@@ -1,10 +1,11 @@
 """Encoders of one view: raw input to hidden features."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, Mlp
+from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet
 from pipeline.draws import uniforms
 from pipeline.errors import ConfigError
 
@@ -44,7 +45,43 @@ class Encoder(nn.Module):
         return x
 
 
-def mlp(width: int, widths: Sequence[int], dropout: float, salt: int) -> list[nn.Module]:
+class PooledResNet(nn.Module):
+    """A `transformers.ResNetModel`, whose weights it holds as `network`, as a layer.
+
+    He et al. 2016; the first convolution is 3 x 3 and no max-pool follows, as H-SCL and others
+    have it for images of 32 x 32.
+    """
+
+    def __init__(self, config: Resnet, channels: int) -> None:
+        """Draw the weights from torch's generator: He normal over what goes out of a layer."""
+        super().__init__()
+        # Imported here: it takes seconds, which runs without a ResNet need not wait for.
+        from transformers import ResNetConfig, ResNetModel
+
+        stem = config.widths[0] // (4 if config.layer == "bottleneck" else 1)
+        self.network = ResNetModel(
+            ResNetConfig(
+                num_channels=channels,
+                embedding_size=stem,
+                hidden_sizes=config.widths,
+                depths=config.depths,
+                layer_type=config.layer,
+            )
+        )
+        first = nn.Conv2d(channels, stem, 3, config.stem_stride, padding=1, bias=False)
+        nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+        self.network.embedder.embedder.convolution = first
+        self.network.embedder.register_module("pooler", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean over places [rows, width] of images [rows, channels, height, width]."""
+        pooled: Tensor = self.network(x).pooler_output
+        return pooled.flatten(1)
+
+
+def mlp(
+    width: int, widths: Sequence[int], dropout: float, salt: int, norm: bool = True
+) -> list[nn.Module]:
     """Linear-ReLU-BatchNorm layers, the order of HeroCon's networks, each with dropout.
 
     Args:
@@ -52,10 +89,13 @@ def mlp(width: int, widths: Sequence[int], dropout: float, salt: int) -> list[nn
         widths: of each layer's output.
         dropout: probability; 0 adds no layer.
         salt: of the first layer's dropout.
+        norm: with batch norm.
     """
     layers: list[nn.Module] = []
     for number, out in enumerate(widths):
-        layers += [nn.Linear(width, out), nn.ReLU(), nn.BatchNorm1d(out)]
+        layers += [nn.Linear(width, out), nn.ReLU()]
+        if norm:
+            layers.append(nn.BatchNorm1d(out))
         if dropout > 0:
             layers.append(RowDropout(dropout, salt + number))
         width = out
@@ -80,7 +120,33 @@ def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 
 
-def build_encoder(config: Mlp | Cnn, shape: Sequence[int], salt: int) -> tuple[Encoder, int]:
+def convnet(shape: Sequence[int], stages: Sequence[int], widths: Sequence[int]) -> list[nn.Module]:
+    """3 x 3 convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
+
+    HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size
+    and no width; ours are free.
+
+    Args:
+        shape: of the input, (channels, height, width).
+        stages: channels out of each stage.
+        widths: of the fully connected layers; the last is the width of the features.
+    """
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for out in stages:
+        layers += [
+            nn.Conv2d(channels, out, 3, padding=1),
+            nn.ReLU(),
+            nn.BatchNorm2d(out),
+            nn.MaxPool2d(2),
+        ]
+        channels, height, width = out, height // 2, width // 2
+    return [*layers, nn.Flatten(), *mlp(channels * height * width, widths, dropout=0, salt=0)]
+
+
+def build_encoder(
+    config: Mlp | Linear | Cnn | Convnet | Resnet, shape: Sequence[int], salt: int
+) -> tuple[Encoder, int]:
     """An encoder for one view and the width of its hidden features.
 
     Args:
@@ -91,16 +157,62 @@ def build_encoder(config: Mlp | Cnn, shape: Sequence[int], salt: int) -> tuple[E
     Raises:
         ConfigError: the encoder does not fit the view.
     """
-    if isinstance(config, Mlp):
+    if isinstance(config, Convnet):
+        planes = _planes(config, shape)
+        layers = convnet(planes, config.channels, config.widths)
+        if len(shape) == 1:
+            layers = [nn.Unflatten(1, planes), *layers]
+        return Encoder(layers), config.widths[-1]
+    if isinstance(config, Mlp | Linear):
         if len(shape) != 1:
             raise ConfigError(
-                f"model.encoder is 'mlp', but the view is an image of shape {tuple(shape)}; "
-                "expected an encoder for images: 'cnn'"
+                f"model.encoder is '{config.kind}', but the view is an image of shape "
+                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet' or 'resnet'"
             )
-        return Encoder(mlp(shape[0], config.widths, config.dropout, salt)), config.widths[-1]
+        if isinstance(config, Linear):
+            return Encoder([nn.Linear(shape[0], config.width)]), config.width
+        layers = mlp(shape[0], config.widths, config.dropout, salt, config.norm)
+        return Encoder(layers), config.widths[-1]
     if len(shape) != 3:
         raise ConfigError(
-            f"model.encoder is 'cnn', but the view is a vector of shape {tuple(shape)}; "
-            "expected 'mlp'"
+            f"model.encoder is '{config.kind}', but the view is a vector of shape "
+            f"{tuple(shape)}; expected 'mlp', 'linear', or 'convnet' with its shape"
         )
+    if isinstance(config, Resnet):
+        return Encoder([PooledResNet(config, shape[2])]), config.widths[-1]
     return Encoder(cnn(shape[2], config.channels)), config.channels[-1]
+
+
+def _planes(config: Convnet, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Channels, height and width of what a convnet sees; see `build_encoder`."""
+    asked = config.shape
+    if len(shape) == 3:
+        height, width, channels = shape
+        if -1 in shape:
+            raise ConfigError(
+                f"model.encoder is 'convnet', but images of shape {tuple(shape)} vary in size; "
+                "expected images of one size, or 'cnn' or 'resnet', whose features are means"
+            )
+        if asked is not None and asked != [channels, height, width]:
+            raise ConfigError(
+                f"model.encoder.shape is {asked}, but the view's images are "
+                f"{[channels, height, width]}; expected null, which takes theirs"
+            )
+    elif asked is None:
+        raise ConfigError(
+            f"model.encoder is 'convnet' without a shape, but the view is a vector of {shape[0]} "
+            f"values; expected model.encoder.shape: [channels, height, width] of {shape[0]} values"
+        )
+    elif math.prod(asked) != shape[0]:
+        raise ConfigError(
+            f"model.encoder.shape is {asked}, {math.prod(asked)} values, but the view is a vector "
+            f"of {shape[0]}; expected [channels, height, width] of {shape[0]} values"
+        )
+    else:
+        channels, height, width = asked
+    if min(height, width) < (least := 2 ** len(config.channels)):
+        raise ConfigError(
+            f"model.encoder is 'convnet' and halves {height} x {width} {len(config.channels)} "
+            f"times; expected {least} x {least} at least, or fewer channels"
+        )
+    return channels, height, width

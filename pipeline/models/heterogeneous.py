@@ -1,4 +1,4 @@
-"""The model of HeroCon: an encoder and a projector a view, a weight net, a classifier on all."""
+"""The model of HeroCon: an encoder and a projector a view, a weight net, a classifier."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Features(NamedTuple):
 
     Attributes:
         hidden: S, the views' hidden features side by side, [batch, views * hidden width].
-        logits: of the classifier on S, [batch, labels].
+        logits: of the classifier on S, or on the first view's part of it, [batch, labels].
         projections: z, a tensor [batch, projection width] a view, or none.
         weights: H(z), as the projections, or none.
     """
@@ -33,6 +33,10 @@ class Heterogeneous(nn.Module):
     Parts are built in one order (encoders, classifier, projectors, weight net), so that methods
     that share a seed share the initial weights of the parts they share. A part is built only
     where a term needs it: a parameter without a gradient would be refused by DDP.
+
+    Attributes:
+        classified: how many views, from the first on, the classifier sees; evaluation needs and
+            makes no others.
     """
 
     def __init__(
@@ -57,6 +61,13 @@ class Heterogeneous(nn.Module):
         """
         super().__init__()
         self.views = len(shapes)
+        self.classified = 1 if config.classify_on == "first_view" else self.views
+        if self.classified < self.views and not config.shared_encoder:
+            raise ConfigError(
+                f"model.classify_on is 'first_view', but each of {self.views} views has an encoder "
+                "of its own, of which evaluation would see the first; set model.shared_encoder "
+                "to true"
+            )
         number = 1 if config.shared_encoder else self.views
         if config.shared_encoder and any(tuple(s) != tuple(shapes[0]) for s in shapes):
             raise ConfigError(
@@ -69,11 +80,10 @@ class Heterogeneous(nn.Module):
         ]
         self.encoders = nn.ModuleList(encoder for encoder, _ in built)
         width = built[0][1]
-        self.classifier = nn.Linear(width * self.views, labels) if classify else None
+        self.classifier = nn.Linear(width * self.classified, labels) if classify else None
         projectors = (1 if config.shared_projector else self.views) if project else 0
         self.projectors = nn.ModuleList(
-            nn.Sequential(*mlp(width, [config.projection_width], dropout=0, salt=0))
-            for _ in range(projectors)
+            nn.Sequential(*head(config, width)) for _ in range(projectors)
         )
         self.weight = (
             nn.Sequential(nn.Linear(config.projection_width, config.projection_width), nn.Sigmoid())
@@ -83,6 +93,11 @@ class Heterogeneous(nn.Module):
 
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
+        """The encoder and the projector of a view."""
+        projector = self.projectors[view % len(self.projectors)]
+        return self.encoders[view % len(self.encoders)], projector
+
     def forward(self, inputs: Sequence[Tensor], keys: Tensor, parts: Sequence[int]) -> Features:
         """Encode one tensor a view.
 
@@ -91,7 +106,7 @@ class Heterogeneous(nn.Module):
         both together cost more than ten points of F1).
 
         Args:
-            inputs: one tensor [rows, ...] a view.
+            inputs: one tensor [rows, ...] a view; the first `classified` views alone will do.
             keys: of the rows' random numbers, [rows].
             parts: how many rows each part has, in order.
         """
@@ -108,10 +123,21 @@ class Heterogeneous(nn.Module):
             if len(self.projectors):
                 projector = self.projectors[view % len(self.projectors)]
                 projections.append(torch.cat([projector(piece) for piece in pieces]))
-        s = torch.cat(hidden, 1)
+        seen = torch.cat(hidden[: self.classified], 1)
         return Features(
-            hidden=s,
-            logits=None if self.classifier is None else self.classifier(s),
+            hidden=torch.cat(hidden, 1),
+            logits=None if self.classifier is None else self.classifier(seen),
             projections=projections,
             weights=[] if self.weight is None else [self.weight(z) for z in projections],
         )
+
+
+def head(config: Model, width: int) -> list[nn.Module]:
+    """The layers from hidden features of a width to a projection z.
+
+    One Linear-ReLU-BatchNorm layer as in HeroCon's networks, or the two-layer head of SimCLR
+    (Chen et al. 2020) and MoCo v2, without batch norm.
+    """
+    if config.projector == "mlp":
+        return [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, config.projection_width)]
+    return mlp(width, [config.projection_width], dropout=0, salt=0)

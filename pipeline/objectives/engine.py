@@ -72,6 +72,55 @@ def strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]
         yield slice(start, min(start + step, n_anchors))
 
 
+def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
+    """Classes as numbers from 0 on, and how many there are.
+
+    Args:
+        label: one whole number a sample.
+        batch: samples there are.
+        term: the term that asks, for the message.
+
+    Raises:
+        ValueError: the labels are of another shape, or no whole numbers.
+    """
+    if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
+        raise ValueError(
+            f"{term}: labels are {label.dtype} {tuple(label.shape)}; expected one whole number a "
+            f"sample, [{batch}]; take argmax(1) of one-hot labels"
+        )
+    names, number = torch.unique(label, return_inverse=True)
+    return number, len(names)
+
+
+def class_members(
+    of_key: Int[Tensor, " keys"],
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A function that lists the pairs of some anchors with all keys of their class but themselves.
+
+    Args:
+        of_key: the class of every key, numbers from 0 on.
+
+    Returns:
+        (class of each anchor, each anchor's own place among the keys) -> (place among the
+        anchors, key) of every pair; only such pairs are visited, never all.
+    """
+    order = torch.argsort(of_key, stable=True)
+    size = torch.bincount(of_key)
+    start = torch.cumsum(size, 0) - size
+
+    def pairs(of_anchor: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        length = size[of_anchor]
+        anchor = torch.repeat_interleave(torch.arange(len(own), device=own.device), length)
+        first = torch.repeat_interleave(
+            start[of_anchor] - (torch.cumsum(length, 0) - length), length
+        )
+        key = order[first + torch.arange(len(anchor), device=own.device)]
+        other = key != own[anchor]
+        return anchor[other], key[other]
+
+    return pairs
+
+
 def by_autograd(
     loss: Callable[[slice, Sequence[Tensor], Sequence[Tensor]], Tensor],
 ) -> Rule:

@@ -1,85 +1,22 @@
 """The weighted sum of terms that a step minimises."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from pipeline.objectives.classification import bce, cross_entropy
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import weighted_unsupervised
-from pipeline.terms import Term
-
-
-@dataclass(frozen=True)
-class GlobalBatch:
-    """What the terms see: vectors of the whole batch, and which rows are this process's own.
-
-    Attributes:
-        logits: of the classifier on the own labelled rows, or None without a classifier.
-        targets: labels of the own labelled rows, 0/1.
-        hidden: S of all labelled rows.
-        all_targets: labels of all labelled rows.
-        labelled: the own rows among all labelled rows.
-        projections: z of all rows, a tensor a view.
-        weights: H(z) of all rows, a tensor a view.
-        rows: the own rows among all rows.
-    """
-
-    logits: Tensor | None
-    targets: Tensor
-    hidden: Tensor
-    all_targets: Tensor
-    labelled: slice
-    projections: Sequence[Tensor]
-    weights: Sequence[Tensor]
-    rows: slice
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A term: its function, and what it needs the model to build and the processes to share."""
-
-    loss: Callable[[GlobalBatch, Mapping[str, Any]], Tensor]
-    classify: bool = False
-    share_hidden: bool = False
-    project: bool = False
-    weigh: bool = False
-
-
-def _bce(batch: GlobalBatch, options: Mapping[str, Any]) -> Tensor:
-    assert batch.logits is not None
-    return bce(batch.logits, batch.targets, total=len(batch.all_targets))
-
-
-def _cross_entropy(batch: GlobalBatch, options: Mapping[str, Any]) -> Tensor:
-    assert batch.logits is not None
-    return cross_entropy(batch.logits, batch.targets, total=len(batch.all_targets))
-
-
-def _weighted_unsupervised(batch: GlobalBatch, options: Mapping[str, Any]) -> Tensor:
-    return weighted_unsupervised(batch.projections, batch.weights, rows=batch.rows, **options)
-
-
-def _weighted_supervised(batch: GlobalBatch, options: Mapping[str, Any]) -> Tensor:
-    return weighted_supervised(batch.hidden, batch.all_targets, rows=batch.labelled, **options)
-
-
-TERMS = {
-    "bce": Definition(_bce, classify=True),
-    "cross_entropy": Definition(_cross_entropy, classify=True),
-    "weighted_unsupervised": Definition(_weighted_unsupervised, project=True, weigh=True),
-    "weighted_supervised": Definition(_weighted_supervised, share_hidden=True),
-}
+from pipeline.config import Model, View
+from pipeline.errors import ConfigError
+from pipeline.objectives.batch import GlobalBatch
+from pipeline.objectives.catalogue import KNOWN, TERMS
+from pipeline.terms import Hard, Mulco, Term
 
 
 class Objective:
     """``sum_t weight_t(epoch) term_t(batch)``."""
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
-        """Take the terms of a configuration; see `pipeline.config.Objective.terms`."""
+        """Take the terms of a configuration; see `pipeline.terms.Objective.terms`."""
         self.terms = dict(terms)
         self.definitions = {name: TERMS[name] for name in terms}
         shared = set(Term.model_fields)
@@ -88,6 +25,50 @@ class Objective:
     def needs(self, part: str) -> bool:
         """Whether any term has the flag `part` of `Definition`."""
         return any(getattr(definition, part) for definition in self.definitions.values())
+
+    @property
+    def mulco(self) -> Mulco | None:
+        """The term with a momentum encoder, if it is among the terms."""
+        term = self.terms.get("mulco")
+        return term if isinstance(term, Mulco) else None
+
+    def refuse(self, kind: str, views: Sequence[View], labelled: int, model: Model) -> None:
+        """Say so when a term does not fit the data.
+
+        Args:
+            kind: of the labels that training sees.
+            views: what the model sees.
+            labelled: labelled rows of a batch.
+            model: its configuration.
+
+        Raises:
+            ConfigError: names the term, what it needs and what there is.
+        """
+        for name, definition in self.definitions.items():
+            term = self.terms[name]
+            kinds = KNOWN if isinstance(term, Hard) and term.supervised else definition.kinds
+            if kinds and kind not in kinds:
+                fitting = [other for other, d in TERMS.items() if d.classify and kind in d.kinds]
+                raise ConfigError(
+                    f"objective.{name} needs labels of kind {' or '.join(kinds)}, but training "
+                    f"sees {kind} labels, for which there are {', '.join(fitting)}"
+                )
+            if len(views) < definition.views:
+                raise ConfigError(
+                    f"objective.{name} needs at least {definition.views} views; data.views has "
+                    f"{len(views)}; give the stored view twice, each with its augmentation"
+                )
+            if isinstance(term, Mulco) and not (model.shared_encoder and model.shared_projector):
+                raise ConfigError(
+                    f"objective.{name} compares a sample with another view of it by a slow copy of "
+                    "the same encoder; set model.shared_encoder and model.shared_projector to true"
+                )
+            if isinstance(term, Mulco) and term.queue < labelled:
+                raise ConfigError(
+                    f"objective.{name}.queue is {term.queue}, smaller than the {labelled} labelled "
+                    "rows of a batch, which would push each other out; expected at least "
+                    f"{labelled}"
+                )
 
     def weights(self, epoch: float) -> dict[str, float]:
         """Each term's weight at an epoch (a fraction of it counts)."""
@@ -105,7 +86,7 @@ class Objective:
         """
         weights = self.weights(epoch)
         losses = {
-            name: definition.loss(batch, self.options[name])
+            name: definition.loss(batch, self.options[name], epoch)
             for name, definition in self.definitions.items()
         }
         total = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()

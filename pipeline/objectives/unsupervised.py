@@ -1,4 +1,4 @@
-"""Unsupervised contrastive terms: two views of a sample attract, other samples repel."""
+"""Unsupervised contrastive terms: views of a sample attract, other samples repel."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,53 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
+from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives.engine import unit, working_dtype
+
+Anchors = Literal["first", "all"]
+
+
+def nt_xent(
+    z: Sequence[Float[Tensor, "batch dim"]], *, tau: float = 0.5, rows: slice = slice(None)
+) -> Float[Tensor, ""]:
+    r"""NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), for any number of views; InfoNCE, UCL.
+
+    The mean over anchors z_iu and positives z_iv, v != u, of
+
+    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
+              - \log f(z_{iu}, z_{iv})
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        tau: temperature, > 0.
+        rows: the samples whose anchors are summed here; the loss is still divided by the count of
+            the whole batch, so that the shares of all processes add up to the loss.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
+    """
+    vectors = unit_views(z, tau, "nt_xent")
+    head = [v / tau for v in vectors], vectors
+    return _own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows) / len(z)
+
+
+def cmc(
+    z: Sequence[Float[Tensor, "batch dim"]], *, tau: float = 0.5, rows: slice = slice(None)
+) -> Float[Tensor, ""]:
+    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3 over all pairs of views).
+
+    The mean over ordered pairs of views (u, v) and samples i of
+
+    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv})
+
+    See `nt_xent` for the arguments, the result and the errors.
+    """
+    vectors = unit_views(z, tau, "cmc")
+    head = [v / tau for v in vectors], vectors
+    return _cross_view(vectors, [head], range(len(z)), tau, 1.0, rows) / len(z)
 
 
 def weighted_unsupervised(
@@ -16,7 +62,7 @@ def weighted_unsupervised(
     h: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 1.0,
-    anchors: Literal["first", "all"] = "all",
+    anchors: Anchors = "all",
     negatives: Literal["all_views", "cross_view"] = "all_views",
     rows: slice = slice(None),
 ) -> Float[Tensor, ""]:
@@ -52,78 +98,139 @@ def weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    views, batch = len(z), z[0].shape[0]
-    if views < 2:
-        raise ValueError(
-            f"weighted_unsupervised has {views} view; expected at least 2: a single-view data set "
-            "needs two augmentations of it"
-        )
-    dtype = working_dtype(z[0].dtype, tau)
-    z = [unit(view).to(dtype) for view in z]
-    p = [view / tau - unit(weight).to(dtype) for view, weight in zip(z, h, strict=True)]
-    anchor_views = range(1 if anchors == "first" else views)
-    samples = torch.arange(batch, device=z[0].device)[rows]
-    mean = 1 / (len(anchor_views) * (views - 1) * max(batch, 1))
+    vectors = unit_views(z, tau, "weighted_unsupervised")
+    weights = [unit(weight).to(vectors[0].dtype) for weight in h]
+    p = [v / tau - weight for v, weight in zip(vectors, weights, strict=True)]
+    among = range(1 if anchors == "first" else len(z))
+    term = _own_excluded if negatives == "all_views" else _cross_view
+    return term(vectors, [(vectors, p), (p, vectors)], among, tau, math.e / 2, rows) / len(among)
 
-    def positives(u: int) -> list[int]:
-        return [v for v in range(views) if v != u]
 
-    if negatives == "cross_view":
-        shares = [
-            blockwise(
-                _cross_view_rule(mean),
-                [z[u][rows], p[u][rows]],
-                [p[v], z[v]],
-                [(z[u][rows] * z[v][rows]).sum(1) / tau],
-            )
-            for u in anchor_views
-            for v in positives(u)
+def input_weighted_unsupervised(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    x: Sequence[Float[Tensor, "batch _"]],
+    *,
+    tau: float = 1.0,
+    anchors: Anchors = "all",
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HCL's weighted unsupervised loss (2021, Eq. 4): L_u with weights from the raw inputs.
+
+    As `weighted_unsupervised` with g = exp(1 - cos(x_iu, x_kj)); where view j is of another width
+    than view u, x_ku stands for x_kj. g f = e exp(z_i . z_k / tau - x_i . x_k) is one product of
+    the two vectors side by side.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        x: raw inputs, one tensor [batch, width of the view] a view; no gradient is taken.
+        tau: temperature, > 0.
+        anchors: `all` views are anchors, or the `first` only.
+        rows: see `weighted_unsupervised`.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
+    """
+    vectors = unit_views(z, tau, "input_weighted_unsupervised")
+    raw = [unit(view.detach().flatten(1)).to(vectors[0].dtype) for view in x]
+    among = range(1 if anchors == "first" else len(z))
+    shares = []
+    for u in among:
+        near = [torch.cat([v / tau, -raw[u]], 1) for v in vectors]
+        far = [
+            torch.cat([v, own if own.shape == raw[u].shape else raw[u]], 1)
+            for v, own in zip(vectors, raw, strict=True)
         ]
-        return torch.stack(shares).sum()
+        shares.append(_own_excluded(vectors, [(near, far)], [u], tau, math.e, rows))
+    return torch.stack(shares).sum() / len(among)
 
-    positive = [
-        torch.stack([(z[u][rows] * z[v][rows]).sum(1) for v in positives(u)], 1) / tau
-        for u in anchor_views
-    ]
-    own = samples[:, None] + batch * torch.arange(views, device=samples.device)
-    return blockwise(
-        _all_views_rule(mean),
-        [torch.cat([x[u][rows] for u in anchor_views]) for x in (z, p)],
-        [torch.cat(list(x)) for x in (p, z)],
-        [torch.cat(positive)],
-        exclude=own.repeat(len(anchor_views), 1),
+
+# The vectors of each view that stand on the anchors' side and on the keys' side of a head.
+Head = tuple[Sequence[Tensor], Sequence[Tensor]]
+
+
+def _own_excluded(
+    vectors: Sequence[Tensor],
+    heads: Sequence[Head],
+    among: Sequence[int],
+    tau: float,
+    scale: float,
+    rows: slice,
+) -> Tensor:
+    """Sum over the anchor views `among` of the mean of log1p(scale D / f+).
+
+    D is the sum over the heads and over all views of the other samples.
+    """
+    count, batch = len(vectors), vectors[0].shape[0]
+    samples = torch.arange(batch, device=vectors[0].device)
+    own = samples[rows, None] + batch * torch.arange(count, device=samples.device)
+    mean = 1 / ((count - 1) * max(batch, 1))
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        return torch.log1p(scale * sums * torch.exp(-per_anchor[0])).sum() * mean
+
+    pairs = Pairs(
+        [torch.cat([near[u][rows] for u in among]) for near, _ in heads],
+        [torch.cat(list(far)) for _, far in heads],
+        anchor_tag=samples[rows].repeat(len(among)),
+        key_tag=samples.repeat(count),
+        exclude=own.repeat(len(among), 1),
     )
+    return contrast(pairs, finish, [positives(vectors, among, tau, rows)])
 
 
-def _all_views_rule(mean: float) -> Rule:
-    """log1p(D / f+), D = sum of g f: a rule over the heads z.p and p.z."""
+def _cross_view(
+    vectors: Sequence[Tensor],
+    heads: Sequence[Head],
+    among: Sequence[int],
+    tau: float,
+    scale: float,
+    rows: slice,
+) -> Tensor:
+    """Sum over the anchor views `among` of the mean of log(scale D) - log f+.
 
-    def rule(rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
-        (positive,) = per_anchor
-        total = _weighted_sum(logits)
-        ratio = total[:, None] * torch.exp(-positive)
-        loss = torch.log1p(ratio).sum() * mean
-        share = ratio / (1 + ratio) * mean
-        scale = (torch.exp(-positive) / (1 + ratio)).sum(1) * (mean * math.e / 2)
-        return loss, [strip.mul_(scale[:, None]) for strip in logits], [-share]
+    D is the sum over the heads and over the samples' other view v, the positive among them; every
+    v makes a loss of its own.
+    """
+    count, batch = len(vectors), vectors[0].shape[0]
+    mean = 1 / ((count - 1) * max(batch, 1))
 
-    return rule
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        return (torch.log(scale * sums) - per_anchor[0]).sum() * mean
 
-
-def _cross_view_rule(mean: float) -> Rule:
-    """Log D - log f+, D with the positive pair inside."""
-
-    def rule(rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
-        (positive,) = per_anchor
-        total = _weighted_sum(logits)
-        loss = (total.log() - positive).sum() * mean
-        scale = mean * math.e / 2 / total
-        d_positive = torch.full_like(positive, -mean)
-        return loss, [strip.mul_(scale[:, None]) for strip in logits], [d_positive]
-
-    return rule
+    shares = []
+    for u in among:
+        positive = positives(vectors, [u], tau, rows)
+        for place, v in enumerate(other_views(u, count)):
+            pairs = Pairs([near[u][rows] for near, _ in heads], [far[v] for _, far in heads])
+            shares.append(contrast(pairs, finish, [positive[:, place, None]]))
+    return torch.stack(shares).sum()
 
 
-def _weighted_sum(logits: Sequence[Tensor]) -> Tensor:
-    """Exponentiate the heads in place; sum_k g f = e/2 (sum exp(z.p) + sum exp(p.z))."""
-    return torch.stack([strip.exp_().sum(1) for strip in logits]).sum(0) * (math.e / 2)
+def unit_views(z: Sequence[Tensor], tau: float, term: str) -> list[Tensor]:
+    """The views' projections as unit vectors in the working type; see `nt_xent` for the errors."""
+    dtype = working_dtype(z[0].dtype, tau)
+    if len(z) < 2:
+        raise ValueError(
+            f"{term} has {len(z)} view; expected at least 2: a single-view data set needs two "
+            "augmentations of it"
+        )
+    return [unit(view).to(dtype) for view in z]
+
+
+def other_views(u: int, count: int) -> list[int]:
+    """The views that are positives of view u."""
+    return [v for v in range(count) if v != u]
+
+
+def positives(vectors: Sequence[Tensor], among: Sequence[int], tau: float, rows: slice) -> Tensor:
+    """The logit, cos / tau, of every anchor with its sample's other views, [anchors, views - 1]."""
+    columns = [
+        torch.stack(
+            [(vectors[u][rows] * vectors[v][rows]).sum(1) for v in other_views(u, len(vectors))], 1
+        )
+        for u in among
+    ]
+    return torch.cat(columns) / tau

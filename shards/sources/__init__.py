@@ -12,14 +12,20 @@ from shards.errors import SourceError
 from shards.sources.arrays import Arrays
 from shards.sources.base import Rows, Source
 from shards.sources.faces import Faces
+from shards.sources.folder import Folder
 from shards.sources.frames import Frames
+from shards.sources.idx import Idx
 from shards.sources.mulan import Mulan
+from shards.sources.table import Table
 
 __all__ = ["SOURCES", "Rows", "Source", "make"]
 
 SOURCES: dict[str, type[Source]] = {
     "mulan": Mulan,
     "arrays": Arrays,
+    "table": Table,
+    "idx": Idx,
+    "folder": Folder,
     "faces": Faces,
     "frames": Frames,
 }

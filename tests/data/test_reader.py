@@ -176,3 +176,25 @@ def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path
         assert alone[view].min() >= 0
         assert alone[view].max() <= 1
     assert torch.equal(plain[0], plain[1])
+
+
+def test_a_flip_mirrors_about_half_of_the_images(images: Path) -> None:
+    from pipeline.data.batches import Batch, read
+    from pipeline.draws import keys
+
+    reader = Reader(images)
+    views = [{"stored": "image", "augment": ["flip"]}] * 2
+    data = Data.model_validate({"path": str(images), "batch": {"labelled": 1}, "views": views})
+    numbers = torch.arange(24)
+    stored = read(reader, ["image"], numbers.numpy())
+    batch = Batch(stored, torch.empty(0), numbers, keys(0, numbers * 0, numbers), [24])
+    make_views = Views(reader, data, torch.device("cpu"))
+    (plain,) = make_views(batch, train=False, first=1)
+    flipped = []
+    for x in make_views(batch, train=True):
+        mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(x, plain, strict=True)]
+        same = [torch.equal(a, b) for a, b in zip(x, plain, strict=True)]
+        assert all(a != b for a, b in zip(mirrored, same, strict=True))
+        assert 6 <= sum(mirrored) <= 18
+        flipped.append(mirrored)
+    assert flipped[0] != flipped[1]

@@ -1,0 +1,63 @@
+"""What the terms of the objective see of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """What the momentum encoder gives: keys of the own labelled rows, and the queue before them."""
+
+    keys: Tensor
+    queue: Tensor
+    queue_posteriors: Tensor
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What the terms see: vectors of the whole batch, and which rows are this process's own.
+
+    Attributes:
+        logits: of the classifier on the own labelled rows, or None without a classifier.
+        targets: labels of the own labelled rows, 0/1.
+        hidden: S of all labelled rows.
+        all_targets: labels of all labelled rows.
+        labelled: the own rows among all labelled rows.
+        projections: z of all rows, a tensor a view.
+        weights: H(z) of all rows, a tensor a view.
+        rows: the own rows among all rows.
+        places: where the labelled rows lie among all rows.
+        paths: hierarchical labels of all labelled rows, coarsest level first.
+        inputs: raw inputs of all rows, a tensor a view, where a term needs them.
+        contrasts: of the momentum encoder, where a term has one.
+    """
+
+    logits: Tensor | None
+    targets: Tensor
+    hidden: Tensor
+    all_targets: Tensor
+    labelled: slice
+    projections: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    rows: slice
+    places: Tensor
+    paths: Tensor
+    inputs: Sequence[Tensor] = field(default_factory=list)
+    contrasts: Contrasts | None = None
+
+    @cached_property
+    def labelled_projections(self) -> list[Tensor]:
+        """The projections of all labelled rows, a tensor a view."""
+        return [z.index_select(0, self.places) for z in self.projections]
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """A number a labelled row: rows with the same labels share it."""
+        if not len(self.all_targets):
+            return self.places
+        number: Tensor = torch.unique(self.all_targets, dim=0, return_inverse=True)[1]
+        return number

@@ -1,0 +1,155 @@
+"""Every term of the objective by name: its function, and what it needs."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.objectives import classification, complementary
+from pipeline.objectives.batch import GlobalBatch
+from pipeline.objectives.hard import debiased, hard
+from pipeline.objectives.hierarchical import hierarchical
+from pipeline.objectives.mulco import mulco
+from pipeline.objectives.supcon import supcon
+from pipeline.objectives.supervised import weighted_supervised
+from pipeline.objectives.unsupervised import (
+    cmc,
+    input_weighted_unsupervised,
+    nt_xent,
+    weighted_unsupervised,
+)
+from pipeline.terms import Hard, Mulco
+
+Loss = Callable[[GlobalBatch, Mapping[str, Any], float], Tensor]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A term: its function, and what it needs the model to build and the processes to share.
+
+    Attributes:
+        loss: (batch, options, epoch) -> the share of this process.
+        classify: needs the classifier.
+        share_hidden: needs S of all labelled rows.
+        project: needs projections; `weigh`: and H of them; `share_inputs`: and the raw inputs.
+        views: the fewest views it is defined for.
+        kinds: the kinds of labels it is defined for; none: it looks at no label.
+    """
+
+    loss: Loss
+    classify: bool = False
+    share_hidden: bool = False
+    project: bool = False
+    weigh: bool = False
+    share_inputs: bool = False
+    views: int = 1
+    kinds: tuple[str, ...] = ()
+
+
+def _classifier(function: Callable[..., Tensor], *kinds: str) -> Definition:
+    """A loss of the logits and labels of the own labelled rows."""
+
+    def loss(batch: GlobalBatch, options: Mapping[str, Any], _: float) -> Tensor:
+        assert batch.logits is not None
+        return function(batch.logits, batch.targets, total=len(batch.all_targets), **options)
+
+    return Definition(loss, classify=True, kinds=kinds)
+
+
+def _of_views(function: Callable[..., Tensor]) -> Definition:
+    """A loss of the projections of all rows."""
+    return Definition(
+        lambda batch, options, _: function(batch.projections, rows=batch.rows, **options),
+        project=True,
+        views=2,
+    )
+
+
+def _hard(batch: GlobalBatch, options: Mapping[str, Any], epoch: float) -> Tensor:
+    term = Hard(**options)
+    shared = term.model_dump(include={"tau", "hardening", "beta", "positives", "detach"})
+    shared["threshold"] = threshold(term, epoch)
+    if not term.supervised:
+        return hard(batch.projections, rows=batch.rows, **shared)
+    return hard(batch.labelled_projections, batch.classes, rows=batch.labelled, **shared)
+
+
+def threshold(term: Hard, epoch: float) -> float:
+    """tau_h = e^(l / tau) at an epoch, l going linearly from start to end (H-SCL, Eq. 4)."""
+    done = min(epoch / term.threshold_epochs, 1.0)
+    least = term.threshold_start + done * (term.threshold_end - term.threshold_start)
+    return math.exp(least / term.tau)
+
+
+def _mulco(batch: GlobalBatch, options: Mapping[str, Any], _: float) -> Tensor:
+    assert batch.contrasts is not None and batch.logits is not None
+    term = Mulco(**options)
+    return mulco(
+        batch.labelled_projections[0][batch.labelled],
+        batch.contrasts.keys,
+        batch.contrasts.queue,
+        batch.logits.softmax(1),
+        batch.contrasts.queue_posteriors,
+        batch.targets,
+        total=len(batch.all_targets),
+        **term.model_dump(include={"tau", "kind", "tau_plus"}),
+    )
+
+
+KNOWN = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
+ONE = ("multi_class", "hierarchical")  # one class a row
+WRONG = ("complementary",)  # labels that say what a row is not
+TERMS = {
+    "bce": _classifier(classification.bce, *KNOWN),
+    "cross_entropy": _classifier(classification.cross_entropy, *ONE),
+    "nt_xent": _of_views(nt_xent),
+    "cmc": _of_views(cmc),
+    "weighted_unsupervised": Definition(
+        lambda batch, options, _: weighted_unsupervised(
+            batch.projections, batch.weights, rows=batch.rows, **options
+        ),
+        project=True,
+        weigh=True,
+        views=2,
+    ),
+    "input_weighted_unsupervised": Definition(
+        lambda batch, options, _: input_weighted_unsupervised(
+            batch.projections, batch.inputs, rows=batch.rows, **options
+        ),
+        project=True,
+        share_inputs=True,
+        views=2,
+    ),
+    "weighted_supervised": Definition(
+        lambda batch, options, _: weighted_supervised(
+            batch.hidden, batch.all_targets, rows=batch.labelled, **options
+        ),
+        share_hidden=True,
+        kinds=KNOWN,
+    ),
+    "supcon": Definition(
+        lambda batch, options, _: supcon(
+            batch.labelled_projections, batch.classes, rows=batch.labelled, **options
+        ),
+        project=True,
+        kinds=KNOWN,
+    ),
+    "hard": Definition(_hard, project=True, views=2),
+    "debiased": _of_views(debiased),
+    "mulco": Definition(_mulco, classify=True, project=True, views=2, kinds=WRONG),
+    "hierarchical": Definition(
+        lambda batch, options, _: hierarchical(
+            batch.labelled_projections, batch.paths, rows=batch.labelled, **options
+        ),
+        project=True,
+        kinds=("hierarchical",),
+    ),
+    "ub_log": _classifier(complementary.ub_log, *WRONG),
+    "ub_exp": _classifier(complementary.ub_exp, *WRONG),
+    "mse": _classifier(complementary.mse, *WRONG),
+    "gce": _classifier(complementary.gce, *WRONG),
+    "l_uw": _classifier(complementary.l_uw, *WRONG),
+    "mlcl": _classifier(complementary.mlcl, *WRONG),
+}

@@ -1,0 +1,206 @@
+"""Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives.engine import class_members, class_numbers
+from pipeline.objectives.unsupervised import positives as augmentations
+from pipeline.objectives.unsupervised import unit_views
+
+Hardening = Literal["none", "exp", "threshold"]
+Positives = Literal["label", "augmentation"]
+
+
+def hard(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    label: Shaped[Tensor, "..."] | None = None,
+    *,
+    tau: float = 0.5,
+    hardening: Hardening = "none",
+    beta: float = 1.0,
+    threshold: float = 1.0,
+    positives: Positives = "label",
+    detach: bool = False,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""UCL, SCL, H-UCL and H-SCL: negatives tilted towards the anchor (H-SCL, Eq. 3 and 4).
+
+    The mean over pairs of an anchor and a positive of
+
+    .. math:: \log\big(1 + M e^{-g^+} E_q[e^{g^-}]\big), \qquad
+              E_q = \frac{\sum \eta\, e^g}{\sum \eta}
+
+    with g = cos / tau and both sums over the admissible negatives: with labels, the views of
+    samples of other classes; without, the views of other samples. M is the number of views of other
+    samples, so that UCL is `nt_xent`. An anchor without an admissible negative adds 0.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        label: classes, any whole numbers, [batch]; None makes UCL and H-UCL.
+        tau: temperature, > 0.
+        hardening: eta: `none` is 1, `exp` is e^(beta g), `threshold` is 1 where e^g >= threshold
+            and 0 elsewhere.
+        beta: >= 0.
+        threshold: of e^g, tau_h of Eq. 4.
+        positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
+        detach: let no gradient flow through eta.
+        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views, tau <= 0, beta < 0, or threshold <= 0; `positives` by
+            label without labels, or labels that are not one whole number a sample.
+    """
+    power, floor = 0.0, -math.inf
+    if hardening == "exp":
+        power = beta
+    elif hardening == "threshold":
+        floor = _log(threshold)
+    if not power >= 0:
+        raise ValueError(f"beta is {beta}; expected at least 0, where 0 hardens nothing")
+    if label is None and positives == "label":
+        raise ValueError(
+            "positives are by label, but there are no labels; expected positives: augmentation"
+        )
+    vectors = unit_views(z, tau / (1 + power), "hard")
+    count, batch = len(z), z[0].shape[0]
+    samples = torch.arange(batch, device=z[0].device)
+    admit = samples if label is None else class_numbers(label, batch, "hard")[0]
+    anchors, keys = torch.cat([view[rows] for view in vectors]), torch.cat(vectors)
+    of_anchor, of_key = admit[rows].repeat(count), admit.repeat(count)
+    spread = math.log(max(count * (batch - 1), 1))
+    sizes = torch.bincount(of_key)
+    plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
+    pairs = Pairs(
+        [anchors / tau],
+        [keys],
+        anchor_tag=of_anchor,
+        key_tag=of_key,
+        exclude=_own_views(samples[rows], batch, count) if label is None else None,
+        moments=(1.0,) if plain else (power, 1 + power),
+        slopes=(0.0, 1.0) if detach and not plain else None,
+        floor=floor,
+    )
+
+    def log_total(sums: Tensor, admissible: Tensor) -> Tensor:
+        """log(M E_q) of each anchor, -inf without an admissible negative."""
+        weight, total = (admissible, sums[:, 0]) if plain else sums.unbind(1)
+        some = (weight > 0) & (total > 0)
+        ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
+        return torch.where(some, spread + ratio, -math.inf)
+
+    admissible = (len(keys) - sizes)[of_anchor].to(keys.dtype)
+
+    if positives == "augmentation":
+        mean = 1 / (count * (count - 1) * max(batch, 1))
+
+        def by_view(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+            return _softplus(log_total(sums, per_anchor[0])[:, None] - per_anchor[1]).sum() * mean
+
+        others = augmentations(vectors, range(count), tau, rows)
+        return contrast(pairs, by_view, [admissible, others])
+
+    members = class_members(of_key)
+    own = torch.arange(len(keys), device=keys.device).view(count, batch)[:, rows].reshape(-1)
+    mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+
+    def match(strip: slice) -> tuple[Tensor, Tensor]:
+        return members(of_anchor[strip], own[strip])
+
+    def by_label(sums: Tensor, per_anchor: Sequence[Tensor], matches: Matches | None) -> Tensor:
+        assert matches is not None
+        total = log_total(sums, per_anchor[0])
+        return _softplus(total[matches.anchor] - matches.logits).sum() * mean
+
+    return contrast(pairs, by_label, [admissible], match)
+
+
+def debiased(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 0.5,
+    tau_plus: float = 0.1,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8).
+
+    NT-Xent with the sum over the N negatives of an anchor and positive replaced by
+
+    .. math:: \max\Big(\frac{\sum f^- - N \tau^+ f^+}{1 - \tau^+},\; N e^{-1/\tau}\Big)
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        tau: temperature, > 0.
+        tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
+        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
+    """
+    vectors = unit_views(z, tau, "debiased")
+    count, batch = len(z), z[0].shape[0]
+    samples = torch.arange(batch, device=z[0].device)
+    negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        (positive,) = per_anchor
+        rest = debias(sums, positive, negatives, tau, tau_plus)
+        return torch.log1p(rest * torch.exp(-positive)).sum() * mean
+
+    pairs = Pairs(
+        [torch.cat([view[rows] for view in vectors]) / tau],
+        [torch.cat(vectors)],
+        anchor_tag=samples[rows].repeat(count),
+        key_tag=samples.repeat(count),
+        exclude=_own_views(samples[rows], batch, count),
+    )
+    return contrast(pairs, finish, [augmentations(vectors, range(count), tau, rows)])
+
+
+def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:
+    """The estimated sum of f over true negatives (Chuang et al. 2020, Eq. 7), clamped below.
+
+    Args:
+        total: sum of f over all negatives.
+        positive: logit of the positive.
+        negatives: how many there are.
+        tau: temperature.
+        tau_plus: prior of the anchor's class.
+
+    Raises:
+        ValueError: tau_plus outside [0, 1).
+    """
+    if not 0 <= tau_plus < 1:
+        raise ValueError(
+            f"tau_plus is {tau_plus}; expected a probability below 1, e.g. 1 / number of classes"
+        )
+    estimate = (total - negatives * tau_plus * torch.exp(positive)) / (1 - tau_plus)
+    return estimate.clamp(min=negatives * math.exp(-1 / tau))
+
+
+def _own_views(samples: Tensor, batch: int, count: int) -> Tensor:
+    """The keys that are views of each anchor's sample, [anchors, views]."""
+    own = samples[:, None] + batch * torch.arange(count, device=samples.device)
+    return own.repeat(count, 1)
+
+
+def _log(threshold: float) -> float:
+    if not threshold > 0:
+        raise ValueError(f"threshold is {threshold}; expected above 0, since e^g is")
+    return math.log(threshold)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) without torch's cut-off at 20; 0 with gradient 0 at -inf."""
+    return torch.logaddexp(x, torch.zeros_like(x))

@@ -1,0 +1,81 @@
+"""MulCo: queries against momentum keys, negatives weighed by what they are likely to be."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives.engine import unit, working_dtype
+from pipeline.objectives.hard import debias
+
+Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
+
+
+def mulco(
+    q: Float[Tensor, "batch dim"],
+    key: Float[Tensor, "batch dim"],
+    queue: Float[Tensor, "queue dim"],
+    prob_q: Float[Tensor, "batch classes"],
+    prob_queue: Float[Tensor, "queue classes"],
+    ybar: Float[Tensor, "batch classes"],
+    *,
+    tau: float = 0.05,
+    kind: Kind = "weighted",
+    tau_plus: float | None = None,
+    total: int | None = None,
+) -> Float[Tensor, ""]:
+    r"""MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10).
+
+    The mean over queries of
+
+    .. math:: \log\big(f(q, k^+) + \sum_{x^-} w\, f(q, k^-)\big) - \log f(q, k^+)
+
+    with f = exp(cos / tau) and the weight w of a negative of the queue: 1 (`standard`),
+    1[h(x) != h(x^-)] (`sifted`), 1 - f_h(x)(x^-) (`soft`), ybar . f(x^-) (`weighted`); h is the
+    most probable class. `debiased` corrects the unweighted sum by a class prior (Chuang et al.
+    2020).
+
+    Args:
+        q: projections of this process's samples.
+        key: projections of the same samples' other view by the momentum encoder; no gradient.
+        queue: earlier keys; may be empty, which makes the loss 0.
+        prob_q: class probabilities of the samples; no gradient.
+        prob_queue: class probabilities of the queue's samples when they were put there.
+        ybar: complementary labels, 1 where a class is known to be wrong.
+        tau: temperature, > 0.
+        kind: how negatives are weighed.
+        tau_plus: the prior of `debiased`, 1 / classes when None.
+        total: samples in the whole batch; None when q holds all of them.
+
+    Returns:
+        The share of the loss that belongs to q: a scalar.
+
+    Raises:
+        ValueError: tau <= 0, or tau_plus outside [0, 1).
+    """
+    dtype = working_dtype(q.dtype, tau)
+    anchors = unit(q).to(dtype) / tau
+    keys, others = unit(key.detach()).to(dtype), unit(queue).to(dtype)
+    prob_q, prob_queue = prob_q.detach().to(dtype), prob_queue.to(dtype)
+    mean = 1 / max(len(q) if total is None else total, 1)
+    pairs = Pairs([anchors], [others])
+    if kind == "sifted":
+        pairs = Pairs(
+            [anchors], [others], anchor_tag=prob_q.argmax(1), key_tag=prob_queue.argmax(1)
+        )
+    elif kind == "soft":
+        own = torch.zeros_like(prob_q).scatter_(1, prob_q.argmax(1, keepdim=True), 1.0)
+        pairs = Pairs([anchors], [others], anchor_weight=own, key_weight=1 - prob_queue)
+    elif kind == "weighted":
+        pairs = Pairs([anchors], [others], anchor_weight=ybar.to(dtype), key_weight=prob_queue)
+    prior = 1 / prob_q.shape[1] if tau_plus is None else tau_plus
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        positive = per_anchor[0][:, None]
+        rest = debias(sums, positive, len(others), tau, prior) if kind == "debiased" else sums
+        return torch.log1p(rest * torch.exp(-positive)).sum() * mean
+
+    return contrast(pairs, finish, [(anchors * keys).sum(1)])

@@ -1,0 +1,66 @@
+"""Supervised contrastive learning: one class a sample, every view of every sample an anchor."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives.engine import class_numbers, unit, working_dtype
+
+
+def supcon(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    label: Shaped[Tensor, "..."],
+    *,
+    tau: float = 0.1,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""SupCon's L_out (Khosla et al. 2020, Eq. 2).
+
+    With A(i) all views of all samples but i itself and P(i) those of its class, the mean over i of
+
+    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
+
+    where f = exp(cos / tau); an anchor without a positive adds 0 and counts in the mean.
+
+    log f is linear in the positive, so the inner sum is one product with the sum of the class's
+    vectors: no pair of positives is visited.
+
+    Args:
+        z: projections of the labelled samples of the whole batch, [batch, dim], one a view.
+        label: their classes, any whole numbers, [batch].
+        tau: temperature, > 0.
+        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: tau <= 0, or labels that are not one whole number a sample.
+    """
+    dtype = working_dtype(z[0].dtype, tau)
+    batch = z[0].shape[0]
+    number, count = class_numbers(label, batch, "supcon")
+    vectors = [unit(view).to(dtype) for view in z]
+    keys, classes = torch.cat(vectors), number.repeat(len(z))
+    place = torch.arange(len(keys), device=keys.device)
+    anchors = torch.cat([view[rows] for view in vectors])
+    own = place.view(len(z), batch)[:, rows].reshape(-1)
+    same = classes[own]
+
+    members = torch.bincount(classes, minlength=count)
+    whole = keys.new_zeros(count, keys.shape[1]).index_add(0, classes, keys)
+    others = (members[same] - 1).to(dtype)
+    attraction = (anchors * (whole[same] - anchors)).sum(1) / (tau * others.clamp(min=1))
+    mean = 1 / max(len(keys), 1)
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        attraction, others = per_anchor
+        some = others > 0
+        total = torch.where(some, sums[:, 0], 1.0)
+        return torch.where(some, total.log() - attraction, 0.0).sum() * mean
+
+    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=place, exclude=own[:, None])
+    return contrast(pairs, finish, [attraction, others])

@@ -1,0 +1,237 @@
+"""Folders of images: the path of a picture is its label."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import simplejpeg
+from pydantic import DirectoryPath, Field
+
+from shards.errors import SourceError
+from shards.manifest import InputFile, Labels, Name, View
+from shards.sources.base import Rows, Source
+
+SUFFIXES = (".jpg", ".jpeg")
+SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
+WHOLE = "all"  # the split of a folder that has none
+KEY = 64  # characters kept of a path; a tar holds 100 of a name, the member's suffix included
+HEAD = 4096  # bytes; the header of most JPEG files is shorter
+
+
+class Folder(Source):
+    """JPEG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
+
+    One level of folders is a class; two or more are a hierarchy with a column of labels a level,
+    in which a deeper level is named by its whole path, such as animal/cat. Rows are in the order
+    of the sorted paths. Hidden files and folders (.NAME) are ignored; any other file that is no
+    .jpg or .jpeg is an error, as is an empty folder.
+    """
+
+    name: ClassVar[str] = "folder"
+    examples: ClassVar[str] = "heron shards build folder --folder cifar10 --out data/cifar10"
+    block_rows: ClassVar[int | None] = None
+
+    folder: DirectoryPath = Field(description="the folder")
+    split_names: list[Name] | None = Field(
+        None,
+        min_length=1,
+        description="first-level folders that are splits; others are not read (default: train, "
+        "val and test where there is a train; else all is one split, `all`, and classes begin at "
+        "the first level: say so with `all` where train is a class)",
+    )
+
+    @property
+    def dataset(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
+
+    @cached_property
+    def views(self) -> list[View]:
+        """One picture, -1 for a height or a width that varies; reads the header of every file.
+
+        Channels are those of decoded pictures: 3, since grey and CMYK files decode to RGB too.
+        """
+        sizes = {_size(self.folder, p.path) for found in self._pictures.values() for p in found}
+        heights, widths = ({size[axis] for size in sizes} for axis in (0, 1))
+        height, width = (axis.pop() if len(axis) == 1 else -1 for axis in (heights, widths))
+        return [View(name="image", kind="image", shape=(height, width, 3), dtype="uint8")]
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The folders of classes, sorted, those of all splits."""
+        levels = [sorted(numbers) for numbers in self._numbers]
+        if len(levels) == 1:
+            return Labels(kind="multi_class", names=levels[0])
+        return Labels(kind="hierarchical", names=levels[-1], levels=levels)
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The splits and the number of their pictures."""
+        return {split: len(pictures) for split, pictures in self._pictures.items()}
+
+    @property
+    def files(self) -> list[Path]:
+        """The folder, for all that lies in it."""
+        return [self.folder]
+
+    def input_files(self) -> list[InputFile]:
+        """One record for the folder: the bytes of its pictures, and a checksum over all of them.
+
+        It is the sha256 of each path, a zero byte and the picture's sha256, path after path.
+        """
+        total, digest = 0, hashlib.sha256()
+        for path in sorted(p.path for found in self._pictures.values() for p in found):
+            data = (self.folder / path).read_bytes()
+            total += len(data)
+            digest.update(os.fsencode(path) + b"\0" + hashlib.sha256(data).digest())
+        return [InputFile(name=self.dataset, bytes=total, sha256=digest.hexdigest())]
+
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        """Pictures of a split, their bytes as they are."""
+        pictures = self._pictures[split][start:stop]
+        levels = [
+            [numbers[name] for numbers, name in zip(self._numbers, p.classes, strict=True)]
+            for p in pictures
+        ]
+        labels = np.array(levels, np.int64).reshape(len(pictures), *self.labels.row_shape)
+        images = [(self.folder / p.path).read_bytes() for p in pictures]
+        return Rows({"image": images}, labels, [self._keys[p.path] for p in pictures])
+
+    @cached_property
+    def _pictures(self) -> dict[str, list[_Picture]]:
+        """The pictures of each split, in the order of their paths."""
+        first: _Picture | None = None
+        pictures: dict[str, list[_Picture]] = {}
+        for split, top in self._tops().items():
+            pictures[split] = [
+                _Picture(path, _classes(path, top)) for path in _walk(self.folder, top)
+            ]
+            for picture in pictures[split]:
+                first = first or picture
+                if not picture.classes:
+                    raise SourceError(
+                        f"{self.dataset}: {picture.path} lies in no folder of a class; expected "
+                        f"{top}CLASS/NAME.jpg; move it into one"
+                    )
+                if len(picture.classes) != len(first.classes):
+                    raise SourceError(
+                        f"{self.dataset}: {first.path} lies {len(first.classes)} folders of "
+                        f"classes deep and {picture.path} {len(picture.classes)}; expected the "
+                        "same depth everywhere; move one of them, or see --split-names"
+                    )
+        return pictures
+
+    def _tops(self) -> dict[str, str]:
+        """Where each split begins: `train/` for train, and nothing where there are no splits."""
+        entries = _visible(self.folder, "")
+        folders = [entry.name for entry in entries if entry.is_dir()]
+        if self.split_names == [WHOLE] and WHOLE not in folders:
+            return {WHOLE: ""}
+        if self.split_names is not None:
+            for name in self.split_names:
+                if name not in folders:
+                    raise SourceError(
+                        f"{self.dataset}: no folder {name!r} for a split; it has "
+                        f"{', '.join(folders) or 'none'}; see --split-names"
+                    )
+            return {name: f"{name}/" for name in self.split_names}
+        if "train" not in folders:
+            return {WHOLE: ""}
+        for entry in entries:
+            if entry.name not in SPLITS:
+                raise SourceError(
+                    f"{self.dataset}: {entry.name} lies beside the split train; expected "
+                    f"{', '.join(SPLITS)} alone; name the splits with --split-names, or say "
+                    f"--split-names {WHOLE} where train is a class"
+                )
+        return {name: f"{name}/" for name in SPLITS if name in folders}
+
+    @cached_property
+    def _numbers(self) -> list[dict[str, int]]:
+        """The number of each name, a level each."""
+        names = {p.classes for found in self._pictures.values() for p in found}
+        levels = [sorted(set(level)) for level in zip(*names, strict=True)]
+        return [{name: number for number, name in enumerate(level)} for level in levels]
+
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        return make_keys([p.path for found in self._pictures.values() for p in found])
+
+
+class _Picture(NamedTuple):
+    path: str  # from the folder on, with slashes
+    classes: tuple[str, ...]  # coarse to fine: `animal`, `animal/cat`
+
+
+def make_keys(paths: list[str]) -> dict[str, str]:
+    """A key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
+
+    Where two paths would have the same one, or part of a path is left off, a hash of the path ends
+    it.
+    """
+    plain = {
+        p: re.sub(r"[^A-Za-z0-9_-]", "_", p.rpartition(".")[0].replace("/", "-")) for p in paths
+    }
+    often = Counter(plain.values())
+    return {
+        path: key
+        if often[key] == 1 and len(key) <= KEY
+        else f"{key[:KEY]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        for path, key in plain.items()
+    }
+
+
+def _classes(path: str, top: str) -> tuple[str, ...]:
+    folders = path.removeprefix(top).split("/")[:-1]
+    return tuple("/".join(folders[:depth]) for depth in range(1, len(folders) + 1))
+
+
+def _walk(folder: Path, top: str) -> Iterator[str]:
+    """The paths of all pictures below `top` (with its slash), in the order of sorted names."""
+    entries = _visible(folder, top)
+    if not entries:
+        raise SourceError(
+            f"{folder.resolve().name}: the folder {top or '.'} is empty; expected pictures, or "
+            "folders of them; remove it"
+        )
+    for entry in entries:
+        path = f"{top}{entry.name}"
+        if entry.is_dir():
+            yield from _walk(folder, f"{path}/")
+        elif entry.is_file() and entry.name.lower().endswith(SUFFIXES):
+            yield path
+        else:
+            raise SourceError(
+                f"{folder.resolve().name}: {path} is no picture; expected {' or '.join(SUFFIXES)} "
+                "files and folders of them; move it away, or convert it"
+            )
+
+
+def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder / top) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+
+
+def _size(folder: Path, path: str) -> tuple[int, int]:
+    """Height and width of a picture in pixels, from its header."""
+    with (folder / path).open("rb") as stream:
+        head = stream.read(HEAD)
+        try:
+            height, width, *_ = simplejpeg.decode_jpeg_header(head)
+        except ValueError:  # a long header: look at all of it
+            try:
+                height, width, *_ = simplejpeg.decode_jpeg_header(head + stream.read())
+            except ValueError as fault:
+                raise SourceError(
+                    f"{folder.resolve().name}: {path} cannot be read as a JPEG ({fault}); expected "
+                    "one; move it away, or convert it"
+                ) from None
+    return height, width

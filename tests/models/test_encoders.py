@@ -1,0 +1,178 @@
+"""Encoders: their layers, their shapes, a gradient for every parameter, and what does not fit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet
+from pipeline.errors import ConfigError
+from pipeline.models.encoders import build_encoder
+
+Encoder = Mlp | Linear | Cnn | Convnet | Resnet
+VECTOR, IMAGE = [48], [4, 4, 3]  # as stored; an image is height, width, channels
+SMALL = Resnet(widths=[4, 8], depths=[2, 1])
+CASES: list[tuple[Encoder, list[int], int]] = [
+    (Mlp(widths=[5, 7]), VECTOR, 7),
+    (Mlp(widths=[5, 7], norm=False, dropout=0.5), VECTOR, 7),
+    (Linear(width=6), VECTOR, 6),
+    (Cnn(channels=[4, 5]), IMAGE, 5),
+    (Convnet(channels=[4, 5], widths=[8, 6]), IMAGE, 6),
+    (Convnet(channels=[4], widths=[8, 6], shape=[3, 4, 4]), VECTOR, 6),
+    (SMALL, IMAGE, 8),
+    (Resnet(widths=[8, 12], depths=[1, 2], layer="bottleneck", stem_stride=2), IMAGE, 12),
+]
+
+
+def build(config: Encoder, shape: list[int], seed: int = 0) -> tuple[nn.Module, int]:
+    torch.manual_seed(seed)
+    return build_encoder(config, shape, salt=100)
+
+
+def inputs(shape: list[int], rows: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = shape if len(shape) == 1 else [shape[2], *shape[:2]]
+    return torch.rand(rows, *size, generator=generator)
+
+
+@pytest.mark.parametrize(("config", "shape", "width"), CASES)
+def test_features_have_the_width_that_is_said_and_every_parameter_a_gradient(
+    config: Encoder, shape: list[int], width: int
+) -> None:
+    encoder, said = build(config, shape)
+    features = encoder(inputs(shape), torch.arange(6))
+    assert said == width
+    assert features.shape == (6, width)
+    features.square().sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+
+
+@pytest.mark.parametrize(("config", "shape", "width"), CASES)
+def test_weights_are_those_of_the_seed(config: Encoder, shape: list[int], width: int) -> None:
+    one, same, other = (build(config, shape, seed)[0].state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_mlp_without_norm_is_linear_and_relu() -> None:
+    encoder, _ = build(Mlp(widths=[300], norm=False), VECTOR)
+    linear = next(m for m in encoder.modules() if isinstance(m, nn.Linear))
+    x = inputs(VECTOR)
+    torch.testing.assert_close(encoder(x, torch.arange(6)), linear(x).relu())
+
+
+def test_a_linear_encoder_is_an_affine_map() -> None:
+    encoder, _ = build(Linear(width=6), VECTOR)
+    x, y, keys = inputs(VECTOR), inputs(VECTOR).flip(0), torch.arange(6)
+    half = encoder((x + y) / 2, keys)
+    torch.testing.assert_close(half, (encoder(x, keys) + encoder(y, keys)) / 2)
+
+
+def test_a_convnet_sees_a_vector_as_the_image_it_is() -> None:
+    flat, _ = build(Convnet(channels=[4, 5], widths=[6], shape=[3, 4, 4]), VECTOR)
+    planes, _ = build(Convnet(channels=[4, 5], widths=[6]), IMAGE)
+    x, keys = inputs(IMAGE), torch.arange(6)
+    torch.testing.assert_close(flat(x.flatten(1), keys), planes(x, keys))
+
+
+def test_a_convnet_is_convolution_relu_norm_pool_then_an_mlp() -> None:
+    """N-MNIST: 28 x 28 is halved twice, and 32 planes of 7 x 7 are flattened."""
+    encoder, _ = build(Convnet(shape=[1, 28, 28]), [784])
+    kinds = [type(m).__name__ for m in encoder.modules() if not list(m.children())]
+    stage, layer = ["Conv2d", "ReLU", "BatchNorm2d", "MaxPool2d"], ["Linear", "ReLU", "BatchNorm1d"]
+    assert kinds == ["Unflatten", *stage, *stage, "Flatten", *layer, *layer]
+    assert next(m for m in encoder.modules() if isinstance(m, nn.Linear)).in_features == 32 * 7 * 7
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (Resnet(), 11_173_962 - 5_130),
+        (
+            Resnet(widths=[256, 512, 1024, 2048], depths=[3, 4, 6, 3], layer="bottleneck"),
+            23_520_842 - 20_490,
+        ),
+    ],
+    ids=["ResNet-18", "ResNet-50"],
+)
+def test_a_resnet_has_the_parameters_of_its_name(config: Resnet, parameters: int) -> None:
+    """As published for CIFAR-10, less the classifier of ten classes."""
+    encoder, _ = build(config, [32, 32, 3])
+    assert sum(p.numel() for p in encoder.parameters()) == parameters
+
+
+def test_the_first_layers_of_a_resnet_keep_the_places() -> None:
+    """3 x 3 and no max-pool: H-SCL's setting for images of 32 x 32; the stem may halve them."""
+    halving = Resnet(widths=[4], depths=[1], stem_stride=2)
+    for config, side in ((Resnet(widths=[4], depths=[1]), 32), (halving, 16)):
+        encoder: Any = build(config, [32, 32, 3])[0]
+        network = encoder.layers[0].network
+        assert network.embedder.embedder.convolution.kernel_size == (3, 3)
+        assert network.embedder(inputs([32, 32, 3])).shape == (6, 4, side, side)
+
+
+def test_a_resnet_is_its_formula() -> None:
+    """One basic layer without a shortcut's convolution, and the mean over places."""
+    encoder, _ = build(Resnet(widths=[4], depths=[1]), IMAGE)
+    weights = {k.rsplit("network.")[1]: v for k, v in encoder.state_dict().items()}
+    x = inputs(IMAGE)
+
+    def norm(x: Tensor) -> Tensor:
+        mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), False, keepdim=True)
+        return (x - mean) / (variance + 1e-5).sqrt()
+
+    def convolve(x: Tensor, name: str) -> Tensor:
+        return norm(nn.functional.conv2d(x, weights[f"{name}.convolution.weight"], padding=1))
+
+    first = convolve(x, "embedder.embedder").relu()
+    layer = "encoder.stages.0.layers.0.layer"
+    inner = convolve(convolve(first, f"{layer}.0").relu(), f"{layer}.1")
+    expected = (inner + first).relu().mean((2, 3))
+    torch.testing.assert_close(encoder(x, torch.arange(6)), expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "message"),
+    [
+        (
+            Mlp(),
+            IMAGE,
+            r"'mlp', but the view is an image of shape \(4, 4, 3\); .* 'convnet' or 'resnet'",
+        ),
+        (Linear(), IMAGE, "'linear', but the view is an image"),
+        (
+            Cnn(),
+            VECTOR,
+            r"'cnn', but the view is a vector of shape \(48,\); .* or 'convnet' with its shape",
+        ),
+        (SMALL, VECTOR, "'resnet', but the view is a vector"),
+        (
+            Convnet(),
+            VECTOR,
+            r"without a shape, .* vector of 48 values; expected model.encoder.shape: \[chann",
+        ),
+        (
+            Convnet(shape=[1, 28, 28]),
+            VECTOR,
+            r"shape is \[1, 28, 28\], 784 values, .* vector of 48; expected .* of 48 values",
+        ),
+        (
+            Convnet(shape=[1, 4, 4]),
+            IMAGE,
+            r"is \[1, 4, 4\], but the view's images are \[3, 4, 4\]; expected null",
+        ),
+        (Convnet(), [-1, -1, 3], r"\(-1, -1, 3\) vary in size; expected images of one size"),
+        (
+            Convnet(channels=[2, 2, 2]),
+            IMAGE,
+            "halves 4 x 4 3 times; expected 8 x 8 at least, or fewer channels",
+        ),
+    ],
+)
+def test_an_encoder_that_does_not_fit_the_view_is_refused(
+    config: Encoder, shape: list[int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(config, shape)

@@ -1,0 +1,59 @@
+"""The model's heads: which views the classifier sees, and what a projector is."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config import Mlp, Model
+from pipeline.errors import ConfigError
+from pipeline.models.heterogeneous import Heterogeneous
+
+MLP = Mlp(widths=[7, 5])
+
+
+def build(views: int = 2, **options: Any) -> Heterogeneous:
+    torch.manual_seed(0)
+    config = Model(encoder=MLP, projection_width=4, **options)
+    return Heterogeneous(config, [[6]] * views, 3, classify=True, project=True, weigh=True)
+
+
+def test_the_first_view_alone_is_classified() -> None:
+    model = build(classify_on="first_view", shared_encoder=True).eval()
+    assert model.classifier is not None
+    assert model.classifier.in_features == 5
+    x, keys = [torch.rand(4, 6), torch.rand(4, 6)], torch.arange(4)
+    both, first = model(x, keys, [4]), model(x[:1], keys, [4])
+    torch.testing.assert_close(first.logits, both.logits)
+    torch.testing.assert_close(first.hidden, both.hidden[:, :5])
+    assert both.hidden.shape == (4, 10)
+    assert len(first.projections) == len(first.weights) == 1
+
+
+def test_all_views_are_classified_unless_asked() -> None:
+    model = build()
+    assert model.classified == 2
+    assert model.classifier is not None
+    assert model.classifier.in_features == 10
+
+
+def test_encoders_that_evaluation_would_not_see_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'first_view', but each of 2 views .* set model.sha"):
+        build(classify_on="first_view")
+    assert build(views=1, classify_on="first_view").classified == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("layer", ["Linear", "ReLU", "BatchNorm1d"]), ("mlp", ["Linear", "ReLU", "Linear"])],
+)
+def test_projectors(kind: str, layers: list[str]) -> None:
+    (projector, other) = build(projector=kind).projectors
+    assert isinstance(projector, nn.Sequential)
+    assert [type(layer).__name__ for layer in projector] == layers
+    first, last = projector[0], [m for m in projector if isinstance(m, nn.Linear)][-1]
+    assert isinstance(first, nn.Linear)
+    assert (first.in_features, last.out_features) == (5, 4)
+    assert first.out_features == (5 if kind == "mlp" else 4)
+    assert not torch.equal(first.weight, next(other.parameters()))

@@ -1,0 +1,188 @@
+"""The source `folder`: splits, classes, hierarchies, keys, and what it says of a bad file."""
+
+import re
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.data.reader import Reader
+from shards.build import build
+from shards.errors import SourceError
+from shards.manifest import load_manifest
+from shards.show import contact_sheet
+from shards.sources import make
+from shards.sources.base import Source
+from shards.sources.folder import KEY, make_keys
+from shards.verify import verify
+from tests.shards.tiny import whole
+
+FLAT = ["train/cat/1.jpg", "train/dog/a.b.jpeg", "train/dog/2.JPG", "test/cat/1.jpg"]
+
+
+def jpeg(seed: int, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3)).astype(np.uint8)
+    stream = BytesIO()
+    Image.fromarray(pixels).convert(mode).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def put(root: Path, path: str, data: bytes) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(data)
+
+
+def folder(root: Path, paths: list[str], **options: object) -> Source:
+    for seed, path in enumerate(paths):
+        put(root / "pets", path, jpeg(seed))
+    return make("folder", {"folder": root / "pets", **options})
+
+
+def test_classes_in_splits(tmp_path: Path) -> None:
+    source = folder(tmp_path, FLAT)
+    assert source.splits == {"train": 3, "test": 1} and source.dataset == "pets"
+    assert source.labels.kind == "multi_class" and source.labels.names == ["cat", "dog"]
+    assert source.views[0].shape == (4, 6, 3)
+    rows = whole(source, "train")
+    assert rows.keys == ["train-cat-1", "train-dog-2", "train-dog-a_b"]
+    assert rows.labels.tolist() == [0, 1, 1]
+    assert rows.views["image"] == [jpeg(0), jpeg(2), jpeg(1)]  # the bytes as they were
+    assert source.read("train", 1, 2).keys == rows.keys[1:2]
+    assert whole(source, "test").keys == ["test-cat-1"]
+
+
+def test_levels_are_columns(tmp_path: Path) -> None:
+    paths = ["animal/cat/1.jpg", "animal/dog/1.jpg", "plant/cat/1.jpg"]
+    source = folder(tmp_path, paths)
+    assert source.splits == {"all": 3} and source.labels.kind == "hierarchical"
+    assert source.labels.levels == [
+        ["animal", "plant"],
+        ["animal/cat", "animal/dog", "plant/cat"],
+    ]
+    assert whole(source, "all").labels.tolist() == [[0, 0], [0, 1], [1, 2]]
+    build(source, tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
+
+
+def test_splits_by_name(tmp_path: Path) -> None:
+    paths = ["train/cat/1.jpg", "valid/dog/1.jpg", "extra/cow/1.jpg"]
+    source = folder(tmp_path, paths, split_names=["valid", "train"])
+    assert source.splits == {"valid": 1, "train": 1} and source.labels.names == ["cat", "dog"]
+    vehicles = folder(tmp_path / "vehicles", ["train/1.jpg", "bus/1.jpg"], split_names=["all"])
+    assert vehicles.splits == {"all": 2} and vehicles.labels.names == ["bus", "train"]
+    no_train = folder(tmp_path / "no", ["test/cat/1.jpg"])
+    assert no_train.labels.levels == [["test"], ["test/cat"]]
+
+
+def test_hidden_files_are_ignored(tmp_path: Path) -> None:
+    put(tmp_path / "pets", "train/.DS_Store", b"")
+    put(tmp_path / "pets", ".cache/x", b"")
+    assert folder(tmp_path, FLAT).splits == {"train": 3, "test": 1}
+
+
+def test_sizes_that_vary_and_grey_pictures(tmp_path: Path) -> None:
+    source = folder(tmp_path, FLAT)
+    put(tmp_path / "pets", "train/dog/wide.jpg", jpeg(9, (8, 4), "L"))
+    assert source.views[0].shape == (4, -1, 3)
+    put(tmp_path / "pets", "test/dog/high.jpg", jpeg(9, (8, 5), "CMYK"))
+    source = make("folder", {"folder": tmp_path / "pets"})
+    assert source.views[0].shape == (-1, -1, 3)
+    build(source, out := tmp_path / "out", progress=False)
+    assert verify(out).ok
+    contact_sheet(out, tmp_path / "sheet.png")
+
+
+def test_a_grey_picture_is_read_with_three_channels(tmp_path: Path) -> None:
+    put(tmp_path / "pets", "a/grey.jpg", jpeg(0, mode="L"))
+    put(tmp_path / "pets", "a/red.jpg", jpeg(0))
+    build(make("folder", {"folder": tmp_path / "pets"}), out := tmp_path / "out", progress=False)
+    assert verify(out).ok
+    assert Reader(out).read("image", np.arange(2)).shape == (2, 4, 6, 3)
+
+
+def test_a_long_header_is_read_to_its_end(tmp_path: Path) -> None:
+    source = folder(tmp_path, ["a/1.jpg"])
+    comment = b"\xff\xfe\x20\x02" + b"x" * 0x2000  # as long as a thumbnail
+    put(tmp_path / "pets", "a/1.jpg", (data := jpeg(0))[:2] + comment + data[2:])
+    assert source.views[0].shape == (4, 6, 3)
+
+
+def test_the_manifest_knows_the_bytes_of_the_folder(tmp_path: Path) -> None:
+    build(folder(tmp_path, FLAT), out := tmp_path / "out", progress=False)
+    (record,) = load_manifest(out).built_from.files
+    assert (record.name, record.bytes) == ("pets", sum(len(jpeg(seed)) for seed in range(4)))
+    put(tmp_path / "pets", "test/cat/1.jpg", jpeg(7))
+    (other,) = make("folder", {"folder": tmp_path / "pets"}).input_files()
+    assert other.sha256 != record.sha256
+
+
+def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
+    source = folder(tmp_path, [f"{c}/{n}.jpg" for c in "ab" for n in range(4)])
+    one, two = (
+        build(source, tmp_path / str(workers), workers=workers, shard_rows=4, progress=False)
+        for workers in (1, 2)
+    )
+    assert one == two and len(one.splits["all"]) == 2
+
+
+def test_keys_are_safe_and_unique() -> None:
+    paths = ["a/b-c.jpg", "a-b/c.jpg", "a/b.jpg", "a/ü x.jpg", f"a/{'x' * 90}.jpg", "a/b.jpeg"]
+    keys = make_keys(paths)
+    assert list(keys) == paths and len(set(keys.values())) == len(paths)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,81}", key) for key in keys.values())
+    assert keys["a/ü x.jpg"] == "a-__x"
+    assert re.fullmatch("a-b-[0-9a-f]{16}", keys["a/b.jpg"])
+    assert len(keys[paths[4]]) == KEY + 17
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (
+            "train/cat/notes.txt",
+            "pets: train/cat/notes.txt is no picture; expected .jpg or .jpeg f",
+        ),
+        ("train/cat/1.png", "pets: train/cat/1.png is no picture; expected .jpg or .jpeg files an"),
+        ("train/1.jpg", "pets: train/1.jpg lies in no folder of a class; expected train/CLASS/NAM"),
+        (
+            "test/cat/old/1.jpg",
+            "pets: train/cat/1.jpg lies 1 folders of classes deep and test/cat/old/1.jpg 2; expec",
+        ),
+        ("readme.txt", "pets: readme.txt lies beside the split train; expected train, val, test a"),
+        (
+            "valid/cat/1.jpg",
+            "pets: valid lies beside the split train; expected train, val, test al",
+        ),
+        (
+            "train/cow/.hidden",
+            "pets: the folder train/cow/ is empty; expected pictures, or folders",
+        ),
+    ],
+)
+def test_errors(tmp_path: Path, path: str, message: str) -> None:
+    source = folder(tmp_path, FLAT)
+    put(tmp_path / "pets", path, jpeg(0))
+    with pytest.raises(SourceError) as fault:
+        build(source, tmp_path / "out", progress=False)
+    assert message in str(fault.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>", b"\x89PNG\r\n\x1a\n" + bytes(90), jpeg(0)[:100]])
+def test_pictures_that_are_no_jpeg(tmp_path: Path, data: bytes) -> None:
+    source = folder(tmp_path, FLAT)
+    put(tmp_path / "pets", "train/cat/bad.jpg", data)
+    with pytest.raises(SourceError, match="pets: train/cat/bad.jpg cannot be read as a JPEG"):
+        build(source, tmp_path / "out", progress=False)
+
+
+def test_splits_that_are_not_there(tmp_path: Path) -> None:
+    source = folder(tmp_path, FLAT, split_names=["train", "dev"])
+    with pytest.raises(SourceError, match="pets: no folder 'dev' for a split; it has test, train;"):
+        _ = source.splits
+    with pytest.raises(SourceError, match="split_names.0: '../x' cannot name a view or a split"):
+        folder(tmp_path, FLAT, split_names=["../x"])
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="empty: the folder . is empty; expected pictures"):
+        _ = make("folder", {"folder": empty}).splits

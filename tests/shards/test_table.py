@@ -1,0 +1,136 @@
+"""The source `table`: headers, classes, missing cells, and what it says of a bad file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shards.build import build
+from shards.errors import SourceError
+from shards.sources import make
+from shards.sources.base import Source
+from shards.verify import verify
+from tests.shards.tiny import whole
+
+UCI = Path(__file__).parents[3] / "shared" / "data" / "uci"
+HEADER = "height,arm span,kind\n"
+BARE = "1.5,2,10\n-1,0.25,9\n\n4, 0 ,10\n"
+
+
+def table(folder: Path, text: str, **options: object) -> Source:
+    path = folder / "tiny.csv"
+    path.write_text(text, encoding="utf-8")
+    return make("table", {"csv": path, **options})
+
+
+@pytest.mark.parametrize("text", [BARE, HEADER + BARE, "\ufeff" + HEADER + BARE])
+def test_rows_with_a_header_and_without(tmp_path: Path, text: str) -> None:
+    source = table(tmp_path, text)
+    rows = whole(source, "all")
+    assert source.splits == {"all": 3} and source.dataset == "tiny"
+    assert [(view.name, view.shape) for view in source.views] == [("features", (2,))]
+    np.testing.assert_array_equal(rows.views["features"], [[1.5, 2], [-1, 0.25], [4, 0]])
+    assert source.labels.names == ["9", "10"]  # by number, not by text
+    assert rows.labels.tolist() == [1, 0, 1]
+
+
+def test_classes_that_are_texts_are_sorted_as_texts(tmp_path: Path) -> None:
+    source = table(tmp_path, "1,rose\n2,10\n3,9\n4,rose\n")
+    assert source.labels.names == ["10", "9", "rose"]
+    assert whole(source, "all").labels.tolist() == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("label", ["kind", "0", 0, "-3"])
+def test_the_class_by_name_and_by_number(tmp_path: Path, label: object) -> None:
+    source = table(tmp_path, "kind,a,b\nx,1,2\ny,3,4\n", label=label)
+    assert source.labels.names == ["x", "y"]
+    np.testing.assert_array_equal(whole(source, "all").views["features"], [[1, 2], [3, 4]])
+
+
+def test_a_name_of_digits_is_a_name_where_there_is_a_header(tmp_path: Path) -> None:
+    source = table(tmp_path, "0,1,2\n7,8,9\n", header="yes", label="1")
+    assert source.labels.names == ["8"]
+
+
+def test_header_by_option_and_by_its_last_cell(tmp_path: Path) -> None:
+    assert table(tmp_path, "1,2\n3,4\n", header="yes").splits == {"all": 1}
+    assert table(tmp_path, "1,2\n3,4\n", header="no").splits == {"all": 2}
+    assert table(tmp_path, "1,2\n3,4\n", header=False).splits == {"all": 2}  # YAML's bare no
+    assert table(tmp_path, "0,1,class\n3,4,1\n5,6,2\n").splits == {"all": 2}
+    assert table(tmp_path, "0,1,rose\n3,4,lily\n").splits == {"all": 2}
+    assert table(tmp_path, "?,,1\n3,4,1\n", missing="mean").splits == {"all": 2}
+
+
+def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
+    source = table(tmp_path, "1,?,0\n2,5,0\n NaN,,1\n6,8,1\n", missing="mean")
+    np.testing.assert_array_equal(
+        whole(source, "all").views["features"], [[1, 6.5], [2, 5], [3, 6.5], [6, 8]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("1,?,0\n", {}, "line 1, column 1: the cell is missing (found '?'); expected a number"),
+        (HEADER + "1,,0\n", {}, "line 2, column 'arm span': the cell is missing (found ''); "),
+        ("1,?,0\n", {}, "take the column's mean with --missing mean"),
+        ("1,?,0\n2,?,1\n", {"missing": "mean"}, "column 1: every cell is missing, so there is no"),
+        (HEADER + "1,tall,0\n", {}, "line 2, column 'arm span': found 'tall'; expected a finite"),
+        ("1,2,0\n1,inf,0\n", {}, "line 2, column 1: found 'inf'; expected a finite float32"),
+        ("1,2,0\n1,1e39,0\n", {}, "line 2, column 1: found '1e39'; expected a finite float32"),
+        ("1,2,0\n1,1_0,0\n", {}, "line 2, column 1: found '1_0'; expected a finite float32"),
+        ("1,2,0\n\n1,2\n", {}, "line 3: 2 columns; expected 3, as in line 1"),
+        ("1,2,0\n1,2,?\n", {}, "line 2: the class in column 2 is missing (found '?'); expected"),
+        ("1,2,1\n1,2,1.0\n", {}, "classes '1' and '1.0' are the same number in two spellings"),
+        ("1,tall,0\n", {}, "line 1: found 'tall', as in a header, and '1', as in a row; expected"),
+        ("1,tall,0\n", {}, "say which it is with --header yes or --header no"),
+        (BARE, {"label": "kind"}, "no column 'kind'; names 1.5, 2, 10; expected a name that one"),
+        (BARE, {"label": "kind", "header": "no"}, "no column 'kind'; there are no names; expected"),
+        (HEADER + BARE, {"label": "3"}, "no column 3; names height, arm span, kind; expected a na"),
+        (BARE, {"label": "-4"}, "no column -4; there are no names; expected a name that one colum"),
+        (BARE, {"label": "-4"}, "or a number from -3 to 2; see --label and --header"),
+        ("a,a,b\n1,2,3\n", {"label": "a"}, "2 columns have the name 'a'; names a, a, b; expected"),
+        (HEADER, {}, "a header and no rows; expected a line for each"),
+        ("\n \n", {}, "no rows; expected a CSV file with a row a line"),
+        ("1;2;3\n", {}, "line 1: 1 column; expected a feature and a class at least, parted by com"),
+        ('1,"2,3\n', {}, "cannot be read (unexpected end of data); expected a CSV file in UTF-8"),
+    ],
+)
+def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(SourceError) as fault:
+        build(table(tmp_path, text, **options), tmp_path / "out", progress=False)
+    assert message in str(fault.value) and str(fault.value).startswith("tiny.csv")
+
+
+def test_a_file_in_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "tiny.csv").write_bytes(b"\xff\xfe1,2\n")
+    with pytest.raises(SourceError, match="tiny.csv: cannot be read .*; expected a CSV file in UT"):
+        _ = make("table", {"csv": tmp_path / "tiny.csv"}).splits
+
+
+def test_a_built_table_is_whole(tmp_path: Path) -> None:
+    build(table(tmp_path, HEADER + BARE, label="kind"), tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.skipif(not UCI.exists(), reason="no UCI files in the data folder")
+@pytest.mark.parametrize(
+    ("file", "options", "rows", "width", "classes"),
+    [
+        ("yeast.csv", {}, 1484, 8, 10),
+        ("dermatology.csv", {"label": "Classification", "missing": "mean"}, 366, 34, 6),
+        ("texture.dat", {}, 5500, 40, 11),
+    ],
+)
+def test_uci(file: str, options: dict[str, str], rows: int, width: int, classes: int) -> None:
+    source = make("table", {"csv": UCI / file, **options})
+    assert source.splits == {"all": rows} and source.views[0].shape == (width,)
+    assert len(source.labels.names) == classes
+    assert source.labels.names == sorted(source.labels.names, key=int)
+    assert len(set(whole(source, "all").labels.tolist())) == classes
+
+
+@pytest.mark.skipif(not UCI.exists(), reason="no UCI files in the data folder")
+def test_uci_ages_that_are_missing() -> None:
+    with pytest.raises(SourceError, match="dermatology.csv, line 35, column 'Age': the cell is mi"):
+        _ = make("table", {"csv": UCI / "dermatology.csv"}).splits
