@@ -23,11 +23,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-triton.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Heron needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	# CUDA builds of torch bring their Triton; the others get one, for the tests in its interpreter.
+	$(BIN)/python -c 'import triton' 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --requirement requirements-triton.lock
 	touch $(READY)
 
 lock:  ## pin what the two commands install, from pyproject.toml, in a new environment

@@ -1,98 +1,45 @@
-"""`heron reproduce TABLE`: run a paper's table over its folds, measured beside published."""
+"""`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from launch.tables import TABLES, Method, Table
 from launch.verb import Verb
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
 from shards.manifest import MANIFEST
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-SCORES = {"F1": "f1_weighted", "AUC": "auc_macro"}
 
 
-@dataclass(frozen=True)
-class Method:
-    """One row: the overrides that make the method, and what was published for it.
-
-    Attributes:
-        overrides: on the table's configuration.
-        published: (mean, std) of each score of `SCORES`, in order.
-    """
-
-    overrides: tuple[str, ...]
-    published: tuple[tuple[float, float], tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A published table: its experiment, its folds and its methods.
-
-    Attributes:
-        config: a file of configs/.
-        runs: how many folds were published.
-        source: paper and table.
-        data: how to get the data and build the shards.
-    """
-
-    config: str
-    runs: int
-    source: str
-    data: str
-    methods: dict[str, Method]
-
-
-_UNSUPERVISED = "objective.weighted_unsupervised"
-_SUPERVISED = "objective.weighted_supervised"
-TABLES = {
-    "scene": Table(
-        config="scene.yaml",
-        runs=5,
-        source="HeroCon (KDD 2022), Table 2, Scene",
-        data="download scene (Mulan's multi-label data sets) and run: heron shards build mulan "
-        "--arff scene-train.arff scene-test.arff --xml scene.xml --out data/scene",
-        methods={
-            "DNN": Method(
-                (f"{_UNSUPERVISED}=null", f"{_SUPERVISED}=null"),
-                ((0.5902, 0.0122), (0.8647, 0.0077)),
-            ),
-            "HeroCon-s": Method(
-                (f"{_UNSUPERVISED}=null", f"{_SUPERVISED}.weight=0.01"),
-                ((0.6104, 0.0166), (0.8807, 0.0117)),
-            ),
-            "HeroCon-u": Method(
-                (f"{_UNSUPERVISED}.weight=0.3", f"{_SUPERVISED}=null"),
-                ((0.6231, 0.0181), (0.8831, 0.0118)),
-            ),
-            "HeroCon": Method((), ((0.6366, 0.0141), (0.8878, 0.0079))),
-        },
-    )
-}
-
-
-def reproduce(table: Table, out: Path, overrides: list[str]) -> str:
+def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) -> str:
     """Run what is not there yet, and make the table.
 
     Args:
         table: what to run.
         out: a folder; each run has its own in it, METHOD-fold, and is kept.
         overrides: on every run.
+        only: the methods to run; none: all of the table.
 
     Returns:
-        The table as Markdown, also written to `out/table.md`.
+        The table as Markdown of the methods whose runs are all there, also in `out/table.md`.
 
     Raises:
         ConfigError: the data is not there; says how to get it.
     """
     from pipeline.pretrain import pretrain  # here, so that `heron --help` need not load torch
 
-    for name, method in table.methods.items():
+    for name in only or table.methods:
+        if name not in table.methods:
+            raise ConfigError(
+                f"the table has no method '{name}'; expected one of {', '.join(table.methods)}"
+            )
+        method = table.methods[name]
         for fold in range(table.runs):
             folder = out / f"{name}-{fold}"
             config = _config(table, method, fold, folder, overrides)
@@ -108,28 +55,44 @@ def render(table: Table, out: Path) -> str:
     from scipy.stats import ttest_ind_from_stats
 
     lines = [
-        f"{table.source}: {table.runs} folds, mean ± std; p of Welch's t-test against published.",
+        f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published.",
         "",
-        "| method | " + " | ".join(f"{s} published | {s} measured | p" for s in SCORES) + " |",
-        "|---|" + "---|---|---|" * len(SCORES),
+        "| method | "
+        + " | ".join(f"{s} published | {s} measured | p" for s in table.scores)
+        + " |",
+        "|---|" + "---|---|---|" * len(table.scores),
     ]
     for name, method in table.methods.items():
-        results = [_result(out / f"{name}-{fold}") for fold in range(table.runs)]
+        folders = [out / f"{name}-{fold}" for fold in range(table.runs)]
+        if not all((folder / "result.json").exists() for folder in folders):
+            continue
+        results = [_result(folder) for folder in folders]
         cells = [name]
-        for (mean, std), key in zip(method.published, SCORES.values(), strict=True):
+        published = method.published or [None] * len(table.scores)
+        for figure, key in zip(published, table.scores.values(), strict=True):
             ours = np.array([result[key] for result in results])
-            spread = ours.std(ddof=1) if len(ours) > 1 else 0.0
-            p = ttest_ind_from_stats(
-                ours.mean(), spread, len(ours), mean, std, table.runs, equal_var=False
-            ).pvalue
-            cells += [f"{mean:.4f} ± {std:.4f}", f"{ours.mean():.4f} ± {spread:.4f}", f"{p:.2g}"]
+            spread = float(ours.std(ddof=1)) if len(ours) > 1 else 0.0
+            measured = f"{ours.mean():.4f} ± {spread:.4f}"
+            if figure is None:
+                cells += ["–", measured, "–"]
+                continue
+            mean, std = figure
+            p = "–"  # a lone run, or a figure without its spread, has no t-test
+            if std is not None and len(ours) > 1:
+                test = ttest_ind_from_stats(
+                    ours.mean(), spread, len(ours), mean, std, table.published_runs, equal_var=False
+                )
+                p = f"{test.pvalue:.2g}"
+            cells += [f"{mean:.4f}" + (f" ± {std:.4f}" if std is not None else ""), measured, p]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
     own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
-    config = load_config(CONFIGS / table.config, [*overrides, *own])
+    if table.seeded:
+        own.append(f"seed={fold}")
+    config = load_config(CONFIGS / table.config, [*overrides, *own], method.name)
     if not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
     return config
@@ -154,12 +117,16 @@ def _result(folder: Path) -> dict[str, Any]:
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", choices=sorted(TABLES), help="which published table")
     parser.add_argument("overrides", nargs="*", help="key=value on every run")
+    parser.add_argument("--runs", type=int, help="folds or seeds to run (default: the table's)")
+    parser.add_argument("--only", nargs="+", default=[], help="methods to run (default: all)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE-table)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / f"{arguments.table}-table"
-    print(reproduce(TABLES[arguments.table], out, arguments.overrides))
+    table = TABLES[arguments.table]
+    table = replace(table, runs=arguments.runs or table.runs)
+    print(reproduce(table, out, arguments.overrides, arguments.only))
     return 0
 
 

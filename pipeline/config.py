@@ -237,12 +237,19 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+METHODS = Path(__file__).resolve().parent.parent / "configs" / "methods.yaml"
+CLASSIFIERS = ("bce", "cross_entropy")
+
+
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), method: str | None = None
+) -> Config:
     """Read an experiment and apply overrides such as ``optim.lr=0.1``.
 
     Args:
         path: a YAML file.
         overrides: `key.key=value`; the value is read as YAML, `null` takes a section out.
+        method: a name of configs/methods.yaml, which then chooses the terms of the objective.
 
     Returns:
         The typed configuration.
@@ -258,6 +265,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tree = _parse(path.read_text(), str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds {type(tree).__name__}; expected keys such as 'data:'")
+    if method is not None:
+        tree["objective"] = _terms_of(method, tree.get("objective") or {})
     for override in overrides:
         _apply(tree, override)
     return parse_config(tree)
@@ -275,6 +284,26 @@ def parse_config(tree: dict[str, Any]) -> Config:
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML, enough to run again."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _terms_of(method: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The objective of a method, with the options that an experiment gives its terms."""
+    methods: dict[str, dict[str, Any]] = _parse(METHODS.read_text(), str(METHODS))
+    if method not in methods:
+        near = difflib.get_close_matches(method, methods, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(methods)}"
+        raise ConfigError(f"unknown method '{method}'; {hint}")
+    chosen = methods[method]
+    kept = CLASSIFIERS if chosen.get("classifier") else ()
+    terms = {name: options for name, options in given.items() if name in kept}
+    if kept and not terms:
+        raise ConfigError(
+            f"method '{method}' keeps the experiment's classifier, and it has none; expected "
+            f"objective.{' or objective.'.join(CLASSIFIERS)}"
+        )
+    for name, options in chosen.get("terms", {}).items():
+        terms[name] = {**(given.get(name) or {}), **options}
+    return terms
 
 
 def _parse(text: str, where: str) -> Any:

@@ -305,10 +305,11 @@ def main() -> int:
     """Read the command line and run; a fault the user can mend is one line, not a traceback."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", default=DEFAULT, help="experiment (default: %(default)s)")
+    parser.add_argument("--method", help="terms of a method of configs/methods.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value, such as optim.lr=0.1")
     arguments = parser.parse_intermixed_args()
     try:
-        pretrain(load_config(arguments.config, arguments.overrides))
+        pretrain(load_config(arguments.config, arguments.overrides, arguments.method))
     except EXPECTED as error:
         print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from pipeline.objectives import fused
 from pipeline.objectives.engine import Rule, RuleResult, blockwise
 
 
@@ -95,7 +96,41 @@ def contrast(
     Returns:
         The loss, differentiable once with respect to the vectors and `per_anchor`.
     """
+    if match is None and is_fused(pairs.anchors[0]):
+        return finish(fused_sums(pairs), per_anchor, None)
     return blockwise(_rule(pairs, finish, match), pairs.anchors, pairs.keys, per_anchor)
+
+
+def is_fused(vectors: Tensor) -> bool:
+    """Whether terms of these vectors are computed by fused kernels: see `fused.enabled`."""
+    return vectors.dtype == torch.float32 and fused.enabled(vectors.device)
+
+
+def fused_sums(pairs: Pairs) -> Float[Tensor, "anchors moments"]:
+    """The sums of `pairs` by fused kernels, differentiable with respect to the vectors."""
+    heads = [
+        fused.exponential_sums(
+            anchors,
+            keys,
+            moments=pairs.moments,
+            floor=pairs.floor,
+            anchor_tag=None if pairs.anchor_tag is None else pairs.anchor_tag.int(),
+            key_tag=None if pairs.key_tag is None else pairs.key_tag.int(),
+            anchor_weight=pairs.anchor_weight,
+            key_weight=pairs.key_weight,
+        )
+        for anchors, keys in zip(pairs.anchors, pairs.keys, strict=True)
+    ]
+    sums = torch.stack(heads).sum(0)
+    if pairs.slopes is None:
+        return sums
+    # Another slope than the moment's: the value stays, its gradient is scaled.
+    parts = [
+        sums[:, r].detach()
+        + (slope / moment if slope else 0.0) * (sums[:, r] - sums[:, r].detach())
+        for r, (moment, slope) in enumerate(zip(pairs.moments, pairs.slopes, strict=True))
+    ]
+    return torch.stack(parts, 1)
 
 
 def _rule(pairs: Pairs, finish: Finish, match: Match | None) -> Rule:

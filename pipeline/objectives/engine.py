@@ -153,6 +153,7 @@ class _Blockwise(torch.autograd.Function):
         grads = [torch.zeros_like(t) for t in tensors]
         d_anchors, d_keys = grads[:n_heads], grads[n_heads : 2 * n_heads]
         d_per_anchor = grads[2 * n_heads :]
+        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
         total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
         buffers: list[Tensor] = []
         for rows in strips(n_anchors, n_keys, anchors[0].device):
@@ -169,8 +170,10 @@ class _Blockwise(torch.autograd.Function):
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
             total += loss
             for h in range(n_heads):
-                torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
-                d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
+                if wanted[h]:
+                    torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
+                if wanted[n_heads + h]:  # a queue of keys takes no gradient
+                    d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
             for out, value in zip(d_per_anchor, d_extra, strict=True):
                 out[rows] = value
         ctx.save_for_backward(*grads)

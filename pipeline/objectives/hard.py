@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives import fused
+from pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
 from pipeline.objectives.engine import class_members, class_numbers
 from pipeline.objectives.unsupervised import positives as augmentations
 from pipeline.objectives.unsupervised import unit_views
@@ -108,9 +109,17 @@ def hard(
         others = augmentations(vectors, range(count), tau, rows)
         return contrast(pairs, by_view, [admissible, others])
 
-    members = class_members(of_key)
     own = torch.arange(len(keys), device=keys.device).view(count, batch)[:, rows].reshape(-1)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+
+    if is_fused(keys):
+        total = log_total(fused_sums(pairs), admissible)
+        weight = torch.full_like(total, mean)
+        numbers = own.int()
+        return fused.tagged_pair_losses(
+            anchors / tau, keys, total, of_anchor.int(), of_key.int(), numbers, weight
+        )
+    members = class_members(of_key)
 
     def match(strip: slice) -> tuple[Tensor, Tensor]:
         return members(of_anchor[strip], own[strip])

@@ -7,9 +7,12 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+from pipeline.objectives import fused
+from pipeline.objectives.contrast import is_fused
 from pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
 
 Distance = Literal["hamming", "indicator"]
+WIDEST = 128  # labels that a fused tile holds
 
 
 def weighted_supervised(
@@ -50,15 +53,27 @@ def weighted_supervised(
         no pair.
 
     Raises:
-        ValueError: tau <= 0.
+        ValueError: tau <= 0, or labels that are not 0 or 1.
     """
+    if not ((y == 0) | (y == 1)).all():
+        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
+        raise ValueError(
+            f"weighted_supervised: labels of row {row} are {y[row].tolist()}; expected 0 or 1 for "
+            "each label, classes one-hot"
+        )
     dtype = working_dtype(s.dtype, tau)
     s = unit(s).to(dtype)
     y = y.to(dtype)
     count = y.sum(0)
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    rule = _PairRule(y, y[rows], weight, distance, self_pairs, _numbers(rows, y))
+    numbers = _numbers(rows, y)
+    if is_fused(s) and y.shape[1] <= WIDEST:
+        anchors, own = s[rows] / tau, y[rows]
+        total = fused.log_sums(fused.label_sums(anchors, s, own, y, distance))
+        numbers = torch.full_like(numbers, -1) if self_pairs else numbers
+        return fused.pair_losses(anchors, s, total, own, y, weight, numbers.int(), distance)
+    rule = _PairRule(y, y[rows], weight, distance, self_pairs, numbers)
     return blockwise(rule, [s[rows] / tau], [s])
 
 

@@ -1,0 +1,219 @@
+"""Published tables: their experiments, methods and figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Figure = tuple[float, float | None]  # mean and, where it was published, standard deviation
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a table.
+
+    Attributes:
+        name: of a method of configs/methods.yaml.
+        published: a figure for each score of the table; None where none was published.
+        overrides: what else belongs to the method on these data, such as its weights.
+    """
+
+    name: str
+    published: tuple[Figure | None, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table.
+
+    Attributes:
+        config: a file of configs/.
+        runs: how many folds or seeds are run, `data.protocol.fold` = 0, 1, ...
+        source: paper and table.
+        data: how to get the data and build the shards.
+        methods: by the name they have in the paper.
+        scores: their names in the table, and in a result.
+        published_runs: how many runs the published figures are the mean of.
+        seeded: a run has its own seed too, not only its own fold.
+    """
+
+    config: str
+    runs: int
+    source: str
+    data: str
+    methods: Mapping[str, Method]
+    scores: Mapping[str, str] = field(
+        default_factory=lambda: {"F1": "f1_weighted", "AUC": "auc_macro"}
+    )
+    published_runs: int = 5
+    seeded: bool = False
+
+
+_L_U = "objective.weighted_unsupervised.weight"
+_L_S = "objective.weighted_supervised.weight"
+_ACCURACY = {"accuracy": "accuracy"}
+
+
+def _scene() -> Table:
+    return Table(
+        config="scene.yaml",
+        runs=5,
+        source="HeroCon (KDD 2022), Table 2, Scene",
+        data="download scene (Mulan's multi-label data sets) and run: heron shards build mulan "
+        "--arff scene-train.arff scene-test.arff --xml scene.xml --out data/scene",
+        methods={
+            "DNN": Method("dnn", ((0.5902, 0.0122), (0.8647, 0.0077))),
+            "Info-NCE": Method("infonce", ((0.6144, 0.0072), (0.8783, 0.0110))),
+            "CMC": Method("cmc"),
+            "SupCon": Method("supcon", ((0.5969, 0.0207), (0.8624, 0.0148))),
+            "HCL": Method("hcl", ((0.6413, 0.0193), (0.8205, None))),
+            "HeroCon-s": Method(
+                "herocon-s", ((0.6104, 0.0166), (0.8807, 0.0117)), (f"{_L_S}=0.01",)
+            ),
+            "HeroCon-u": Method(
+                "herocon-u", ((0.6231, 0.0181), (0.8831, 0.0118)), (f"{_L_U}=0.3",)
+            ),
+            "HeroCon": Method("herocon", ((0.6366, 0.0141), (0.8878, 0.0079))),
+        },
+    )
+
+
+def _nmnist() -> Table:
+    return Table(
+        config="nmnist.yaml",
+        runs=3,
+        source="HeroCon (KDD 2022), Table 2, N-MNIST",
+        data="download MNIST's four idx files into a folder and run: heron shards build idx "
+        "--folder mnist --view-kind noise --out data/nmnist",
+        methods={
+            "DNN": Method("dnn", ((0.9036, 0.0045), (0.9463, 0.0025))),
+            "Info-NCE": Method("infonce", ((0.8877, 0.0064), (0.8900, 0.0067))),
+            "CMC": Method("cmc"),
+            "SupCon": Method("supcon", ((0.9265, 0.0040), (0.9584, 0.0037))),
+            "HeroCon-s": Method("herocon-s", ((0.9265, 0.0040), (0.9584, 0.0037)), (f"{_L_S}=2",)),
+            "HeroCon-u": Method(
+                "herocon-u", ((0.9246, 0.0028), (0.9582, 0.0016)), (f"{_L_U}=0.1",)
+            ),
+            "HeroCon": Method("herocon", ((0.9363, 0.0019), (0.9705, 0.0012))),
+        },
+    )
+
+
+def _mulco(
+    config: str, source: str, data: str, figures: Mapping[str, Figure | None], **options: int
+) -> Table:
+    """A table of MulCo: accuracy in per cent as published, one figure a method."""
+    names = {
+        "UB-EXP": "ub-exp",
+        "UB-LOG": "ub-log",
+        "MSE": "mse",
+        "GCE": "gce",
+        "L-UW": "l-uw",
+        "MLCL": "mlcl",
+        "MulCo standard": "mulco-standard",
+        "MulCo debiased": "mulco-debiased",
+        "MulCo sifted": "mulco-sifted",
+        "MulCo soft": "mulco-soft",
+        "MulCo weighted": "mulco-weighted",
+    }
+    overrides = tuple(f"{key}={value}" for key, value in options.items())
+    methods = {}
+    for shown, name in names.items():
+        found = figures.get(shown)
+        scaled = None
+        if found is not None:
+            scaled = (found[0] / 100, None if found[1] is None else found[1] / 100)
+        methods[shown] = Method(name, (scaled,), overrides)
+    return Table(config, 5, source, data, methods, _ACCURACY, seeded=True)
+
+
+def _uci(name: str, file: str, *figures: Figure) -> Table:
+    order = ("UB-EXP", "UB-LOG", "MSE", "GCE", "L-UW", "MLCL")
+    kinds = ("MulCo debiased", "MulCo sifted", "MulCo soft", "MulCo weighted")
+    table = _mulco(
+        f"{name}.yaml",
+        f"MulCo (TKDD 2026), Table 3, {name.capitalize()}",
+        f"download {name} from the UCI repository and run: heron shards build table --csv {file} "
+        f"--missing mean --out data/{name}",
+        dict(zip((*order, *kinds), figures, strict=True)),
+    )
+    return Table(**{**vars(table), "published_runs": 3})
+
+
+def _kmnist(sets: int, *figures: Figure) -> Table:
+    order = ("UB-EXP", "UB-LOG", "MSE", "GCE", "L-UW", "MLCL")
+    kinds = ("MulCo debiased", "MulCo sifted", "MulCo soft", "MulCo weighted")
+    table = _mulco(
+        "kmnist.yaml",
+        f"MulCo (TKDD 2026), Table 2, KMNIST, s = {sets}",
+        "download KMNIST's four idx files into a folder and run: heron shards build idx --folder "
+        "kmnist --out data/kmnist",
+        dict(zip((*order, *kinds), figures, strict=True)),
+        **{"data.protocol.complementary": sets},
+    )
+    return Table(**{**vars(table), "runs": 2})
+
+
+def _cifar10() -> Table:
+    figures = {
+        "UCL": ("ucl", 0.8916),
+        "H-UCL": ("h-ucl", 0.9035),
+        "SCL": ("scl", 0.9346),
+        "H-SCL(beta)": ("h-scl-beta", 0.9398),
+        "H-SCL(tau)": ("h-scl-tau", 0.9295),
+    }
+    return Table(
+        config="cifar10.yaml",
+        runs=1,
+        source="H-SCL, Table I, CIFAR-10, a linear probe (ResNet-50 and 200 epochs there)",
+        data="download CIFAR-10 as JPEG files, train/CLASS/*.jpg and test/CLASS/*.jpg, and run: "
+        "heron shards build folder --folder cifar10 --out data/cifar10",
+        methods={k: Method(name, ((mean, None),)) for k, (name, mean) in figures.items()},
+        scores=_ACCURACY,
+        published_runs=1,
+        seeded=True,
+    )
+
+
+TABLES = {
+    "scene": _scene(),
+    "nmnist": _nmnist(),
+    "yeast": _uci(
+        "yeast",
+        "yeast.csv",
+        *[(56.60, 1.47), (57.64, 1.91), (58.17, 1.84), (57.29, 0.62), (57.65, 1.86)],
+        *[(56.07, 1.46), (56.79, 1.12), (57.20, 1.47), (56.79, 1.12), (56.16, 2.00)],
+    ),
+    "texture": _uci(
+        "texture",
+        "texture.dat",
+        *[(93.62, 0.37), (93.62, 0.92), (92.71, 0.49), (90.10, 1.33), (93.75, 0.55)],
+        *[(93.75, 0.32), (94.34, 1.17), (94.64, 1.26), (94.49, 1.05), (94.20, 0.63)],
+    ),
+    "dermatology": _uci(
+        "dermatology",
+        "dermatology.csv",
+        *[(95.49, 3.37), (97.30, 2.21), (94.59, 2.21), (95.50, 2.55), (95.49, 3.37)],
+        *[(95.49, 3.37), (97.92, 1.95), (97.92, 0.74), (98.44, 1.27), (97.92, 0.74)],
+    ),
+    "kmnist2": _kmnist(
+        2,
+        *[(58.33, 1.39), (59.36, 1.00), (54.39, 5.15), (53.14, 6.64), (55.14, 1.64)],
+        *[(45.32, 2.19), (51.69, 1.49), (62.63, 0.77), (62.69, 0.85), (62.67, 0.82)],
+    ),
+    "kmnist3": _kmnist(
+        3,
+        *[(60.45, 0.49), (61.53, 1.05), (63.07, 0.49), (60.94, 0.93), (58.31, 0.26)],
+        *[(50.52, 0.61), (54.25, 1.14), (66.05, 1.43), (65.97, 1.47), (66.07, 1.47)],
+    ),
+    "kmnist4": _kmnist(
+        4,
+        *[(61.51, 0.30), (64.24, 0.56), (66.59, 0.55), (65.01, 0.50), (60.53, 0.19)],
+        *[(54.41, 1.29), (57.13, 1.31), (68.78, 1.39), (68.83, 1.43), (68.81, 1.40)],
+    ),
+    "kmnist5": _kmnist(
+        5,
+        *[(61.94, 0.24), (66.47, 0.69), (69.17, 0.46), (68.16, 0.33), (61.78, 0.15)],
+        *[(55.13, 2.24), (58.39, 1.25), (70.56, 0.76), (70.59, 0.82), (70.55, 0.74)],
+    ),
+    "cifar10": _cifar10(),
+}

@@ -1,0 +1,27 @@
+"""Contrastive terms on a GPU with no matrix of logits in memory.
+
+The block-wise engine writes a strip of logits to memory and reads it several times; on a GPU those
+passes, not the products, are what a term waits for. Here a tile of logits lives in a
+multiprocessor, and what leaves it is one number an anchor, or a gradient. Backward computes the
+tiles again. Every sum has a fixed order, so two runs agree to the last bit.
+
+`exponential_sums` serves every term with a denominator, `label_sums` and `pair_losses` HeroCon's
+L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether to use them.
+"""
+
+from pipeline.objectives.fused.labels import label_sums, log_sums
+from pipeline.objectives.fused.layout import Precision
+from pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
+from pipeline.objectives.fused.sums import exponential_sums
+from pipeline.objectives.fused.switch import available, enabled
+
+__all__ = [
+    "Precision",
+    "available",
+    "enabled",
+    "exponential_sums",
+    "label_sums",
+    "log_sums",
+    "pair_losses",
+    "tagged_pair_losses",
+]

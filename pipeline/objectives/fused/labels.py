@@ -1,0 +1,178 @@
+"""HeroCon's sums over the negatives of every label, and the labels as the kernels take them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from pipeline.objectives.fused import layout
+from pipeline.objectives.fused.layout import Precision
+
+
+def label_sums(
+    anchors: Float[Tensor, "anchors dim"],
+    keys: Float[Tensor, "keys dim"],
+    anchor_y: Num[Tensor, "anchors labels"],
+    key_y: Num[Tensor, "keys labels"],
+    distance: Literal["hamming", "indicator"],
+    precision: Precision | None = None,
+) -> Float[Tensor, "anchors labels"]:
+    r"""The repulsion in HeroCon's L_s (KDD 2022, Eq. 7), for an anchor and each of the labels.
+
+    .. math:: D_{ia} = \sum_k dist(y_i, y_k) \exp(l_{ik}) (1 - y_{ka})
+
+    A pair takes one product of vectors and two of labels here, and in either gradient two of
+    each.
+
+    Args:
+        anchors: with 1 / tau already inside, |logits| < 80.
+        keys: vectors of the same width.
+        anchor_y: 0 or 1, at most 128 labels.
+        key_y: 0 or 1.
+        distance: `hamming`, or `indicator`: 0 where the label vectors agree, else 1.
+        precision: of the products; see `exponential_sums`. Distances are exact in any.
+
+    Returns:
+        float32, differentiable once with respect to anchors and keys. It is 0 where an anchor has
+        no negative: take its logarithm by `log_sums`.
+
+    Raises:
+        ValueError: widths that do not agree, an unknown distance, or more than 128 labels.
+        TypeError: float64 vectors.
+        TrainingError: no GPU, or no Triton.
+    """
+    layout.check(anchors, keys)
+    precision = layout.choose(precision, anchors, keys)
+    if distance not in ("hamming", "indicator"):
+        raise ValueError(f"distance is {distance!r}; expected hamming or indicator")
+    sides = Sides.of(anchor_y, key_y, precision)
+    sums: Tensor = _LabelSums.apply(  # type: ignore[no-untyped-call]
+        anchors, keys, sides, distance == "indicator", precision
+    )
+    return sums[:, : anchor_y.shape[1]]
+
+
+def log_sums(sums: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The logarithm, -inf at 0 with gradient 0 (where the logarithm's own is NaN)."""
+    positive = sums > 0
+    return torch.where(positive, torch.where(positive, sums, 1.0).log(), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Label vectors of both sides of the pairs; see `label_kernels`.
+
+    Attributes:
+        anchor: y, padded.
+        key: 1 - y, padded with zeros.
+        anchor_size: -|y|.
+        key_size: |y|.
+    """
+
+    anchor: Tensor
+    key: Tensor
+    anchor_size: Tensor
+    key_size: Tensor
+
+    @classmethod
+    def of(cls, anchor_y: Tensor, key_y: Tensor, precision: Precision) -> "Sides":
+        """Prepare labels of 0 and 1."""
+        labels = anchor_y.shape[1]
+        if labels != key_y.shape[1] or labels > layout.WIDEST_SIDE:
+            raise ValueError(
+                f"anchor_y has {labels} labels and key_y {key_y.shape[1]}; expected as many, at "
+                f"most {layout.WIDEST_SIDE}: for classes of which a row has one, use tags"
+            )
+        anchor_y, key_y = anchor_y.detach().float(), key_y.detach().float()
+        return cls(
+            layout.operand(anchor_y, precision),
+            layout.operand(1 - key_y, precision),
+            -anchor_y.sum(1),
+            key_y.sum(1),
+        )
+
+
+class _LabelSums(torch.autograd.Function):
+    """Backward computes the logits again, once for the anchors and once for the keys."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        anchors: Tensor,
+        keys: Tensor,
+        sides: Sides,
+        indicator: bool,
+        precision: Precision,
+    ) -> Tensor:
+        from pipeline.objectives.fused.label_kernels import label_sum_kernel
+
+        width = layout.widths(anchors.shape[1], precision)
+        a, k = (layout.operand(x, precision, width.padded) for x in (anchors, keys))
+        ctx.save_for_backward(a, k)
+        ctx.options = sides, indicator, precision  # type: ignore[attr-defined]
+        ctx.types = anchors.dtype, keys.dtype, anchors.shape[1]  # type: ignore[attr-defined]
+        n, m, labels = len(a), len(k), sides.anchor.shape[1]
+        if n == 0 or m == 0:
+            return a.new_zeros(n, labels, dtype=torch.float32)
+        cut = layout.blocks("label", precision, width.out + 2 * labels)
+        parts, per_part = layout.splits(n, m, cut)
+        sums = a.new_empty(parts, n, labels, dtype=torch.float32)
+        layout.launch(
+            label_sum_kernel, (-(-n // cut.rows), parts), cut, a,
+            a, k, sides.anchor, sides.key, sides.anchor_size, sides.key_size, sums,
+            n, m, per_part,
+            D=width.padded, CHUNK=width.chunk, WIDTH=labels, INDICATOR=indicator,
+            PRECISION=precision, ROWS=cut.rows, COLUMNS=cut.columns,
+        )  # fmt: skip
+        return sums.sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        a, k = ctx.saved_tensors  # type: ignore[attr-defined]
+        sides, indicator, precision = ctx.options  # type: ignore[attr-defined]
+        anchor_type, key_type, d = ctx.types  # type: ignore[attr-defined]
+        for_anchors, for_keys, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
+        grad = layout.operand(grad_outputs[0], precision)
+        d_anchors = d_keys = None
+        if for_anchors:
+            labels = sides.anchor, sides.key, sides.anchor_size, sides.key_size
+            d_anchors = _gradient(a, k, labels, grad, indicator, precision, rows_are_anchors=True)
+            d_anchors = d_anchors[:, :d].to(anchor_type)
+        if for_keys:
+            labels = sides.key, sides.anchor, sides.key_size, sides.anchor_size
+            d_keys = _gradient(k, a, labels, grad, indicator, precision, rows_are_anchors=False)
+            d_keys = d_keys[:, :d].to(key_type)
+        return d_anchors, d_keys, None, None, None
+
+
+def _gradient(
+    x: Tensor,
+    y: Tensor,
+    labels: tuple[Tensor, Tensor, Tensor, Tensor],
+    grad: Tensor,
+    indicator: bool,
+    precision: Precision,
+    *,
+    rows_are_anchors: bool,
+) -> Tensor:
+    from pipeline.objectives.fused.label_kernels import label_gradient_kernel
+
+    n, m = len(x), len(y)
+    if n == 0 or m == 0:
+        return x.new_zeros(x.shape, dtype=torch.float32)
+    width = layout.widths(x.shape[1], precision)
+    # A row holds its labels and the gradient of their sums beside its vector.
+    cut = layout.blocks("label", precision, width.out + 2 * grad.shape[1])
+    parts, per_part = layout.splits(n, m, cut)
+    gradient = x.new_empty(parts, *x.shape, dtype=torch.float32)
+    layout.launch(
+        label_gradient_kernel, (-(-n // cut.rows), parts, x.shape[1] // width.out), cut, x,
+        x, y, *labels, grad, gradient, n, m, per_part,
+        D=width.padded, CHUNK=width.chunk, OUT=width.out, WIDTH=grad.shape[1], INDICATOR=indicator,
+        ROWS_ARE_ANCHORS=rows_are_anchors, PRECISION=precision, ROWS=cut.rows, COLUMNS=cut.columns,
+    )  # fmt: skip
+    return gradient.sum(0)

@@ -1,0 +1,103 @@
+"""Every term that has a fused path, by it and by strips; see `test_fused` for where kernels run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.objectives import fused
+from pipeline.objectives.hard import debiased, hard
+from pipeline.objectives.mulco import mulco
+from pipeline.objectives.supcon import supcon
+from pipeline.objectives.supervised import weighted_supervised
+from pipeline.objectives.unsupervised import (
+    cmc,
+    input_weighted_unsupervised,
+    nt_xent,
+    weighted_unsupervised,
+)
+from tests.objectives.test_fused import DEVICE, draw, integers, kernels, labels
+
+BATCH, CLASSES = 21, 4
+CLASS = integers(BATCH, CLASSES, 1).long()
+Y = labels(BATCH, 5, 2)
+OF_QUERY, OF_QUEUE = (draw(n, CLASSES, n).detach().softmax(1) for n in (BATCH, 30))
+SETS = torch.nn.functional.one_hot((CLASS + 1) % CLASSES, CLASSES).float()
+RAW = [draw(BATCH, 6, seed).detach() for seed in (8, 9)]
+
+TERMS: dict[str, Callable[..., Tensor]] = {
+    "nt_xent": lambda a, b: nt_xent([a, b], tau=0.2),
+    "cmc": lambda a, b: cmc([a, b], tau=0.2),
+    "L_u": lambda a, b: weighted_unsupervised([a, b], [b * b, a * a], tau=0.2),
+    "L_u, cross view": lambda a, b: weighted_unsupervised(
+        [a, b], [b * b, a * a], tau=0.2, anchors="first", negatives="cross_view"
+    ),
+    "HCL": lambda a, b: input_weighted_unsupervised([a, b], RAW, tau=0.2),
+    "L_s": lambda a, b: weighted_supervised(torch.cat([a, b], 1), Y.to(a), tau=0.2),
+    "L_s, indicator": lambda a, b: weighted_supervised(
+        a + b, Y.to(a), tau=0.2, distance="indicator", self_pairs=True
+    ),
+    "supcon": lambda a, b: supcon([a, b], CLASS, tau=0.2),
+    "debiased": lambda a, b: debiased([a, b], tau=0.2),
+}
+for hardening in ("none", "exp", "threshold"):
+    options: dict[str, Any] = {"tau": 0.3, "hardening": hardening, "threshold": 1.5, "beta": 0.6}
+    TERMS[f"H-UCL, {hardening}"] = lambda a, b, o=options: hard(
+        [a, b], positives="augmentation", **o
+    )
+    TERMS[f"H-SCL, {hardening}"] = lambda a, b, o=options: hard([a, b], CLASS, **o)
+    TERMS[f"H-SCL, {hardening}, detached"] = lambda a, b, o=options: hard(
+        [a, b], CLASS, detach=True, **o
+    )
+for kind in ("standard", "sifted", "soft", "weighted", "debiased"):
+    TERMS[f"MulCo, {kind}"] = lambda a, b, k=kind: mulco(
+        a, b, torch.cat([b, b])[:30].detach(), OF_QUERY, OF_QUEUE, SETS, tau=0.2, kind=k
+    )
+
+
+@kernels
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_fused_term_is_that_of_the_strips(
+    name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERON_PRECISION", "ieee")
+    calls = []
+
+    def counted(primitive: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: Any, **options: Any) -> Tensor:
+            calls.append(primitive)
+            return primitive(*args, **options)
+
+        return call
+
+    for primitive in ("exponential_sums", "label_sums"):
+        monkeypatch.setattr(fused, primitive, counted(getattr(fused, primitive)))
+    z = [draw(BATCH, 7, seed) for seed in (3, 4)]
+    exact = [x.detach().double().requires_grad_() for x in z]
+    found, expected = TERMS[name](*z), TERMS[name](*exact)
+    assert calls, "the term did not take the fused path"
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    inputs = range(2 if whole else 1)
+    ours = torch.autograd.grad(found, [z[i] for i in inputs], allow_unused=True)
+    theirs = torch.autograd.grad(expected, [exact[i] for i in inputs], allow_unused=True)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+
+
+@kernels
+def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERON_FUSED", "never")
+    monkeypatch.setattr(fused, "exponential_sums", None)
+    assert torch.isfinite(nt_xent([draw(5, 4, 1), draw(5, 4, 2)]))
+
+
+def test_double_precision_takes_the_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "exponential_sums", None)
+    z = torch.ones(4, 3, dtype=torch.float64, device=DEVICE)
+    assert torch.isfinite(nt_xent([z, z]))
+    assert torch.isfinite(nt_xent([z.float(), z.float()], tau=0.01))  # float64 inside
