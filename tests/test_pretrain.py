@@ -33,8 +33,8 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k.startswith("loss")} for row in rows]
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "checkpoints" / "latest" / "model.safetensors")
+def weights(folder: Path, kind: str = "model") -> dict[str, Tensor]:
+    return load_file(folder / "checkpoints" / "latest" / f"{kind}.safetensors")
 
 
 @pytest.fixture(scope="module")
