@@ -1,0 +1,70 @@
+"""No term makes a tensor of anchors x keys, forward or backward, nor one that grows as fast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeline.objectives import engine
+from pipeline.objectives.supervised import weighted_supervised
+from pipeline.objectives.unsupervised import input_weighted_unsupervised
+from tests.objectives.test_family import terms
+from tests.objectives.test_terms import draw, labels
+
+ROWS = (256, 512)  # samples, of two views each
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the most elements of any tensor that an operation made."""
+
+    elements: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for item in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(item, Tensor):
+                self.elements = max(self.elements, item.numel())
+        return made
+
+
+@pytest.fixture(autouse=True)
+def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engine.STRIP_ELEMENTS, "cpu", 1 << 13)
+    monkeypatch.setattr(engine, "MIN_STRIP_ROWS", 4)
+
+
+def made(term: Callable[..., Tensor], batch: int) -> int:
+    """The largest tensor of a forward and a backward pass."""
+    z = [draw(batch, 4, seed=v, dtype=torch.float32) for v in (0, 1)]
+    largest = Largest()  # type: ignore[no-untyped-call]
+    with largest:
+        term(z).backward()  # type: ignore[no-untyped-call]
+    return largest.elements
+
+
+def family(batch: int) -> dict[str, Callable[..., Tensor]]:
+    found = terms(0.2, torch.arange(batch) % 4, batch, torch.float32)
+    y = labels(batch, 5, dtype=torch.float32)
+    x = [draw(batch, 6, seed=v, dtype=torch.float32).detach() for v in (5, 6)]
+    found["input weighted"] = lambda z: input_weighted_unsupervised(z, x)
+    found["L_s"] = lambda z: weighted_supervised(torch.cat(z, 1), y)
+    return found
+
+
+@pytest.mark.parametrize("name", family(4))
+def test_memory_is_linear(name: str) -> None:
+    small, large = (made(family(batch)[name], batch) for batch in ROWS)
+    assert large <= (2 * ROWS[1]) ** 2 / 32
+    assert large <= 2.2 * small
+
+
+def test_a_dense_term_would_be_found_out() -> None:
+    def dense(z: list[Tensor]) -> Tensor:
+        return (torch.cat(z) @ torch.cat(z).T).exp().sum()
+
+    small, large = (made(dense, batch) for batch in ROWS)
+    assert large == (2 * ROWS[1]) ** 2
+    assert large > 2.2 * small
