@@ -71,9 +71,7 @@ def supcon(z: Sequence[Tensor], label: Tensor, *, tau: float) -> Tensor:
     return (each / positive.sum(1).clamp(min=1)).mean()
 
 
-def hard(
-    z: Sequence[Tensor], label: Tensor | None = None, *, tau: float, beta: float
-) -> Tensor:
+def hard(z: Sequence[Tensor], label: Tensor | None = None, *, tau: float, beta: float) -> Tensor:
     """H-UCL without labels, H-SCL with them: Eq. 3 with eta = e^(beta g)."""
     vectors = stacked(z)
     logits = vectors @ vectors.T / tau

@@ -159,9 +159,7 @@ TERMS = {
         anchors=1,
         keys=1,
     ),
-    "nt_xent": Term(
-        Draw.views, nt_xent, dense.nt_xent, {"tau": 0.5}, inf_cl=inf_cl_of_nt_xent
-    ),
+    "nt_xent": Term(Draw.views, nt_xent, dense.nt_xent, {"tau": 0.5}, inf_cl=inf_cl_of_nt_xent),
     "cmc": Term(Draw.views, cmc, dense.cmc, {"tau": 0.5}, keys=1, inf_cl=inf_cl_of_cmc),
     "input_weighted_unsupervised": Term(
         lambda draw: draw.views() | {"x": [draw.vectors(grad=False) for _ in range(2)]},
@@ -200,8 +198,10 @@ TERMS = {
         keys=1,
     ),
     "hierarchical": Term(
-        lambda draw: draw.views()
-        | {"levels": torch.stack([draw.numbers(children) for children in CHILDREN], 1)},
+        lambda draw: (
+            draw.views()
+            | {"levels": torch.stack([draw.numbers(children) for children in CHILDREN], 1)}
+        ),
         hierarchical,
         dense.hierarchical,
         {"tau": 0.1},

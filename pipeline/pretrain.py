@@ -10,7 +10,6 @@ configs/faces.yaml.
 import argparse
 import importlib.metadata
 import math
-import os
 import resource
 import sys
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pipeline import checkpoint, collectives
@@ -37,11 +35,11 @@ from pipeline.models.momentum import Momentum
 from pipeline.models.normalisation import synchronise
 from pipeline.objectives.objective import Objective
 from pipeline.optim import build_optimizer, learning_rate
+from pipeline.processes import start_processes
 from pipeline.report import write_report, write_result
 from pipeline.tracking import Tracker
 from shards.errors import ShardError, SourceError
 
-PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
 EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
 
@@ -206,45 +204,6 @@ def pretrain(config: Config) -> dict[str, Any]:
         write_result(folder, result)
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
     return result
-
-
-def start_processes(config: Config) -> Accelerator:
-    """Join the processes that the launcher started, and refuse a launch that lost some.
-
-    `accelerate launch --num_processes 2` starts one process where there is no GPU, without a
-    word; what betrays it is an address to meet at and no rank to meet as.
-    """
-    environment = os.environ
-    launched = "ACCELERATE_MIXED_PRECISION" in environment
-    if launched and "MASTER_PORT" in environment and "RANK" not in environment:
-        raise TrainingError(
-            "the launcher was asked for several processes and started one; expected a rank for "
-            "each; without GPUs use: accelerate launch --multi_gpu --num_processes 2 ... (or "
-            "--config_file launch/accelerate/cpu.yaml)"
-        )
-    for name, only in (("MIXED_PRECISION", "no"), ("GRADIENT_ACCUMULATION_STEPS", "1")):
-        if (found := environment.get(f"ACCELERATE_{name}", only)) != only:
-            raise TrainingError(
-                f"accelerate is configured with {name.lower()} = {found}; this version trains "
-                f"with {only} only; change the accelerate configuration"
-            )
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    if accelerator.distributed_type not in PLAIN:
-        raise TrainingError(
-            f"accelerate is configured with {accelerator.distributed_type}; this version trains "
-            f"with {', '.join(PLAIN)}"
-        )
-    asked = int(environment.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != asked:
-        raise TrainingError(
-            f"{asked} processes were asked for and {accelerator.num_processes} train together; "
-            "check distributed_type in the accelerate configuration"
-        )
-    if accelerator.device.type == "cpu":
-        here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(config.train.cpu_threads or max(1, (cores or 1) // here))
-    return accelerator
 
 
 def describe(config: Config, streams: Streams, split: Split, model: nn.Module) -> str:
