@@ -120,10 +120,9 @@ def hierarchical(z: Sequence[Tensor], levels: Tensor, *, tau: float) -> Tensor:
         positive = below & ~finer
         raised = torch.where(positive, torch.maximum(loss, largest), 0.0)
         count = positive.sum(1)
-        if bool(positive.any()):
-            mean = (raised.sum(1) / count.clamp(min=1)).sum() / (count > 0).sum()
-            total = total + 2 ** (1 / distance) * mean
-            largest = torch.maximum(largest, raised.masked_fill(~positive, -math.inf).max())
+        mean = (raised.sum(1) / count.clamp(min=1)).sum() / (count > 0).sum().clamp(min=1)
+        total = total + 2 ** (1 / distance) * mean
+        largest = torch.maximum(largest, raised.masked_fill(~positive, -math.inf).max())
         finer = below
     return total / levels.shape[1]
 

@@ -1,169 +1,256 @@
-"""Time and memory of the contrastive terms: ours, dense autograd, and the products any need.
+"""Time, memory and accuracy of every contrastive term, next to what else could compute it.
 
-    python -m benchmarks.objectives                      # N = 1,024 ... 16,384 on the CPU
-    python -m benchmarks.objectives --device cuda --sizes 4096 65536
+    python -m benchmarks.objectives
+    python -m benchmarks.objectives --device cuda --json cuda.json
+    python -m benchmarks.objectives --terms cmc supcon --sizes 1024 4096 --compiled
 
-Every measurement is a process of its own (peak memory is then its own, too), forward and backward,
-the best of a few repeats after a warm-up. What counts are the ratios within one run:
+A forward and backward of N samples, of two views where a term has views. Everything is measured in
+this run, each case in a process of its own; what counts are the ratios.
 
-- `products`: the three N x N x d products of one head (logits, and the gradients of anchors and
-  keys) for L_s; six (2N) x (2N) x d products for L_u, whose anchors and keys are both views.
-- `dense`: the formula with whole N x N matrices and autograd.
+- `ours`: the terms of `pipeline.objectives`, from vectors in float32.
+- `dense`: the formula on whole matrices with autograd, `benchmarks/dense.py`.
+- `compiled`: the same under torch.compile: with --compiled, and on a GPU at N = 16,384. It leaves
+  much of `weighted_supervised` as it is, where every label's block has a shape of its own.
+- `inf-cl`: Inf-CL's InfoNCE (`pip install inf-cl`, arXiv:2410.17243) on a GPU, in tf32, where a
+  term has its shape: `cmc` is the same loss, `nt_xent` the same but for the anchor itself.
+- `products`: of anchors x keys x d, bare, as many as stand in brackets.
+- `floor`, on a GPU: those products and the term's exponentials, at the rates of a large square
+  product and of exponentials in registers.
+
+MulCo's term has 256 queries against a queue of N. On a GPU products are taken in tf32, then in bf16
+(ours by HERON_PRECISION, dense by autocast). Without --sizes, d = 256 is measured at N = 65,536
+alone. Beyond N = 65,536 the anchors are 16,384 samples, the keys those of all: a GPU's share in a
+large run. Out of memory is a dash with the gigabytes it would take, by those of fewer pairs.
 """
 
 import argparse
 import json
+import logging
+import math
+import os
 import resource
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.objectives.engine import unit
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import weighted_unsupervised
+from benchmarks.isolation import OUT_OF_MEMORY, Outcome, alone
+from benchmarks.rates import Rates, best, prepare, rates
+from benchmarks.table import Case, Line, Table
+from benchmarks.workloads import HEROCON, TERMS, Draw, Inputs
 
-LABELS, DIM, TAU, DENSITY = 40, 128, 0.5, 0.225  # CelebA: 9 of 40 attributes hold on average
-METHODS = ("ours", "dense", "products")
-TERMS = ("weighted_supervised", "weighted_unsupervised")
-
-
-def dense_weighted_supervised(s: Tensor, y: Tensor) -> Tensor:
-    """Eq. 7 on whole matrices, label by label."""
-    f = torch.exp(unit(s) @ unit(s).T / TAU)
-    dist = y @ (1 - y).T + (1 - y) @ y.T
-    attract, repel = (1 - dist / LABELS) * f, dist * f
-    others = ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    total = s.new_zeros(())
-    for a in range(LABELS):
-        positive = y[:, a] == 1
-        mine = attract[positive][:, positive]
-        inside = mine + repel[positive][:, ~positive].sum(1, keepdim=True)
-        pairs = others[positive][:, positive]
-        total = total + (inside.log() - mine.log())[pairs].mean()
-    return total / LABELS
+CPU_SIZES = {True: (1024, 4096, 8192), False: (4096,)}  # of HeroCon's two terms, of the others
+CUDA_SIZES = (4096, 16_384, 65_536, 1_048_576)
+WIDE_SIZE, COMPILED_SIZE = 65_536, 16_384  # where further widths, and torch.compile, are measured
+WHOLE, ROWS = 65_536, 16_384  # samples up to which all are anchors on a GPU, and how many else
+CHECKED = 8192  # samples up to which strips in float64 tell the error
+TINY = 512  # samples with which kernels are compiled, several at a time, before the clock runs
 
 
-def dense_weighted_unsupervised(z: list[Tensor], h: list[Tensor]) -> Tensor:
-    """Eq. 5 on whole matrices."""
-    batch = len(z[0])
-    vectors, weights = unit(torch.cat(z)), unit(torch.cat(h))
-    f = torch.exp(vectors @ vectors.T / TAU)
-    cross = torch.exp(1 - vectors @ weights.T)
-    own = torch.arange(2 * batch, device=vectors.device) % batch
-    negative = ((cross + cross.T) / 2 * f * (own[:, None] != own)).sum(1)
-    positive = torch.exp((vectors * vectors.roll(batch, 0)).sum(1) / TAU)
-    return ((positive + negative).log() - positive.log()).mean()
+def plan(arguments: argparse.Namespace) -> list[Line]:
+    """The lines of the table."""
+    cuda, sizes = arguments.device == "cuda", arguments.sizes
+    dims = arguments.dims or ((128, 256) if cuda else (128,))
+    lines: list[Line] = []
+    for name in arguments.terms:
+        term = TERMS[name]
+        for dim in dims:
+            for size in sizes or (CUDA_SIZES if cuda else CPU_SIZES[name in HEROCON]):
+                further = dim != dims[0] and not sizes
+                if cuda and (size > term.largest or (further and size != WIDE_SIZE)):
+                    continue
+                rows = ROWS if cuda and size > WHOLE and term.anchors else None
+                for precision in precisions(arguments.device):
+                    if precision == "bf16" and not term.fused:
+                        continue  # strips take tf32 at the least
+                    case = Case(name, "ours", size, dim, precision, arguments.device,
+                                arguments.threads, rows)  # fmt: skip
+                    lines.append((case, beside(case, arguments)))
+    return lines
 
 
-def products(size: int, count: int, device: str) -> Callable[[], object]:
-    """`count` products of size x size x DIM, a strip at a time so that memory is no matter."""
-    a = torch.randn(size, DIM, device=device)
-    strip = min(size, 1024)
-    block = torch.empty(strip, size, device=device)
+def precisions(device: str) -> Sequence[str]:
+    if device != "cuda":
+        return ("float32",)
+    asked = os.environ.get("HERON_PRECISION")
+    return (asked,) if asked else ("tf32", "bf16")
 
-    def work() -> None:
-        for start in range(0, size, strip):
-            rows = a[start : start + strip]
-            for _ in range(count // 3):
-                torch.mm(rows, a.T, out=block[: len(rows)])
-                _ = block[: len(rows)] @ a
-                _ = block[: len(rows)].T @ rows
+
+def beside(case: Case, arguments: argparse.Namespace) -> list[str]:
+    """The methods that are to be measured besides ours."""
+    cuda, single = case.device == "cuda", case.precision != "bf16"
+    most = math.inf if cuda else CPU_SIZES[case.term in HEROCON][-1]
+    methods = ["dense"] if case.size <= (arguments.dense_up_to or most) else []
+    if methods and (arguments.compiled or (cuda and single and case.size == COMPILED_SIZE)):
+        methods.append("compiled")
+    if cuda and single and TERMS[case.term].inf_cl is not None:
+        methods.append("inf-cl")
+    return methods
+
+
+def forward_backward(case: Case, inputs: Inputs) -> Callable[[], list[Tensor]]:
+    """The work of a case: it gives the loss, and the gradient of each vector that asks for one."""
+    term = TERMS[case.term]
+    loss_of = {"ours": term.ours, "inf-cl": term.inf_cl}.get(case.method, term.dense)
+    assert loss_of is not None
+    if case.method == "compiled":
+        torch._logging.set_logs(dynamo=logging.ERROR)  # graph breaks are no news here
+        loss_of = torch.compile(loss_of)
+    options = (
+        dict(term.options) if case.rows is None else {**term.options, "rows": slice(case.rows)}
+    )
+    leaves = [x for x in every(inputs) if x.requires_grad]
+    half = case.precision == "bf16" and case.method in ("dense", "compiled")
+
+    def work() -> list[Tensor]:
+        with torch.autocast(case.device, torch.bfloat16, enabled=half):
+            loss = loss_of(**inputs, **options)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
     return work
 
 
-def workload(term: str, method: str, size: int, device: str) -> Callable[[], object]:
-    """One forward and backward."""
-    torch.manual_seed(0)
-    if method == "products":
-        supervised = term == "weighted_supervised"
-        return products(size if supervised else 2 * size, 3 if supervised else 6, device)
-    if term == "weighted_supervised":
-        s = torch.randn(size, DIM, device=device, requires_grad=True)
-        y = (torch.rand(size, LABELS, device=device) < DENSITY).float()
-        if method == "dense":
-            return lambda: dense_weighted_supervised(s, y).backward()  # type: ignore[no-untyped-call]
-        return lambda: weighted_supervised(s, y, tau=TAU).backward()  # type: ignore[no-untyped-call]
-    z = [torch.randn(size, DIM, device=device, requires_grad=True) for _ in range(2)]
-    h = [torch.rand(size, DIM, device=device, requires_grad=True) for _ in range(2)]
-    if method == "dense":
-        return lambda: dense_weighted_unsupervised(z, h).backward()  # type: ignore[no-untyped-call]
-    return lambda: weighted_unsupervised(z, h, tau=TAU).backward()  # type: ignore[no-untyped-call]
+def every(inputs: Inputs) -> list[Tensor]:
+    return [x for part in inputs.values() for x in (part if isinstance(part, list) else [part])]
 
 
-def resident(device: str) -> int:
-    """The peak of memory so far, in bytes."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def measure(case: Case) -> Outcome:
+    """Measure a case in this process, which should be its own."""
+    prepare(case.device, case.threads)
+    if case.device == "cuda":
+        os.environ["HERON_PRECISION"] = case.precision
+    inputs = TERMS[case.term].draw(Draw(case.size, case.dim, case.device))
+    work = forward_backward(case, inputs)
+    if case.method == "compiled":
+        work()  # takes longer than what is to be timed
+    before = peak(case.device, fresh=True)
+    seconds = best(work, case.device)
+    outcome = Outcome(seconds, peak(case.device) - before)
+    if case.device != "cuda":
+        return outcome
+    outcome = replace(outcome, capacity=torch.cuda.get_device_properties(0).total_memory)
+    if case.method != "ours" or case.size > CHECKED:
+        return outcome
+    loss, *gradients = errors(case, inputs, work())
+    return replace(outcome, loss_error=loss, gradient_error=max(gradients))
 
 
-def measure(term: str, method: str, size: int, device: str, threads: int) -> None:
-    """Time one case and print it as JSON."""
-    torch.set_num_threads(threads)
-    work = workload(term, method, size, device)
-    before = resident(device)
-    seconds = []
-    for _ in range(4 if size <= 4096 else 2):
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": min(seconds), "bytes": resident(device) - before}))
+def errors(case: Case, inputs: Inputs, found: Sequence[Tensor]) -> list[float]:
+    """Of the loss and each gradient, by strips in float64, relative to their largest element."""
+    os.environ["HERON_FUSED"] = "never"
+    exact = {
+        name: [double(x) for x in part] if isinstance(part, list) else double(part)
+        for name, part in inputs.items()
+    }
+    pairs = zip(found, forward_backward(case, exact)(), strict=True)
+    return [float((x.double() - y).abs().max() / y.abs().max()) for x, y in pairs]
 
 
-def run(term: str, method: str, size: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """One case in a process of its own; NaN where it does not fit in memory."""
-    command = [sys.executable, "-m", "benchmarks.objectives", "--case", term, method, str(size)]
-    command += ["--device", arguments.device, "--threads", str(arguments.threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == -9 or "out of memory" in done.stderr:
-        return {"seconds": float("nan"), "bytes": float("nan")}
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def double(x: Tensor) -> Tensor:
+    return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+
+
+def peak(device: str, *, fresh: bool = False) -> float:
+    """The peak of memory so far, in bytes; a fresh one starts at what is held now."""
+    if device != "cuda":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if fresh:
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
+
+
+class Bench:
+    """Runs cases, but not those of whole matrices that by a smaller case cannot fit."""
+
+    def __init__(self, run: Callable[[Case], Outcome]) -> None:
+        self.run = run
+        self.bytes_a_pair: dict[tuple[str, str], float] = {}
+        self.capacity = math.inf
+
+    def __call__(self, case: Case) -> Outcome:
+        key, pairs = (case.term, case.method), math.prod(case.shape)
+        matrices = case.method in ("dense", "compiled")
+        need = self.bytes_a_pair.get(key, math.nan) * pairs if matrices else math.nan
+        if need > self.capacity:
+            return Outcome(bytes=need, missing=OUT_OF_MEMORY)
+        if matrices and case.rows is not None:
+            return Outcome(missing=f"{case.method} takes whole batches only")
+        outcome = self.run(case)
+        if outcome.missing and case.method == "ours":
+            raise SystemExit(f"{case}: {outcome.missing}")
+        if outcome.missing == OUT_OF_MEMORY:
+            return replace(outcome, bytes=need)
+        if not outcome.missing:
+            self.bytes_a_pair[key], self.capacity = outcome.bytes / pairs, outcome.capacity
+        return outcome
+
+
+def report(
+    arguments: argparse.Namespace, run: Callable[[Case], Outcome], rate: Callable[..., Any]
+) -> dict[str, Any]:
+    """Measure and print the table; `run` measures a case, `rate` products and exponentials."""
+    lines = plan(arguments)
+    shapes: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for case, _ in lines:
+        shapes.setdefault((case.dim, case.precision), []).append(case.shape)
+    rated = {}
+    for (dim, precision), found in shapes.items():
+        of = rate(sorted(set(found)), dim, precision, arguments.device, arguments.threads)
+        if not isinstance(of, Rates):
+            raise SystemExit(f"products in {precision}, d = {dim}: {of.missing}")
+        rated[dim, precision] = of
+        if arguments.device == "cuda":
+            print(f"{precision}: {of.flops / 1e12:.0f} Tflop/s in a square product beside d = {dim}"
+                  f", {of.exponentials / 1e12:.2f}e12 exponentials/s")  # fmt: skip
+    if arguments.device == "cuda":
+        tiny = {replace(case, size=TINY, rows=None) for case, _ in lines}
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(run, tiny))
+    table, bench = Table(lines), Bench(run)
+    print(table.head(), flush=True)
+    for case, methods in lines:
+        outcomes = {m: bench(replace(case, method=m)) for m in ("ours", *methods)}
+        print(table.line(case, outcomes, rated[case.dim, case.precision]), flush=True)
+    for place, note in enumerate(table.notes, start=1):
+        print(f"\n[{place}] {note}")
+    return {"arguments": vars(arguments), "torch": torch.__version__, "lines": table.numbers}
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--terms", nargs="+", default=list(TERMS), choices=list(TERMS))
+    parser.add_argument("--sizes", type=int, nargs="+", help="N, for all terms and widths")
+    parser.add_argument("--dims", type=int, nargs="+", help="widths of the vectors")
+    parser.add_argument("--dense-up-to", type=int, help="the largest N for dense")
+    parser.add_argument("--compiled", action="store_true", help="dense under torch.compile, too")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds a case may take")
+    parser.add_argument("--json", help="a file for the numbers")
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--dense-up-to", type=int, default=8192, help="largest N for dense")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        term, method, size = arguments.case
-        measure(term, method, int(size), arguments.device, arguments.threads)
-        return
-    print(f"{arguments.device}, {arguments.threads} threads, c = {LABELS}, d = {DIM}, float32")
-    print(
-        "| term | N | ours s | dense s | products s | dense / ours | ours / products |"
-        " ours MB | dense MB |"
+    arguments = parse()
+    name = f"{arguments.threads} threads"
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("--device cuda, but torch finds no GPU; leave it out for the CPU")
+        name = torch.cuda.get_device_name()
+    print(f"{arguments.device}, {name}, torch {torch.__version__}; c = 40 labels, 100 classes")
+    numbers = report(
+        arguments,
+        lambda case: alone(measure, case, limit_s=arguments.limit),
+        lambda *of: alone(rates, *of, limit_s=arguments.limit),
     )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for term in TERMS:
-        for size in arguments.sizes:
-            skip = {"seconds": float("nan"), "bytes": float("nan")}
-            ours, dense, bare = (
-                skip
-                if method == "dense" and size > arguments.dense_up_to
-                else run(term, method, size, arguments)
-                for method in METHODS
-            )
-            print(
-                f"| {term} | {size:,} | {ours['seconds']:.3f} | {dense['seconds']:.3f} "
-                f"| {bare['seconds']:.3f} | {dense['seconds'] / ours['seconds']:.1f} "
-                f"| {ours['seconds'] / bare['seconds']:.1f} | {ours['bytes'] / 1e6:.0f} "
-                f"| {dense['bytes'] / 1e6:.0f} |",
-                flush=True,
-            )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(numbers, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class Term:
     keys: int = 2
     fused: bool = True
     largest: float = math.inf
-    inf_cl: Callable[..., Tensor] | None = field(default=None)
+    inf_cl: Callable[..., Tensor] | None = None
 
     def shape(self, size: int, rows: int | None) -> tuple[int, int]:
         """Anchors and keys of a batch of which `rows`, or all, are anchors."""
@@ -115,7 +115,7 @@ def draw_labels(draw: Draw) -> Inputs:
 def inf_cl(anchors: Tensor, keys: Tensor, own: Tensor) -> Tensor:
     """Inf-CL's InfoNCE; 1 / tau is inside the anchors."""
     package = importlib.import_module("inf_cl")
-    head = min(math.gcd(anchors.shape[1], 256), 256)  # its kernels take a power of two at a time
+    head = math.gcd(anchors.shape[1], 256)  # its kernels take a power of two at a time
     loss: Tensor = package.cal_inf_loss(anchors, keys, labels=own, head_dim=head)
     return loss
 
@@ -133,11 +133,6 @@ def inf_cl_of_nt_xent(z: list[Tensor], *, tau: float, rows: slice = slice(None))
     own = torch.arange(batch, device=views[0].device)[rows]
     anchors = torch.cat([view[rows] for view in views]) / tau
     return inf_cl(anchors, torch.cat(views), torch.cat([own + batch, own]))
-
-
-def exponential_sum_of_positives(classes: int) -> float:
-    """Pairs of a class that H-SCL visits one by one, an exponential and a logarithm each."""
-    return 2 / classes
 
 
 TERMS = {
