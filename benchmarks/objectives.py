@@ -98,7 +98,7 @@ def forward_backward(case: Case, inputs: Inputs) -> Callable[[], list[Tensor]]:
     loss_of = {"ours": term.ours, "inf-cl": term.inf_cl}.get(case.method, term.dense)
     assert loss_of is not None
     if case.method == "compiled":
-        torch._logging.set_logs(dynamo=logging.ERROR)  # graph breaks are no news here
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # graph breaks are no news here
         loss_of = torch.compile(loss_of)
     options = (
         dict(term.options) if case.rows is None else {**term.options, "rows": slice(case.rows)}

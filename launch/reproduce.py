@@ -45,13 +45,13 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
             config = _config(table, method, fold, folder, overrides)
             if not _is_done(folder, config):
                 pretrain(config)
-    text = render(table, out)
+    text = render(table, out, overrides)
     (out / "table.md").write_text(text)
     return text
 
 
-def render(table: Table, out: Path) -> str:
-    """The table of runs that are there."""
+def render(table: Table, out: Path, overrides: list[str]) -> str:
+    """The table of the methods whose runs are all there, with these overrides."""
     from scipy.stats import ttest_ind_from_stats
 
     lines = [
@@ -64,7 +64,11 @@ def render(table: Table, out: Path) -> str:
     ]
     for name, method in table.methods.items():
         folders = [out / f"{name}-{fold}" for fold in range(table.runs)]
-        if not all((folder / "result.json").exists() for folder in folders):
+        wanted = [_config(table, method, n, folder, overrides) for n, folder in enumerate(folders)]
+        if not all(
+            (folder / "result.json").exists() and load_config(folder / "config.yaml") == config
+            for folder, config in zip(folders, wanted, strict=True)
+        ):
             continue
         results = [_result(folder) for folder in folders]
         cells = [name]
@@ -92,6 +96,12 @@ def _config(table: Table, method: Method, fold: int, folder: Path, overrides: li
     own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
     if table.seeded:
         own.append(f"seed={fold}")
+    keys = {override.split("=")[0] for override in own}
+    if clash := [override for override in overrides if override.split("=")[0] in keys]:
+        raise ConfigError(
+            f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
+            "run pipeline/pretrain.py"
+        )
     config = load_config(CONFIGS / table.config, [*overrides, *own], method.name)
     if not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")

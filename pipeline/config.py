@@ -249,7 +249,8 @@ def load_config(
     Args:
         path: a YAML file.
         overrides: `key.key=value`; the value is read as YAML, `null` takes a section out.
-        method: a name of configs/methods.yaml, which then chooses the terms of the objective.
+        method: a name of configs/methods.yaml, which then chooses the terms of the objective; an
+            override of a term counts where the method has that term.
 
     Returns:
         The typed configuration.
@@ -265,10 +266,10 @@ def load_config(
     tree = _parse(path.read_text(), str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds {type(tree).__name__}; expected keys such as 'data:'")
-    if method is not None:
-        tree["objective"] = _terms_of(method, tree.get("objective") or {})
     for override in overrides:
         _apply(tree, override)
+    if method is not None:
+        tree["objective"] = _terms_of(method, tree.get("objective") or {})
     return parse_config(tree)
 
 

@@ -33,6 +33,7 @@ from pipeline.exchange import Split, culprits, globalise, remember
 from pipeline.models.heterogeneous import Features, Heterogeneous
 from pipeline.models.momentum import Momentum
 from pipeline.models.normalisation import synchronise
+from pipeline.objectives import fused
 from pipeline.objectives.objective import Objective
 from pipeline.optim import build_optimizer, learning_rate
 from pipeline.processes import start_processes
@@ -198,6 +199,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "world_size": world,
         "peak_memory_bytes": peak_memory(device),
+        "contrast": fused.describe(device),
         "version": importlib.metadata.version("heron-pretrain"),
     }
     if main:

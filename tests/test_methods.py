@@ -2,14 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from torch import Tensor
 
+import pipeline.pretrain as pretrain_module
 from launch.tables import TABLES
 from pipeline.config import METHODS, load_config
 from pipeline.errors import ConfigError
+from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.objectives.objective import Objective
 from pipeline.terms import Hard, Mulco
+from tests.experiments import frames, merge
 
 CONFIGS = METHODS.parent
 NAMES = list(yaml.safe_load(METHODS.read_text()))
@@ -20,8 +25,8 @@ FOR = {  # an experiment that has what a method needs
     "gce": "yeast",
     "l-uw": "yeast",
     "mlcl": "yeast",
-    "himul": "cifar10",
-    "hicone": "cifar10",
+    "himul": "cifar10-tree",
+    "hicone": "cifar10-tree",
 }
 
 
@@ -43,6 +48,47 @@ def test_a_method_makes_its_terms(method: str) -> None:
     assert Objective(terms).weights(epoch=1e9).keys() == terms.keys()
 
 
+@pytest.mark.parametrize("method", NAMES)
+def test_a_method_trains_a_step(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On labels that suit it; every parameter gets a gradient, or DDP would stop."""
+    view = {"stored": "view1", "augment": ["noise"]}
+    tree = frames(tmp_path).model_dump()
+    tree = merge(tree, {"train": {"steps": 2}, "data": {"views": [view, view]}})
+    tree["model"] |= {"shared_encoder": True, "shared_projector": True}
+    if "mulco" in method or FOR.get(method) == "yeast" or method.startswith("ub-"):
+        tree["data"]["protocol"]["complementary"] = 2
+        tree["data"]["batch"]["unlabelled"] = 0
+    if method.startswith("hi"):
+        tree["data"]["batch"]["unlabelled"] = 10
+        levels = np.stack([np.arange(40) % 2, np.arange(40) % 4], 1)
+        x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+        np.savez(tmp_path / "mine.npz", view1=x, labels=levels)
+        tree["data"] |= {
+            "build": {
+                "source": "arrays",
+                "npz": str(tmp_path / "mine.npz"),
+                "label_kind": "hierarchical",
+            },
+            "split": "all",
+            "protocol": {"labelled": 20, "test": "unlabelled"},
+        }
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(tree))
+    config = load_config(tmp_path / "experiment.yaml", method=method)
+    seen: dict[str, bool] = {}
+
+    def watch(model: Heterogeneous) -> list[Tensor]:
+        seen.update({n: p.grad is not None for n, p in model.named_parameters()})
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    monkeypatch.setattr(pretrain_module, "gradients", watch)
+    result = pretrain_module.pretrain(config)
+    assert result["steps"] == 2
+    assert seen
+    assert all(seen.values()), [name for name, has in seen.items() if not has]
+
+
 def test_the_experiment_s_options_stay_and_the_method_s_win() -> None:
     terms = load_config(CONFIGS / "yeast.yaml", method="mulco-sifted").objective.terms()
     assert isinstance(terms["mulco"], Mulco)
@@ -60,6 +106,27 @@ def test_every_row_of_a_table_is_a_run(name: str) -> None:
         config = load_config(CONFIGS / table.config, method.overrides, method.name)
         assert config.objective.terms(), shown
         assert len(method.published or table.scores) == len(table.scores)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_experiment_is_a_method(path: Path) -> None:
+    """And each says in a comment how to build its data."""
+    if path == METHODS:
+        return
+    found = set(load_config(path).objective.terms()) - {"bce", "cross_entropy"}
+    presets = yaml.safe_load(METHODS.read_text()).values()
+    assert found in [set(preset.get("terms", {})) for preset in presets]
+    config = load_config(path)
+    assert config.data.build or "# heron shards build" in path.read_text()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_and_its_experiment_agree_on_the_data(name: str) -> None:
+    table = TABLES[name]
+    said = (CONFIGS / table.config).read_text()
+    built = [line[2:] for line in said.splitlines() if line.startswith("# heron shards build")]
+    assert built
+    assert table.data.endswith(built[0])
 
 
 def test_unknown_methods_and_missing_classifiers_are_named() -> None:

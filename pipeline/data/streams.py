@@ -118,6 +118,7 @@ def open_streams(config: Config) -> Streams:
     streams = Streams(reader, roles, labelled, unlabelled, lead, stored, data.protocol, kind)
     if labelled is not None:
         _check_labels(streams)
+    reader.truth(roles.test)  # before the first step, not after the last
     return streams
 
 

@@ -113,10 +113,11 @@ class Heterogeneous(nn.Module):
         hidden, projections = [], []
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
+            drawn = keys + view if len(self.encoders) == 1 else keys  # masks of each view's own
             pieces = [
                 encoder(part, key)
                 for part, key in zip(
-                    torch.split(x, list(parts)), torch.split(keys, list(parts)), strict=True
+                    torch.split(x, list(parts)), torch.split(drawn, list(parts)), strict=True
                 )
             ]
             hidden.append(torch.cat(pieces))

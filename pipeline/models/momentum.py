@@ -53,7 +53,7 @@ class Momentum(nn.Module):
     @torch.no_grad()
     def embed(self, x: Tensor, keys: Tensor) -> Float[Tensor, "rows dim"]:
         """Keys of some rows of the view; `keys` are those of the rows' random numbers."""
-        projected: Tensor = self.projector(self.encoder(x, keys))
+        projected: Tensor = self.projector(self.encoder(x, keys + self.view))
         return projected
 
     @torch.no_grad()

@@ -75,6 +75,7 @@ class Matches:
 
 # (sums [rows, moments], the rows of the per-anchor tensors, the positive pairs) -> share of loss
 Finish = Callable[[Tensor, Sequence[Tensor], Matches | None], Tensor]
+MATCH_PART = 8
 # A strip of anchors -> the pairs (row of the strip, key) that `Finish` is to see.
 Match = Callable[[slice], tuple[Tensor, Tensor]]
 
@@ -96,9 +97,12 @@ def contrast(
     Returns:
         The loss, differentiable once with respect to the vectors and `per_anchor`.
     """
-    if match is None and is_fused(pairs.anchors[0]):
+    width = 0 if pairs.anchor_weight is None else pairs.anchor_weight.shape[1]
+    if match is None and width <= fused.WIDEST_SIDE and is_fused(pairs.anchors[0]):
         return finish(fused_sums(pairs), per_anchor, None)
-    return blockwise(_rule(pairs, finish, match), pairs.anchors, pairs.keys, per_anchor)
+    # Lists of pairs take several numbers where a logit takes one: the strips are smaller for them.
+    part = 1 if match is None else MATCH_PART
+    return blockwise(_rule(pairs, finish, match), pairs.anchors, pairs.keys, per_anchor, part)
 
 
 def is_fused(vectors: Tensor) -> bool:

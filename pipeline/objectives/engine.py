@@ -57,16 +57,21 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
         float32 or float64.
 
     Raises:
-        ValueError: tau is not a positive number.
+        ValueError: tau is not a positive number, or below 0.003.
     """
     if not tau > 0:
         raise ValueError(f"temperature tau is {tau}; expected a number > 0, e.g. 0.1")
+    if 2 / tau > 700:  # e^709 is the largest number there is
+        raise ValueError(
+            f"temperature tau is {tau:g}, divided by 1 + beta where negatives are hardened; "
+            "expected at least 0.003: exp(2 / tau) has no float64 below it"
+        )
     return torch.float64 if dtype == torch.float64 or 2 / tau > 60 else torch.float32
 
 
-def strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Cut the anchors into strips whose logits hold about ``STRIP_ELEMENTS`` elements."""
-    elements = STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
+def strips(n_anchors: int, n_keys: int, device: torch.device, part: int = 1) -> Iterator[slice]:
+    """Cut the anchors into strips whose logits hold about ``STRIP_ELEMENTS / part`` elements."""
+    elements = STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"]) // part
     step = max(MIN_STRIP_ROWS, elements // max(n_keys, 1))
     for start in range(0, n_anchors, step):
         yield slice(start, min(start + step, n_anchors))
@@ -121,21 +126,6 @@ def class_members(
     return pairs
 
 
-def by_autograd(
-    loss: Callable[[slice, Sequence[Tensor], Sequence[Tensor]], Tensor],
-) -> Rule:
-    """Make a rule of a plain differentiable function of a strip, for terms without a fast rule."""
-
-    def rule(rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in (*logits, *per_anchor)]
-            value = loss(rows, leaves[: len(logits)], leaves[len(logits) :])
-            grads = torch.autograd.grad(value, leaves)
-        return value.detach(), grads[: len(logits)], grads[len(logits) :]
-
-    return rule
-
-
 class _Blockwise(torch.autograd.Function):
     """Loss and gradients of all strips in one pass; backward only scales what forward stored."""
 
@@ -143,20 +133,23 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx,
         rule: Rule,
-        exclude: Tensor | None,
+        part: int,
         n_heads: int,
         *tensors: Tensor,
     ) -> Tensor:
         anchors, keys = tensors[:n_heads], tensors[n_heads : 2 * n_heads]
         per_anchor = tensors[2 * n_heads :]
         n_anchors, n_keys = anchors[0].shape[0], keys[0].shape[0]
-        grads = [torch.zeros_like(t) for t in tensors]
+        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        nothing = anchors[0].new_empty(0)  # a queue of keys takes no gradient, and no memory for it
+        grads = [
+            torch.zeros_like(t) if w else nothing for t, w in zip(tensors, wanted, strict=True)
+        ]
         d_anchors, d_keys = grads[:n_heads], grads[n_heads : 2 * n_heads]
         d_per_anchor = grads[2 * n_heads :]
-        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
         total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
         buffers: list[Tensor] = []
-        for rows in strips(n_anchors, n_keys, anchors[0].device):
+        for rows in strips(n_anchors, n_keys, anchors[0].device, part):
             if not buffers:  # the first strip is the longest
                 buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
             count = rows.stop - rows.start
@@ -164,18 +157,16 @@ class _Blockwise(torch.autograd.Function):
                 torch.mm(a[rows], k.T, out=buffer[:count])
                 for a, k, buffer in zip(anchors, keys, buffers, strict=True)
             ]
-            if exclude is not None:
-                for strip in logits:
-                    strip.scatter_(1, exclude[rows], -torch.inf)
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
             total += loss
             for h in range(n_heads):
                 if wanted[h]:
                     torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
-                if wanted[n_heads + h]:  # a queue of keys takes no gradient
+                if wanted[n_heads + h]:
                     d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
             for out, value in zip(d_per_anchor, d_extra, strict=True):
-                out[rows] = value
+                if out is not nothing:
+                    out[rows] = value
         ctx.save_for_backward(*grads)
         return total.to(anchors[0].dtype)
 
@@ -184,7 +175,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        return None, None, None, *(g * grad for g in saved)
+        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        found = (g * grad if w else None for g, w in zip(saved, wanted, strict=True))
+        return None, None, None, *found
 
 
 def blockwise(
@@ -192,7 +185,7 @@ def blockwise(
     anchors: Sequence[Float[Tensor, "anchors dim"]],
     keys: Sequence[Float[Tensor, "keys dim"]],
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
-    exclude: Int[Tensor, "anchors excluded"] | None = None,
+    part: int = 1,
 ) -> Float[Tensor, ""]:
     """Sum a rule over all anchors with memory linear in anchors + keys.
 
@@ -200,12 +193,11 @@ def blockwise(
     ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together.
 
     Args:
-        rule: the term's share of a strip, with its gradient; see ``by_autograd``.
+        rule: the term's share of a strip, with its gradient.
         anchors: one tensor a head, in the working dtype, with 1 / tau already inside.
         keys: one tensor a head.
         per_anchor: tensors of which the rule needs the strip's rows; differentiable.
-        exclude: key columns that are not to be seen by an anchor (its own sample's views): their
-            logits are -inf.
+        part: strips hold this part of the usual number of logits.
 
     Returns:
         The loss, differentiable once with respect to anchors, keys and per_anchor.
@@ -213,6 +205,6 @@ def blockwise(
     if anchors[0].shape[0] == 0:  # a process without a share still takes part in the gradient
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
     result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        rule, exclude, len(anchors), *anchors, *keys, *per_anchor
+        rule, part, len(anchors), *anchors, *keys, *per_anchor
     )
     return result

@@ -43,7 +43,8 @@ def hard(
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        label: classes, any whole numbers, [batch]; None makes UCL and H-UCL.
+        label: classes, any whole numbers, [batch]; None makes UCL and H-UCL. Of several labels a
+            sample, the whole label vector is the class.
         tau: temperature, > 0.
         hardening: eta: `none` is 1, `exp` is e^(beta g), `threshold` is 1 where e^g >= threshold
             and 0 elsewhere.
@@ -86,14 +87,14 @@ def hard(
         anchor_tag=of_anchor,
         key_tag=of_key,
         exclude=_own_views(samples[rows], batch, count) if label is None else None,
-        moments=(1.0,) if plain else (power, 1 + power),
-        slopes=(0.0, 1.0) if detach and not plain else None,
+        moments=(1.0,) if plain else (1 + power, power),
+        slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
     )
 
     def log_total(sums: Tensor, admissible: Tensor) -> Tensor:
         """log(M E_q) of each anchor, -inf without an admissible negative."""
-        weight, total = (admissible, sums[:, 0]) if plain else sums.unbind(1)
+        total, weight = (sums[:, 0], admissible) if plain else sums.unbind(1)
         some = (weight > 0) & (total > 0)
         ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
         return torch.where(some, spread + ratio, -math.inf)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pipeline.objectives.contrast import Match, Matches, Pairs, contrast
+from pipeline.objectives.contrast import MATCH_PART, Match, Matches, Pairs, contrast
 from pipeline.objectives.engine import class_members, strips, unit, working_dtype
 
 
@@ -69,11 +69,11 @@ def hierarchical(
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], matches: Matches | None) -> Tensor:
         assert matches is not None
-        key, level = own[matches.rows][matches.anchor], tree.agreement(matches, own)
+        row, level = own[matches.rows][matches.anchor], tree.agreement(matches, own)
         log_total = torch.where(sums > 0, sums, 1.0).log()[:, 0]
         loss = log_total[matches.anchor] - matches.logits
         raised = torch.maximum(loss, per_anchor[0][matches.anchor, level])
-        return (raised * tree.weight[key, level].to(dtype)).sum()
+        return (raised * tree.weight[row, level].to(dtype)).sum()
 
     pairs = Pairs(
         [anchors / tau], [keys], anchor_tag=own, key_tag=number.view(-1), exclude=own[:, None]
@@ -130,7 +130,7 @@ def _largest_below(keys: Tensor, tree: _Tree, tau: float) -> Tensor:
     own = torch.arange(len(keys), device=keys.device)
     best = [(-math.inf, 0, 0)] * tree.depth
     with torch.no_grad():
-        for rows in strips(len(keys), len(keys), keys.device):
+        for rows in strips(len(keys), len(keys), keys.device, MATCH_PART):
             logits = (keys[rows] / tau) @ keys.T
             anchor, key = tree.match(own)(rows)
             pair = logits[anchor, key]

@@ -44,9 +44,14 @@ class Objective:
         Raises:
             ConfigError: names the term, what it needs and what there is.
         """
+        supervised = {name for name in self.terms if self._kinds(name)}
+        if labelled == 0 and supervised == self.terms.keys():
+            raise ConfigError(
+                f"objective: {', '.join(sorted(supervised))} need labelled rows, and "
+                "data.batch.labelled is 0: there is nothing to train on; expected above 0"
+            )
         for name, definition in self.definitions.items():
-            term = self.terms[name]
-            kinds = KNOWN if isinstance(term, Hard) and term.supervised else definition.kinds
+            term, kinds = self.terms[name], self._kinds(name)
             if kinds and kind not in kinds:
                 fitting = [other for other, d in TERMS.items() if d.classify and kind in d.kinds]
                 raise ConfigError(
@@ -69,6 +74,12 @@ class Objective:
                     "rows of a batch, which would push each other out; expected at least "
                     f"{labelled}"
                 )
+
+    def _kinds(self, name: str) -> tuple[str, ...]:
+        """The kinds of labels that a term needs; none: it looks at no label."""
+        term = self.terms[name]
+        labelled = isinstance(term, Hard) and term.supervised
+        return KNOWN if labelled else self.definitions[name].kinds
 
     def weights(self, epoch: float) -> dict[str, float]:
         """Each term's weight at an epoch (a fraction of it counts)."""

@@ -12,7 +12,6 @@ from pipeline.objectives.contrast import is_fused
 from pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
 
 Distance = Literal["hamming", "indicator"]
-WIDEST = 128  # labels that a fused tile holds
 
 
 def weighted_supervised(
@@ -68,7 +67,7 @@ def weighted_supervised(
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
     numbers = _numbers(rows, y)
-    if is_fused(s) and y.shape[1] <= WIDEST:
+    if is_fused(s) and y.shape[1] <= fused.WIDEST_SIDE:
         anchors, own = s[rows] / tau, y[rows]
         total = fused.log_sums(fused.label_sums(anchors, s, own, y, distance))
         numbers = torch.full_like(numbers, -1) if self_pairs else numbers

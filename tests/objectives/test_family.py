@@ -248,6 +248,12 @@ def test_a_temperature_must_be_positive(name: str, tau: float) -> None:
         terms(tau, LABEL, BATCH, torch.float64)[name](projections())
 
 
+@pytest.mark.parametrize("name", terms(1.0, LABEL, BATCH, torch.float64))
+def test_a_temperature_beyond_float64_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"temperature tau is .*; expected at least 0.003"):
+        terms(0.001, LABEL, BATCH, torch.float64)[name](projections())
+
+
 def test_bad_input_is_named() -> None:
     z = projections()
     cases: tuple[tuple[Callable[[], Tensor], str], ...] = (

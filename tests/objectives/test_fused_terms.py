@@ -89,6 +89,13 @@ def test_a_fused_term_is_that_of_the_strips(
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
 
 
+def test_more_classes_than_a_tile_holds_take_the_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "exponential_sums", None)
+    many = torch.ones(5, fused.WIDEST_SIDE + 1, device=DEVICE) / fused.WIDEST_SIDE
+    q = torch.ones(5, 3, device=DEVICE)
+    assert torch.isfinite(mulco(q, q, q, many, many, many, kind="soft"))
+
+
 @kernels
 def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERON_FUSED", "never")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.objectives import engine
 from pipeline.objectives.classification import bce, cross_entropy
-from pipeline.objectives.engine import blockwise, by_autograd, unit
+from pipeline.objectives.engine import unit
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import weighted_unsupervised
 from tests import oracles
@@ -157,23 +157,17 @@ def test_classifier_losses_are_torch_s() -> None:
     torch.testing.assert_close(cross_entropy(logits, one_hot, total=8), expected)
 
 
-def test_a_rule_by_autograd_is_the_dense_loss() -> None:
-    a, k, bias = draw(10, 4), draw(13, 4, seed=1), draw(10, seed=2)
-    exclude = torch.arange(10)[:, None]
-
-    def loss(rows: slice, logits: Any, per_anchor: Any) -> Tensor:
-        return torch.logsumexp(logits[0] + per_anchor[0][:, None], 1).square().sum()
-
-    found = blockwise(by_autograd(loss), [a], [k], [bias], exclude)
-    dense = (a @ k.T).masked_fill(torch.eye(10, 13, dtype=torch.bool), -torch.inf)
-    expected = torch.logsumexp(dense + bias[:, None], 1).square().sum()
-    assert_same(found, expected, [a, k, bias])
-
-
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
 def test_a_temperature_must_be_positive(tau: float) -> None:
     with pytest.raises(ValueError, match=r"temperature tau is .*; expected a number > 0"):
         weighted_supervised(draw(4, 3), labels(4, 2), tau=tau)
+
+
+def test_labels_are_0_or_1() -> None:
+    y = labels(6, 3)
+    y[4, 1] = 2
+    with pytest.raises(ValueError, match="weighted_supervised: labels of row 4 are .*; expected 0"):
+        weighted_supervised(draw(6, 4), y)
 
 
 def test_one_view_is_refused() -> None:

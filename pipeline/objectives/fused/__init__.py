@@ -10,14 +10,16 @@ L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether
 """
 
 from pipeline.objectives.fused.labels import label_sums, log_sums
-from pipeline.objectives.fused.layout import Precision
+from pipeline.objectives.fused.layout import WIDEST_SIDE, Precision, describe
 from pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
 from pipeline.objectives.fused.sums import exponential_sums
 from pipeline.objectives.fused.switch import available, enabled
 
 __all__ = [
+    "WIDEST_SIDE",
     "Precision",
     "available",
+    "describe",
     "enabled",
     "exponential_sums",
     "label_sums",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipeline.objectives.fused.switch import interpreted, require
+from pipeline.objectives.fused.switch import enabled, interpreted, require
 
 Precision = Literal["tf32", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
@@ -104,6 +104,13 @@ def choose(precision: Precision | None, *vectors: Tensor) -> Precision:
     if precision not in ("tf32", "bf16", "ieee"):
         raise ValueError(f"precision is {precision!r}; expected tf32, bf16 or ieee")
     return precision
+
+
+def describe(device: torch.device) -> str:
+    """How contrastive terms of float32 vectors are computed on a device, for a run's record."""
+    if not enabled(device):
+        return "strips, float32"
+    return f"fused kernels, {choose(None, torch.empty(0))}"
 
 
 def check(anchors: Tensor, keys: Tensor) -> None:
