@@ -11,8 +11,8 @@ from torch import Tensor
 from pipeline.objectives import fused
 from pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
 from pipeline.objectives.engine import class_members, class_numbers
+from pipeline.objectives.unsupervised import own_views, unit_views
 from pipeline.objectives.unsupervised import positives as augmentations
-from pipeline.objectives.unsupervised import unit_views
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]
@@ -86,7 +86,7 @@ def hard(
         [keys],
         anchor_tag=of_anchor,
         key_tag=of_key,
-        exclude=_own_views(samples[rows], batch, count) if label is None else None,
+        exclude=own_views(samples[rows], batch, count).repeat(count, 1) if label is None else None,
         moments=(1.0,) if plain else (1 + power, power),
         slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
@@ -173,7 +173,7 @@ def debiased(
         [torch.cat(vectors)],
         anchor_tag=samples[rows].repeat(count),
         key_tag=samples.repeat(count),
-        exclude=_own_views(samples[rows], batch, count),
+        exclude=own_views(samples[rows], batch, count).repeat(count, 1),
     )
     return contrast(pairs, finish, [augmentations(vectors, range(count), tau, rows)])
 
@@ -197,12 +197,6 @@ def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus
         )
     estimate = (total - negatives * tau_plus * torch.exp(positive)) / (1 - tau_plus)
     return estimate.clamp(min=negatives * math.exp(-1 / tau))
-
-
-def _own_views(samples: Tensor, batch: int, count: int) -> Tensor:
-    """The keys that are views of each anchor's sample, [anchors, views]."""
-    own = samples[:, None] + batch * torch.arange(count, device=samples.device)
-    return own.repeat(count, 1)
 
 
 def _log(threshold: float) -> float:

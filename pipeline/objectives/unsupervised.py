@@ -165,7 +165,6 @@ def _own_excluded(
     """
     count, batch = len(vectors), vectors[0].shape[0]
     samples = torch.arange(batch, device=vectors[0].device)
-    own = samples[rows, None] + batch * torch.arange(count, device=samples.device)
     mean = 1 / ((count - 1) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
@@ -176,7 +175,7 @@ def _own_excluded(
         [torch.cat(list(far)) for _, far in heads],
         anchor_tag=samples[rows].repeat(len(among)),
         key_tag=samples.repeat(count),
-        exclude=own.repeat(len(among), 1),
+        exclude=own_views(samples[rows], batch, count).repeat(len(among), 1),
     )
     return contrast(pairs, finish, [positives(vectors, among, tau, rows)])
 
@@ -223,6 +222,11 @@ def unit_views(z: Sequence[Tensor], tau: float, term: str) -> list[Tensor]:
 def other_views(u: int, count: int) -> list[int]:
     """The views that are positives of view u."""
     return [v for v in range(count) if v != u]
+
+
+def own_views(samples: Tensor, batch: int, count: int) -> Tensor:
+    """The keys that are views of some samples, [samples, views]; keys lie view by view."""
+    return samples[:, None] + batch * torch.arange(count, device=samples.device)
 
 
 def positives(vectors: Sequence[Tensor], among: Sequence[int], tau: float, rows: slice) -> Tensor:
