@@ -178,6 +178,13 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     assert len(losses(tmp_path / "run")) == 2  # what was done before is kept
 
 
+def test_a_term_that_refuses_its_input_is_named(straight: Path, tmp_path: Path) -> None:
+    terms = {"weighted_unsupervised": {"tau": 0.001}}
+    config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
+    with pytest.raises(TrainingError, match="objective.weighted_unsupervised: temperature tau is"):
+        pretrain(config)
+
+
 def test_a_gradient_that_is_no_number_stops_the_run(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config import Model, View
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TrainingError
 from pipeline.objectives.batch import GlobalBatch
 from pipeline.objectives.catalogue import KNOWN, TERMS
 from pipeline.terms import Hard, Mulco, Term
@@ -94,11 +94,16 @@ class Objective:
         Returns:
             The objective's share, differentiable, and the terms' shares by name, detached; sums
             over the processes are the values of the whole batch.
+
+        Raises:
+            TrainingError: a term refuses its input; names the term.
         """
         weights = self.weights(epoch)
-        losses = {
-            name: definition.loss(batch, self.options[name], epoch)
-            for name, definition in self.definitions.items()
-        }
+        losses = {}
+        for name, definition in self.definitions.items():
+            try:
+                losses[name] = definition.loss(batch, self.options[name], epoch)
+            except ValueError as fault:
+                raise TrainingError(f"objective.{name}: {fault}") from None
         total = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         return total, {name: loss.detach() for name, loss in losses.items()}
