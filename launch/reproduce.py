@@ -76,7 +76,7 @@ def render(table: Table, out: Path, overrides: list[str]) -> str:
         for figure, key in zip(published, table.scores.values(), strict=True):
             ours = np.array([result[key] for result in results])
             spread = float(ours.std(ddof=1)) if len(ours) > 1 else 0.0
-            measured = f"{ours.mean():.4f} ± {spread:.4f}"
+            measured = f"{ours.mean():.4f}" + (f" ± {spread:.4f}" if len(ours) > 1 else "")
             if figure is None:
                 cells += ["–", measured, "–"]
                 continue
