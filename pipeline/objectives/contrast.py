@@ -73,9 +73,10 @@ class Matches:
     rows: slice
 
 
+MATCH_PART = 8  # lists of pairs take so many numbers where a logit takes one: strips shrink by it
+
 # (sums [rows, moments], the rows of the per-anchor tensors, the positive pairs) -> share of loss
 Finish = Callable[[Tensor, Sequence[Tensor], Matches | None], Tensor]
-MATCH_PART = 8
 # A strip of anchors -> the pairs (row of the strip, key) that `Finish` is to see.
 Match = Callable[[slice], tuple[Tensor, Tensor]]
 
@@ -100,7 +101,6 @@ def contrast(
     width = 0 if pairs.anchor_weight is None else pairs.anchor_weight.shape[1]
     if match is None and width <= fused.WIDEST_SIDE and is_fused(pairs.anchors[0]):
         return finish(fused_sums(pairs), per_anchor, None)
-    # Lists of pairs take several numbers where a logit takes one: the strips are smaller for them.
     part = 1 if match is None else MATCH_PART
     return blockwise(_rule(pairs, finish, match), pairs.anchors, pairs.keys, per_anchor, part)
 
