@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Config, dump_config, load_config, parse_config
+from pipeline.config import METHODS, Config, dump_config, load_config, parse_config
 from pipeline.errors import ConfigError
 from shards.sources import make
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS = sorted(set(METHODS.parent.glob("*.yaml")) - {METHODS})
 SMALL = """
 run: {dir: runs/x}
 data: {path: data/x, batch: {labelled: 8}, views: [{stored: view1}]}
