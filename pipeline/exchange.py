@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Split:
         """Rows of each process."""
         return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
 
+    @cached_property
     def places(self) -> Tensor:
         """Where the labelled rows lie among all rows, in the order of `gather`."""
         starts = itertools.accumulate(self.rows, initial=0)
@@ -70,8 +72,10 @@ def globalise(
         projections=[gather(z, shares.rows) for z in features.projections],
         weights=[gather(h, shares.rows) for h in features.weights],
         rows=_own(shares.rows),
-        places=shares.places().to(hidden.device),
-        paths=gather(batch.paths, shares.labelled),
+        places=shares.places.to(hidden.device),
+        paths=gather(batch.paths, shares.labelled)
+        if objective.needs("share_paths")
+        else batch.paths,
         inputs=[gather(x.flatten(1), shares.rows) for x in inputs]
         if objective.needs("share_inputs")
         else [],

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0.003)]  # exp(2 / tau) has no float64 below
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
@@ -26,19 +27,19 @@ class Term(Section):
 class NtXent(Term):
     """SimCLR's NT-Xent: InfoNCE, UCL."""
 
-    tau: Positive = 0.5
+    tau: Temperature = 0.5
 
 
 class Cmc(Term):
     """Contrastive multiview coding."""
 
-    tau: Positive = 0.5
+    tau: Temperature = 0.5
 
 
 class WeightedUnsupervised(Term):
     """HeroCon's L_u, Eq. 5."""
 
-    tau: Positive = 1.0
+    tau: Temperature = 1.0
     anchors: Literal["first", "all"] = "all"
     negatives: Literal["all_views", "cross_view"] = "all_views"
 
@@ -46,14 +47,14 @@ class WeightedUnsupervised(Term):
 class InputWeightedUnsupervised(Term):
     """HCL's L_u, Eq. 4: weights from the raw inputs."""
 
-    tau: Positive = 1.0
+    tau: Temperature = 1.0
     anchors: Literal["first", "all"] = "all"
 
 
 class WeightedSupervised(Term):
     """HeroCon's L_s, Eq. 7."""
 
-    tau: Positive = 1.0
+    tau: Temperature = 1.0
     distance: Literal["hamming", "indicator"] = "hamming"
     self_pairs: bool = False
 
@@ -61,7 +62,7 @@ class WeightedSupervised(Term):
 class SupCon(Term):
     """SupCon's L_out."""
 
-    tau: Positive = 0.1
+    tau: Temperature = 0.1
 
 
 class Hard(Term):
@@ -72,7 +73,7 @@ class Hard(Term):
     """
 
     supervised: bool = True
-    tau: Positive = 0.5
+    tau: Temperature = 0.5
     hardening: Literal["none", "exp", "threshold"] = "none"
     beta: Annotated[float, Field(ge=0)] = 1.0
     threshold_start: Annotated[float, Field(ge=-1, le=1)] = -0.3
@@ -94,14 +95,14 @@ class Hard(Term):
 class Debiased(Term):
     """The debiased contrastive loss."""
 
-    tau: Positive = 0.5
+    tau: Temperature = 0.5
     tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
 class Mulco(Term):
     """MulCo's contrastive losses; `momentum` and `queue` are those of the keys."""
 
-    tau: Positive = 0.05
+    tau: Temperature = 0.05
     kind: Literal["standard", "sifted", "soft", "weighted", "debiased"] = "weighted"
     tau_plus: Annotated[float, Field(ge=0, lt=1)] | None = None
     queue: Natural = 8192
@@ -111,7 +112,7 @@ class Mulco(Term):
 class Hierarchical(Term):
     """HiMulCon, HiConE, HiMulConE."""
 
-    tau: Positive = 0.1
+    tau: Temperature = 0.1
     constrain: bool = True
     penalty: Literal["exp_inverse"] | None = "exp_inverse"
 

@@ -70,7 +70,10 @@ def test_overrides_replace_make_and_take_out(small: Path) -> None:
         ("data.standardise=1", "data.standardise: found 1; input should be a valid boolean"),
         ("objective.bce.weight=-1", "objective.bce.weight: found -1; .* or equal to 0"),
         ("objective.bce.weight=0", "no term has a weight above 0"),
-        ("objective.weighted_supervised.tau=0", "tau: found 0; input should be greater than 0"),
+        (
+            "objective.weighted_supervised.tau=0",
+            "tau: found 0; input should be greater than or equal to 0.003",
+        ),
         ("data.protocol={folds: 5, fold: 7}", "fold is 7; expected 0 to 4"),
         ("data.protocol={folds: 5, labelled: 7}", "give either folds"),
         ("run.dir=null", "run.dir: found None; input should be a valid string"),

@@ -179,9 +179,11 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
 
 
 def test_a_term_that_refuses_its_input_is_named(straight: Path, tmp_path: Path) -> None:
-    terms = {"weighted_unsupervised": {"tau": 0.001}}
+    terms = {"hard": {"tau": 0.01, "hardening": "exp", "beta": 9.0}}
     config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
-    with pytest.raises(TrainingError, match="objective.weighted_unsupervised: temperature tau is"):
+    with pytest.raises(
+        TrainingError, match="objective.hard: temperature tau is 0.001, divided by 1"
+    ):
         pretrain(config)
 
 

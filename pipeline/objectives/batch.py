@@ -31,7 +31,8 @@ class GlobalBatch:
         weights: H(z) of all rows, a tensor a view.
         rows: the own rows among all rows.
         places: where the labelled rows lie among all rows.
-        paths: hierarchical labels of all labelled rows, coarsest level first.
+        paths: hierarchical labels of all labelled rows, coarsest level first, where a term needs
+            them.
         inputs: raw inputs of all rows, a tensor a view, where a term needs them.
         contrasts: of the momentum encoder, where a term has one.
     """

@@ -20,7 +20,6 @@ from pipeline.objectives.unsupervised import (
     nt_xent,
     weighted_unsupervised,
 )
-from pipeline.terms import Hard, Mulco
 
 Loss = Callable[[GlobalBatch, Mapping[str, Any], float], Tensor]
 
@@ -33,6 +32,7 @@ class Definition:
         loss: (batch, options, epoch) -> the share of this process.
         classify: needs the classifier.
         share_hidden: needs S of all labelled rows.
+        share_paths: needs the hierarchical labels of all labelled rows.
         project: needs projections; `weigh`: and H of them; `share_inputs`: and the raw inputs.
         views: the fewest views it is defined for.
         kinds: the kinds of labels it is defined for; none: it looks at no label.
@@ -41,6 +41,7 @@ class Definition:
     loss: Loss
     classify: bool = False
     share_hidden: bool = False
+    share_paths: bool = False
     project: bool = False
     weigh: bool = False
     share_inputs: bool = False
@@ -68,24 +69,18 @@ def _of_views(function: Callable[..., Tensor]) -> Definition:
 
 
 def _hard(batch: GlobalBatch, options: Mapping[str, Any], epoch: float) -> Tensor:
-    term = Hard(**options)
-    shared = term.model_dump(include={"tau", "hardening", "beta", "positives", "detach"})
-    shared["threshold"] = threshold(term, epoch)
-    if not term.supervised:
+    shared = {key: options[key] for key in ("tau", "hardening", "beta", "positives", "detach")}
+    # tau_h = e^(l / tau), l going linearly from start to end (H-SCL, Eq. 4)
+    start, end = options["threshold_start"], options["threshold_end"]
+    least = start + min(epoch / options["threshold_epochs"], 1.0) * (end - start)
+    shared["threshold"] = math.exp(least / options["tau"])
+    if not options["supervised"]:
         return hard(batch.projections, rows=batch.rows, **shared)
     return hard(batch.labelled_projections, batch.classes, rows=batch.labelled, **shared)
 
 
-def threshold(term: Hard, epoch: float) -> float:
-    """tau_h = e^(l / tau) at an epoch, l going linearly from start to end (H-SCL, Eq. 4)."""
-    done = min(epoch / term.threshold_epochs, 1.0)
-    least = term.threshold_start + done * (term.threshold_end - term.threshold_start)
-    return math.exp(least / term.tau)
-
-
 def _mulco(batch: GlobalBatch, options: Mapping[str, Any], _: float) -> Tensor:
     assert batch.contrasts is not None and batch.logits is not None
-    term = Mulco(**options)
     return mulco(
         batch.labelled_projections[0][batch.labelled],
         batch.contrasts.keys,
@@ -94,7 +89,7 @@ def _mulco(batch: GlobalBatch, options: Mapping[str, Any], _: float) -> Tensor:
         batch.contrasts.queue_posteriors,
         batch.targets,
         total=len(batch.all_targets),
-        **term.model_dump(include={"tau", "kind", "tau_plus"}),
+        **{key: options[key] for key in ("tau", "kind", "tau_plus")},
     )
 
 
@@ -143,6 +138,7 @@ TERMS = {
         lambda batch, options, _: hierarchical(
             batch.labelled_projections, batch.paths, rows=batch.labelled, **options
         ),
+        share_paths=True,
         project=True,
         kinds=("hierarchical",),
     ),

@@ -39,6 +39,12 @@ TERMS: dict[str, Callable[..., Tensor]] = {
     "L_s, indicator": lambda a, b: weighted_supervised(
         a + b, Y.to(a), tau=0.2, distance="indicator", self_pairs=True
     ),
+    "L_u, a share": lambda a, b: weighted_unsupervised(
+        [a, b], [b * b, a * a], tau=0.5, rows=slice(7, 18)
+    ),
+    "L_s, a share": lambda a, b: weighted_supervised(
+        torch.cat([a, b], 1), Y.to(a), tau=0.5, rows=slice(7, 18)
+    ),
     "supcon": lambda a, b: supcon([a, b], CLASS, tau=0.2),
     "debiased": lambda a, b: debiased([a, b], tau=0.2),
 }
