@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tqdm import tqdm
 from shards.errors import ShardError, SourceError
 from shards.index import BLOCK, ShardIndex, map_arrays
 from shards.manifest import (
+    LABELS,
     MANIFEST,
     BuiltFrom,
     Manifest,
@@ -112,7 +114,7 @@ def _draft(source: Source, shard_rows: int) -> Manifest:
     try:
         return Manifest(
             dataset=source.dataset,
-            schema_version=1,
+            schema_version=2,
             views=source.views,
             labels=source.labels,
             block_rows=source.block_rows,
@@ -255,8 +257,9 @@ def write_shard(source: Source, out: Path, part: _Part) -> int:
 
 def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
     """Write a shard's samples, a block of vectors or an image each; the index says where."""
-    views, members = source.views, member_names(source.views)
-    keys, places, counts, labels = [], [], [], []
+    views = source.views
+    members = [*member_names(views, source.block_rows), LABELS]
+    keys, places, sums, counts, labels = [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for start in range(part.start, part.stop, step):
@@ -275,6 +278,7 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
                     info = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
                     info.size, info.mode = len(payload), 0o644  # times and owners stay zero
                     places.append((stream.tell() + BLOCK, len(payload)))
+                    sums.append(zlib.crc32(payload))
                     tar.addfile(info, BytesIO(payload))
     spots = np.array(places, np.int64).reshape(len(keys), len(members), 2)
     return ShardIndex(
@@ -282,6 +286,7 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
         members=np.array(members),
         offsets=spots[..., 0],
         lengths=spots[..., 1],
+        crc32=np.array(sums, np.uint32).reshape(spots.shape[:2]),
         rows=np.array(counts, np.int64),
         labels=np.concatenate(labels),
     )

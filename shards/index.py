@@ -25,14 +25,15 @@ class ShardIndex:
     """Keys, members, and where they lie; the labels too, so protocols open no tar.
 
     Shapes: keys [samples], members [members], offsets and lengths [samples, members] in bytes
-    of the payloads, rows [samples] (1 for images, up to block_rows for vectors), and labels
-    [sum of rows, ...] of the whole shard.
+    of the payloads, crc32 [samples, members] of their bytes, rows [samples] (1 for images, up to
+    block_rows of a block), and labels [sum of rows, ...] of the whole shard.
     """
 
     keys: NDArray[np.str_]
     members: NDArray[np.str_]
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    crc32: NDArray[np.uint32]
     rows: NDArray[np.int64]
     labels: NDArray[Any]
 
@@ -78,8 +79,9 @@ class ShardIndex:
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
         shape = (len(index.keys), len(index.members))
-        if index.offsets.shape != shape or index.lengths.shape != shape:
-            found = f"offsets {index.offsets.shape} and lengths {index.lengths.shape}"
+        if {index.offsets.shape, index.lengths.shape, index.crc32.shape} != {shape}:
+            shapes = index.offsets.shape, index.lengths.shape, index.crc32.shape
+            found = "offsets {}, lengths {} and crc32 {}".format(*shapes)
         elif index.rows.shape != shape[:1] or index.labels.shape[:1] != (int(index.rows.sum()),):
             found = f"rows {index.rows.shape} and labels {index.labels.shape}"
         else:

@@ -23,8 +23,10 @@ from pydantic import (
 
 from shards.errors import REBUILD, ShardError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+LABELS = "labels.npy"  # the suffix of labels in a tar sample
+FOREIGN = "index"  # the source of tars that were indexed, not built
 
 
 def _name(value: str) -> str:
@@ -38,6 +40,7 @@ def _name(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+Suffix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")]  # of a member
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -52,13 +55,14 @@ class View(Record):
 
     `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
     varies between samples. `mean` and `std` are over the train split, or over all rows where
-    there is no split of that name.
+    there is no split of that name. `member` is the suffix of its files in a tar.
     """
 
     name: Name
     kind: Literal["image", "vector"]
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
+    member: Suffix | None = None  # None: NAME.npy, or for images a tar sample each jpg, NAME.jpg
     mean: list[float] | None = None
     std: list[float] | None = None
 
@@ -85,16 +89,21 @@ class Labels(Record):
     | complementary | uint8 [rows, names], 1 where the name is known not to hold |
     | multi_class | int64 [rows], a number of `names` |
     | hierarchical | int64 [rows, levels], a number of `levels[i]` in column i, coarse to fine |
+    | none | int64 [rows], all unlabelled |
+
+    A row is unlabelled where all its numbers are `unlabelled`.
     """
 
-    kind: Literal["multi_label", "multi_class", "hierarchical", "complementary"]
-    names: list[str] = Field(min_length=1)
+    kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
+    names: list[str]
     levels: list[list[str]] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.kind == "hierarchical") != (self.levels is not None):
             raise ValueError("labels have levels if, and only if, their kind is hierarchical")
+        if (self.kind == "none") != (not self.names):
+            raise ValueError("labels have names unless, and only unless, their kind is none")
         if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
             raise ValueError("names of hierarchical labels are those of their last level")
         for number, name in enumerate(self.names):
@@ -108,9 +117,19 @@ class Labels(Record):
         return np.dtype(np.uint8 if self.kind in ("multi_label", "complementary") else np.int64)
 
     @property
+    def unlabelled(self) -> int:
+        """What stands for "not known" in a row without a label: 255 of uint8, -1 of int64."""
+        return 255 if self.dtype == np.uint8 else -1
+
+    def known(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which rows of an array of labels are labelled, [rows]."""
+        known: NDArray[np.bool_] = (array != self.unlabelled).reshape(len(array), -1).any(1)
+        return known
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row's label: (names,), (levels,), or () for a class number."""
-        if self.kind == "multi_class":
+        if self.kind in ("multi_class", "none"):
             return ()
         return (len(self.names) if self.levels is None else len(self.levels),)
 
@@ -126,8 +145,9 @@ class Labels(Record):
         if self.levels is not None:
             sizes = np.array([len(level) for level in self.levels])
         else:
-            sizes = len(self.names) if self.kind == "multi_class" else 2
-        outside = np.argwhere((array < 0) | (array >= sizes))
+            sizes = 2 if self.dtype == np.uint8 else len(self.names)
+        stated = self.known(array).reshape(rows, *(1 for _ in self.row_shape))
+        outside = np.argwhere(((array < 0) | (array >= sizes)) & stated)
         if len(outside):
             at = tuple(int(i) for i in outside[0])
             limit = sizes if isinstance(sizes, int) else int(sizes[at[1]])
@@ -138,7 +158,7 @@ class Labels(Record):
 class Shard(Record):
     """One tar and its index: rows, bytes, and checksums of both."""
 
-    file: str = Field(pattern=r"^[A-Za-z0-9_-]+\.tar$")
+    file: str = Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.tar$")
     samples: int = Field(gt=0)  # rows; a tar sample of vectors is a block of them
     bytes: int = Field(gt=0)
     sha256: str = Sha256
@@ -172,7 +192,7 @@ class Manifest(Record):
     """All there is to know of a data set before its first shard is opened."""
 
     dataset: str
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     views: list[View] = Field(min_length=1)
     labels: Labels
     block_rows: int | None = Field(default=None, gt=0)  # None: a row is a tar sample
@@ -184,8 +204,8 @@ class Manifest(Record):
     def _consistent(self) -> Self:
         if len(set(self.members)) != len(self.members):
             raise ValueError(f"two members of a sample share a name: {self.members}")
-        if self.block_rows is not None and any(view.kind == "image" for view in self.views):
-            raise ValueError("images are a tar sample each: block_rows must be null")
+        if self.block_rows is not None and any(-1 in view.shape for view in self.views):
+            raise ValueError("pictures of several sizes are a tar sample each, not rows of a block")
         files = [shard.file for shards in self.splits.values() for shard in shards]
         if len(set(files)) != len(files):
             raise ValueError("a shard is listed twice")
@@ -193,8 +213,13 @@ class Manifest(Record):
 
     @property
     def members(self) -> list[str]:
-        """The members of every tar sample, in their order: a view each, then the labels."""
-        return member_names(self.views)
+        """The members of every tar sample, in their order: a view each, then our labels."""
+        return member_names(self.views, self.block_rows) + ([] if self.foreign else [LABELS])
+
+    @property
+    def foreign(self) -> bool:
+        """Whether others wrote the tars: they may hold more, and the index alone has labels."""
+        return self.built_from.source == FOREIGN
 
     def rows(self, split: str) -> int:
         """The number of rows in a split."""
@@ -209,12 +234,20 @@ class Manifest(Record):
         save_json(folder / MANIFEST, self.model_dump(mode="json"))
 
 
-def member_names(views: list[View]) -> list[str]:
-    """Suffixes of a tar sample: `jpg` for a lone image, else `VIEW.jpg` or `VIEW.npy`."""
+def member_names(views: list[View], block_rows: int | None) -> list[str]:
+    """The suffix of each view in a tar sample.
+
+    It is `jpg` for a lone image, `VIEW.jpg` for one of several, `VIEW.npy` for vectors and for
+    anything in blocks, unless the view names its own.
+    """
     lone = sum(view.kind == "image" for view in views) == 1
-    image = ["jpg" if lone else f"{view.name}.jpg" for view in views]
-    named = zip(views, image, strict=True)
-    return [jpg if v.kind == "image" else f"{v.name}.npy" for v, jpg in named] + ["labels.npy"]
+
+    def suffix(view: View) -> str:
+        if view.kind == "vector" or block_rows is not None:
+            return f"{view.name}.npy"
+        return "jpg" if lone else f"{view.name}.jpg"
+
+    return [view.member or suffix(view) for view in views]
 
 
 def index_name(tar: str) -> str:

@@ -57,13 +57,14 @@ def _lines(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(folder: Path, manifest: Manifest) -> dict[str, float]:
-    """The share of all rows that have each label; of hierarchies, the finest level's."""
+    """The share of labelled rows that have each label; of hierarchies, the finest level's."""
     names = manifest.labels.names
     counts = np.zeros(len(names))
     rows = 0
     for shards in manifest.splits.values():
         for shard in shards:
             labels = ShardIndex.read(folder / shard.index_file).labels
+            labels = labels[manifest.labels.known(labels)]
             rows += len(labels)
             if labels.dtype == np.uint8:
                 counts += labels.sum(0)

@@ -87,7 +87,7 @@ class Arrays(Source):
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Rows of a split, in the order of the file."""
         rows = self._rows[split][start:stop]
-        views: dict[str, NDArray[np.float32] | list[bytes]] = {
+        views: dict[str, NDArray[Any] | list[bytes]] = {
             name: array[rows] for name, array in self._views.items()
         }
         return Rows(views, self._labels[rows].astype(self.labels.dtype))

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,11 +20,12 @@ from shards.manifest import InputFile, Labels, View
 class Rows:
     """Consecutive rows of a split.
 
-    `views` holds, for every view, float32 [rows, width], or the bytes of an image for each row;
-    `keys` names the rows of image data and is None where rows are packed in blocks.
+    `views` holds, for every view, float32 [rows, width], uint8 [rows, height, width, channels], or
+    the bytes of a picture for each row; `keys` names the rows of pictures that are a tar sample
+    each and is None where rows are packed in blocks.
     """
 
-    views: dict[str, NDArray[np.float32] | list[bytes]]
+    views: dict[str, NDArray[Any] | list[bytes]]
     labels: NDArray[Any]
     keys: list[str] | None = None
 
@@ -85,9 +85,7 @@ class Source(BaseModel):
 
     def input_files(self) -> list[InputFile]:
         """Name, size and checksum of every file read."""
-        return [
-            InputFile(name=p.name, bytes=p.stat().st_size, sha256=sha256(p)) for p in self.files
-        ]
+        return [file_record(path) for path in self.files]
 
 
 class Drawn(Source):
@@ -105,6 +103,11 @@ class Drawn(Source):
 @lru_cache(maxsize=1)  # a worker is sent the source with every shard, and reads its files once
 def _unpickled(source: type[Source], options: str) -> Source:
     return source.model_validate_json(options)
+
+
+def file_record(path: Path) -> InputFile:
+    """Name, size and checksum of a file."""
+    return InputFile(name=path.name, bytes=path.stat().st_size, sha256=sha256(path))
 
 
 def sha256(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class Frames(Drawn):
         first = start // size
         blocks = [self._draw(split, number) for number in range(first, -(-stop // size))]
         keep = slice(start - first * size, stop - first * size)
-        views: dict[str, NDArray[np.float32] | list[bytes]] = {
+        views: dict[str, NDArray[Any] | list[bytes]] = {
             name: np.concatenate([block[0][name] for block in blocks])[keep] for name in WIDTHS
         }
         return Rows(views, np.concatenate([block[1] for block in blocks])[keep])

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class Idx(Source):
         """Rows of a split in the order of its files."""
         pieces = [piece for piece in self._pieces(split, start, stop) if piece[1] < piece[2]]
         labels = [self._parts[part].labels[first:last] for part, first, last in pieces]
-        views: dict[str, NDArray[np.float32] | list[bytes]] = {}
+        views: dict[str, NDArray[Any] | list[bytes]] = {}
         if self.view_kind == "plain":
             images = [self._parts[part].pixels[first:last] for part, first, last in pieces]
             views["image"] = np.concatenate(images).astype(np.float32) / np.float32(255)

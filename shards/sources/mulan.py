@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -73,7 +73,7 @@ class Mulan(Source):
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Rows of the files laid end to end."""
-        views: dict[str, NDArray[np.float32] | list[bytes]] = {
+        views: dict[str, NDArray[Any] | list[bytes]] = {
             name: values[start:stop] for name, values in self._values.items()
         }
         return Rows(views, self._table.labels[start:stop])

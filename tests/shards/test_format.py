@@ -116,7 +116,7 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     path = vectors / "manifest.json"
     good = json.loads(path.read_text())
     for change, message in [
-        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 1"),
+        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 2"),
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
         ({"block_rows": -1}, "block_rows: Input should be greater than 0"),
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
