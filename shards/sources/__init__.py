@@ -11,12 +11,15 @@ from pydantic import ValidationError
 from shards.errors import SourceError
 from shards.sources.arrays import Arrays
 from shards.sources.base import Rows, Source
+from shards.sources.celeba import CelebA
+from shards.sources.cifar import Cifar
 from shards.sources.faces import Faces
 from shards.sources.folder import Folder
 from shards.sources.frames import Frames
 from shards.sources.idx import Idx
 from shards.sources.mulan import Mulan
 from shards.sources.table import Table
+from shards.sources.xrmb import Xrmb
 
 __all__ = ["SOURCES", "Rows", "Source", "make"]
 
@@ -26,6 +29,9 @@ SOURCES: dict[str, type[Source]] = {
     "table": Table,
     "idx": Idx,
     "folder": Folder,
+    "xrmb": Xrmb,
+    "celeba": CelebA,
+    "cifar": Cifar,
     "faces": Faces,
     "frames": Frames,
 }

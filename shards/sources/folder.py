@@ -13,13 +13,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import simplejpeg
+from PIL import Image, UnidentifiedImageError
 from pydantic import DirectoryPath, Field
 
 from shards.errors import SourceError
 from shards.manifest import InputFile, Labels, Name, View
 from shards.sources.base import Rows, Source
 
-SUFFIXES = (".jpg", ".jpeg")
+KINDS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+DEEP = "I"  # Pillow's modes for 16 bits of grey, I;16 and others; it would cut them off at 255
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
 WHOLE = "all"  # the split of a folder that has none
 KEY = 64  # characters kept of a path; a tar holds 100 of a name, the member's suffix included
@@ -27,12 +29,12 @@ HEAD = 4096  # bytes; the header of most JPEG files is shorter
 
 
 class Folder(Source):
-    """JPEG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
+    """JPEG or PNG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
 
     One level of folders is a class; two or more are a hierarchy with a column of labels a level,
     in which a deeper level is named by its whole path, such as animal/cat. Rows are in the order
     of the sorted paths. Hidden files and folders (.NAME) are ignored; any other file that is no
-    .jpg or .jpeg is an error, as is an empty folder.
+    .jpg, .jpeg or .png is an error, as are JPEG and PNG files side by side and an empty folder.
     """
 
     name: ClassVar[str] = "folder"
@@ -57,12 +59,16 @@ class Folder(Source):
     def views(self) -> list[View]:
         """One picture, -1 for a height or a width that varies; reads the header of every file.
 
-        Channels are those of decoded pictures: 3, since grey and CMYK files decode to RGB too.
+        Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too,
+        and what a picture says of transparency is left out.
         """
         sizes = {_size(self.folder, p.path) for found in self._pictures.values() for p in found}
         heights, widths = ({size[axis] for size in sizes} for axis in (0, 1))
         height, width = (axis.pop() if len(axis) == 1 else -1 for axis in (heights, widths))
-        return [View(name="image", kind="image", shape=(height, width, 3), dtype="uint8")]
+        path = next(p.path for found in self._pictures.values() for p in found)
+        member = "png" if _kind(path) == "PNG" else None
+        shape = (height, width, 3)
+        return [View(name="image", kind="image", shape=shape, dtype="uint8", member=member)]
 
     @cached_property
     def labels(self) -> Labels:
@@ -83,16 +89,9 @@ class Folder(Source):
         return [self.folder]
 
     def input_files(self) -> list[InputFile]:
-        """One record for the folder: the bytes of its pictures, and a checksum over all of them.
-
-        It is the sha256 of each path, a zero byte and the picture's sha256, path after path.
-        """
-        total, digest = 0, hashlib.sha256()
-        for path in sorted(p.path for found in self._pictures.values() for p in found):
-            data = (self.folder / path).read_bytes()
-            total += len(data)
-            digest.update(os.fsencode(path) + b"\0" + hashlib.sha256(data).digest())
-        return [InputFile(name=self.dataset, bytes=total, sha256=digest.hexdigest())]
+        """One record for the folder."""
+        paths = [p.path for found in self._pictures.values() for p in found]
+        return [folder_record(self.folder, paths)]
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Pictures of a split, their bytes as they are."""
@@ -126,6 +125,12 @@ class Folder(Source):
                         f"{self.dataset}: {first.path} lies {len(first.classes)} folders of "
                         f"classes deep and {picture.path} {len(picture.classes)}; expected the "
                         "same depth everywhere; move one of them, or see --split-names"
+                    )
+                if _kind(picture.path) != _kind(first.path):
+                    raise SourceError(
+                        f"{self.dataset}: {first.path} is a {_kind(first.path)} and "
+                        f"{picture.path} a {_kind(picture.path)}; expected one kind everywhere; "
+                        "move one of them away, or convert it"
                     )
         return pictures
 
@@ -171,6 +176,19 @@ class _Picture(NamedTuple):
     classes: tuple[str, ...]  # coarse to fine: `animal`, `animal/cat`
 
 
+def folder_record(folder: Path, paths: list[str]) -> InputFile:
+    """One record for the files of a folder: their bytes, and a checksum over all of them.
+
+    It is the sha256 of each path, a zero byte and the file's sha256, in the order of the paths.
+    """
+    total, digest = 0, hashlib.sha256()
+    for path in sorted(paths):
+        data = (folder / path).read_bytes()
+        total += len(data)
+        digest.update(os.fsencode(path) + b"\0" + hashlib.sha256(data).digest())
+    return InputFile(name=folder.resolve().name, bytes=total, sha256=digest.hexdigest())
+
+
 def make_keys(paths: list[str]) -> dict[str, str]:
     """A key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
 
@@ -206,11 +224,11 @@ def _walk(folder: Path, top: str) -> Iterator[str]:
         path = f"{top}{entry.name}"
         if entry.is_dir():
             yield from _walk(folder, f"{path}/")
-        elif entry.is_file() and entry.name.lower().endswith(SUFFIXES):
+        elif entry.is_file() and entry.name.lower().endswith(tuple(KINDS)):
             yield path
         else:
             raise SourceError(
-                f"{folder.resolve().name}: {path} is no picture; expected {' or '.join(SUFFIXES)} "
+                f"{folder.resolve().name}: {path} is no picture; expected .jpg, .jpeg or .png "
                 "files and folders of them; move it away, or convert it"
             )
 
@@ -220,18 +238,38 @@ def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
 
 
+def _kind(path: str) -> str:
+    """JPEG or PNG, as the file's name says; `_size` looks whether it is."""
+    return KINDS[path[path.rindex(".") :].lower()]
+
+
 def _size(folder: Path, path: str) -> tuple[int, int]:
     """Height and width of a picture in pixels, from its header."""
-    with (folder / path).open("rb") as stream:
+    kind = _kind(path)
+    try:
+        return (_size_of_jpeg if kind == "JPEG" else _size_of_png)(folder / path)
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as fault:
+        raise SourceError(
+            f"{folder.resolve().name}: {path} cannot be read as a {kind} ({fault}); expected one; "
+            "move it away, or convert it"
+        ) from None
+
+
+def _size_of_jpeg(path: Path) -> tuple[int, int]:
+    with path.open("rb") as stream:
         head = stream.read(HEAD)
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(head)
         except ValueError:  # a long header: look at all of it
-            try:
-                height, width, *_ = simplejpeg.decode_jpeg_header(head + stream.read())
-            except ValueError as fault:
-                raise SourceError(
-                    f"{folder.resolve().name}: {path} cannot be read as a JPEG ({fault}); expected "
-                    "one; move it away, or convert it"
-                ) from None
+            height, width, *_ = simplejpeg.decode_jpeg_header(head + stream.read())
     return height, width
+
+
+def _size_of_png(path: Path) -> tuple[int, int]:
+    try:
+        with Image.open(path, formats=["PNG"]) as image:  # reads the header alone
+            if image.mode.startswith(DEEP):
+                raise ValueError("its grey has 16 bits, not 8")
+            return image.height, image.width
+    except UnidentifiedImageError:  # whose text is the path
+        raise ValueError("not a PNG file") from None

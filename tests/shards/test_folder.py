@@ -3,9 +3,11 @@
 import re
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data.reader import Reader
@@ -26,6 +28,12 @@ def jpeg(seed: int, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3)).astype(np.uint8)
     stream = BytesIO()
     Image.fromarray(pixels).convert(mode).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -102,6 +110,55 @@ def test_a_grey_picture_is_read_with_three_channels(tmp_path: Path) -> None:
     assert Reader(out).read("image", np.arange(2)).shape == (2, 4, 6, 3)
 
 
+def test_png_files_lose_nothing(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 6, 3)).astype(np.uint8)
+    for place, path in enumerate(["test/dog/1.PNG", "train/cat/1.png", "train/dog/1.png"]):
+        put(tmp_path / "pets", path, png(pixels[place]))
+    source = make("folder", {"folder": tmp_path / "pets"})
+    assert source.views[0].shape == (4, 6, 3) and source.views[0].member == "png"
+    build(source, out := tmp_path / "out", progress=False)
+    assert load_manifest(out).members == ["png", "labels.npy"]
+    assert verify(out).ok
+    contact_sheet(out, tmp_path / "sheet.png")
+    found = Reader(out).read("image", np.arange(3))
+    np.testing.assert_array_equal(found, pixels[[1, 2, 0]])
+
+
+def test_png_files_of_other_modes_are_read_as_rgb(tmp_path: Path) -> None:
+    grey = np.full((4, 6), 9, np.uint8)
+    seen = np.full((4, 6, 4), [1, 2, 3, 0], np.uint8)  # transparent
+    put(tmp_path / "pets", "a/1.png", png(grey))
+    put(tmp_path / "pets", "a/2.png", png(seen))
+    stream = BytesIO()
+    Image.fromarray(seen[..., :3]).quantize(4).save(stream, "PNG")
+    put(tmp_path / "pets", "a/3.png", stream.getvalue())
+    build(make("folder", {"folder": tmp_path / "pets"}), out := tmp_path / "out", progress=False)
+    assert verify(out).ok
+    found = Reader(out).read("image", np.arange(3))
+    assert found[:, 3, 5].tolist() == [[9, 9, 9], [1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "not a PNG file"),
+        (b"<html>", "not a PNG file"),
+        (jpeg(0), "not a PNG file"),
+        (png(np.zeros((4, 6), np.uint8))[:20], "Truncated File Read"),
+        (png(np.zeros((4, 6), np.uint16)), "its grey has 16 bits, not 8"),
+    ],
+)
+def test_pictures_that_are_no_png(tmp_path: Path, data: bytes, found: str) -> None:
+    put(tmp_path / "pets", "cat/1.png", png(np.zeros((4, 6, 3), np.uint8)))
+    put(tmp_path / "pets", "cat/2.png", data)
+    with pytest.raises(SourceError) as fault:
+        build(make("folder", {"folder": tmp_path / "pets"}), tmp_path / "out", progress=False)
+    assert str(fault.value) == (
+        f"pets: cat/2.png cannot be read as a PNG ({found}); expected one; move it away, or "
+        "convert it"
+    )
+
+
 def test_a_long_header_is_read_to_its_end(tmp_path: Path) -> None:
     source = folder(tmp_path, ["a/1.jpg"])
     comment = b"\xff\xfe\x20\x02" + b"x" * 0x2000  # as long as a thumbnail
@@ -142,9 +199,13 @@ def test_keys_are_safe_and_unique() -> None:
     [
         (
             "train/cat/notes.txt",
-            "pets: train/cat/notes.txt is no picture; expected .jpg or .jpeg f",
+            "pets: train/cat/notes.txt is no picture; expected .jpg, .jpeg or .png fi",
         ),
-        ("train/cat/1.png", "pets: train/cat/1.png is no picture; expected .jpg or .jpeg files an"),
+        (
+            "train/dog/1.PNG",
+            "pets: train/cat/1.jpg is a JPEG and train/dog/1.PNG a PNG; expected one kind "
+            "everywhere; move one of them away, or convert it",
+        ),
         ("train/1.jpg", "pets: train/1.jpg lies in no folder of a class; expected train/CLASS/NAM"),
         (
             "test/cat/old/1.jpg",

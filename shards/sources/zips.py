@@ -1,0 +1,65 @@
+"""A publisher's zips: opened, listed and read as they are."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+from shards.errors import SourceError
+
+ZIP = b"PK\x03\x04"  # how a zip begins
+HTML = "an HTML page (a download quota page?)"
+AGAIN = "download it again"
+
+
+def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
+    """Open a zip; SourceError says what it is instead of what is `expected`."""
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as fault:
+        with path.open("rb") as stream:
+            head = stream.read(64)
+        if is_html(head):
+            found = HTML
+        elif head.startswith(ZIP):
+            found = f"a zip cut short or damaged ({fault})"
+        else:
+            found = f"no zip (it begins with {head[:8]!r})"
+        raise SourceError(f"{path.name}: {found}; expected {expected}; {AGAIN}") from None
+
+
+def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
+    """The files of a zip in its order, less hidden ones and what a Mac adds."""
+    members = []
+    for info in archive.infolist():
+        parts = info.filename.split("/")
+        if ".." in parts or not parts[0] or "\\" in info.filename:
+            raise SourceError(
+                f"{path.name}: the path {info.filename!r} may leave its folder; expected "
+                f"FOLDER/NAME without '..' or a backslash; {AGAIN} from its publisher"
+            )
+        if info.is_dir() or parts[0] == "__MACOSX" or parts[-1].startswith("."):
+            continue
+        if info.flag_bits & 1:
+            raise SourceError(
+                f"{path.name}: {info.filename} is encrypted; expected a zip without a password; "
+                "unpack it and give what comes out"
+            )
+        members.append(info.filename)
+    return members
+
+
+def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
+    """The bytes of a file in a zip, their checksum verified."""
+    try:
+        return archive.read(member)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as fault:
+        raise SourceError(
+            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; {AGAIN}"
+        ) from None
+
+
+def is_html(data: bytes) -> bool:
+    """Whether a file is a page that came in its place."""
+    return data[:64].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
