@@ -121,7 +121,7 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
             {},
             "'a', row 0, column 0 is 1e+39; expected a finite float",
         ),
-        ({"labels": np.array([0, 1, -1, 0])}, {}, "label of row 2 is -1; expected a class number"),
+        ({"labels": np.array([0, 1, -2, 0])}, {}, "label of row 2 is -2; expected a class number"),
         ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
         ({"labels": np.array([0, 1, 5, 0])}, {"label_names": ["x", "y"]}, "row 2 is 5; expected 0"),
         ({"labels": np.zeros(4)}, {}, "'labels' is float64 (4,); expected whole numbers"),

@@ -1,0 +1,294 @@
+"""The source `arrays`: .npy files, raw pictures, rows without a label; more in test_sources."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from launch.cli import main
+from pipeline.data.reader import Reader
+from shards.build import build, npy
+from shards.errors import ShardError, SourceError
+from shards.show import contact_sheet, show
+from shards.sources import make
+from shards.sources.base import Source
+from shards.sources.npy import map_npy
+from shards.verify import verify
+from tests.shards.test_verify import reseal, rewrite
+from tests.shards.tiny import whole
+
+RANDOM = np.random.default_rng(0)
+AUDIO = RANDOM.normal(size=(300, 3)).astype("f4")
+VIDEO = RANDOM.integers(0, 256, (300, 4, 5, 3)).astype("u1")
+GREY = RANDOM.integers(0, 256, (300, 4, 5)).astype("u1")
+LABELS = RANDOM.integers(0, 3, 300)
+
+
+def files(folder: Path, arrays: dict[str, Any]) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return [f"{name}={folder / name}.npy" for name in arrays]
+
+
+def stored(folder: Path, kind: str, arrays: dict[str, Any], **options: object) -> Source:
+    """The same arrays in an .npz or in .npy files."""
+    if kind == "npy":
+        return make("arrays", {"npy": files(folder / "mine", arrays), **options})
+    np.savez(folder / "mine.npz", **arrays)
+    return make("arrays", {"npz": folder / "mine.npz", **options})
+
+
+def fault(source: Source, out: Path) -> str:
+    with pytest.raises(SourceError) as raised:
+        build(source, out, progress=False)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_vectors_and_raw_pictures(tmp_path: Path, kind: str) -> None:
+    split = np.array(["test", "train", "train"] * 100)
+    views = {"audio": AUDIO, "video": VIDEO, "grey": GREY}
+    source = stored(tmp_path, kind, views | {"labels": LABELS, "split": split})
+    assert source.dataset == "mine" and source.splits == {"test": 100, "train": 200}
+    assert [(v.name, v.kind, v.dtype, v.shape) for v in source.views] == [
+        ("audio", "vector", "float32", (3,)),
+        ("video", "image", "uint8", (4, 5, 3)),
+        ("grey", "image", "uint8", (4, 5, 1)),
+    ]
+    rows = whole(source, "train")
+    chosen = split == "train"
+    np.testing.assert_array_equal(rows.views["audio"], AUDIO[chosen])
+    np.testing.assert_array_equal(rows.views["video"], VIDEO[chosen])
+    np.testing.assert_array_equal(rows.views["grey"], GREY[chosen][..., None])
+    np.testing.assert_array_equal(rows.labels, LABELS[chosen])
+    assert all(type(view) is np.ndarray for view in rows.views.values())  # not a map of a file
+
+    build(source, out := tmp_path / "out", progress=False)
+    assert verify(out).ok
+    reader = Reader(out)
+    numbers = np.array([7, 299, 100])
+    order = np.concatenate([np.flatnonzero(~chosen), np.flatnonzero(chosen)])[numbers]
+    np.testing.assert_array_equal(reader.labels(numbers), LABELS[order])
+    np.testing.assert_array_equal(reader.read("audio", numbers), AUDIO[order])
+    np.testing.assert_array_equal(reader.read("video", numbers), VIDEO[order])
+    np.testing.assert_array_equal(reader.read("grey", numbers), GREY[order][..., None])
+
+
+def test_npy_and_npz_make_the_same_shards(tmp_path: Path) -> None:
+    arrays = {"audio": AUDIO.astype("f8"), "video": VIDEO, "labels": LABELS}
+    one = build(stored(tmp_path, "npz", arrays), tmp_path / "npz", shard_rows=256, progress=False)
+    source = stored(tmp_path, "npy", arrays)
+    two = build(source, tmp_path / "npy", shard_rows=256, workers=2, progress=False)
+    assert one.splits == two.splits and one.views == two.views and one.labels == two.labels
+    assert two.built_from.options["npy"] == [
+        "audio=audio.npy",
+        "video=video.npy",
+        "labels=labels.npy",
+    ]
+    assert [file.name for file in two.built_from.files] == ["audio.npy", "video.npy", "labels.npy"]
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "mine")
+    np.save(tmp_path / "mine" / "video.npy", VIDEO[::-1])
+    with pytest.raises(ShardError, match="another build: the bytes of its input files were others"):
+        build(stored(tmp_path, "npy", arrays | {"video": VIDEO[::-1]}), tmp_path / "npy")
+
+
+def test_an_npy_stays_where_it_lies(tmp_path: Path) -> None:
+    """Of a file that no memory holds, the rows that are asked for are read, and checked."""
+    path = tmp_path / "big.npy"
+    shape = (1 << 24, 1024)  # 64 GiB, but for a few bytes a hole
+    with path.open("wb") as stream:
+        head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, head)
+        start = stream.tell()
+        stream.truncate(start + 4 * shape[0] * shape[1])
+        stream.seek(start + 4 * 1024 * (shape[0] - 2))
+        stream.write(np.array([1, np.nan], "f4").tobytes())
+    source = make("arrays", {"npy": [f"big={path}"]})
+    assert source.splits == {"all": 1 << 24} and source.views[0].shape == (1024,)
+    rows = source.read("all", 12_345_678, 12_345_934)
+    assert np.asarray(rows.views["big"]).shape == (256, 1024) and not rows.views["big"][0].any()  # type: ignore[union-attr]
+    assert rows.labels.tolist() == [-1] * 256
+    message = "big.npy: view 'big', row 16777214, column 1 is nan; expected a finite float32; fill"
+    with pytest.raises(SourceError, match=message):
+        source.read("all", (1 << 24) - 256, 1 << 24)
+    assert isinstance(map_npy(path), np.memmap)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_rows_that_have_no_label(tmp_path: Path, kind: str) -> None:
+    views = {"audio": AUDIO}
+    bare = stored(tmp_path, kind, views)
+    assert bare.labels.kind == "none" and whole(bare, "all").labels.tolist() == [-1] * 300
+    build(bare, out := tmp_path / "bare", progress=False)
+    assert verify(out).ok and "none labels (0)" in show(out)
+
+    labels = np.where(np.arange(300) % 3, LABELS, -1)
+    some = stored(tmp_path, kind, views | {"labels": labels})
+    assert some.labels.kind == "multi_class" and some.labels.names == ["0", "1", "2"]
+    np.testing.assert_array_equal(whole(some, "all").labels, labels)
+    build(some, out := tmp_path / "some", progress=False)
+    assert verify(out).ok
+    share = (labels == 0).sum() / (labels >= 0).sum()
+    assert f"\n0  {100 * share:5.1f} %" in show(out)  # of those that have a label
+
+    for missing, dtype in [(255, "u1"), (-1, "i8")]:
+        labels = (AUDIO > 0).astype(dtype)
+        labels[::3] = missing
+        multi = stored(tmp_path, kind, views | {"labels": labels})
+        assert multi.labels.kind == "multi_label"
+        found = whole(multi, "all").labels
+        assert found.dtype == np.uint8 and (found[::3] == 255).all() and (found[1::3] < 2).all()
+
+    labels = np.stack([LABELS // 2, LABELS], 1)
+    labels[5] = -1
+    tree = stored(tmp_path, kind, views | {"labels": labels}, label_kind="hierarchical")
+    assert tree.labels.levels == [["0", "1"], ["0", "1", "2"]]
+    np.testing.assert_array_equal(whole(tree, "all").labels, labels)
+
+    everything = views | {"labels": np.zeros(7)}  # whatever it is, it was said to be none
+    none = stored(tmp_path, kind, everything, label_kind="none", view_names=["audio"])
+    assert none.labels.kind == "none"
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"labels": np.full(300, -2)}, {}, "label of row 0 is -2; expected a class number from 0"),
+        (
+            {"labels": np.array([[0, 255]] * 300, "u1")},
+            {},
+            "label of row 0 is 255; expected 0 or 1, or -1 in all of a row that has no label",
+        ),
+        (
+            {"labels": np.array([[0, -1]] * 300)},
+            {"label_kind": "hierarchical"},
+            "label of row 0 is -1; expected a class number from 0 on, or -1 in all of a row",
+        ),
+        ({}, {"labels_name": "y"}, "no array 'y'; it has audio"),
+        ({}, {"label_kind": "multi_class"}, "no array 'labels'; it has audio"),
+        ({}, {"label_kind": "none", "label_names": ["a"]}, "labels have names unless, and only"),
+        (
+            {"label": LABELS, "grey": GREY},
+            {"view_names": ["audio", "grey"]},
+            "no array 'labels', but 'label', which is no view; name the labels with --labels-name, "
+            "or say --label-kind none where there are none",
+        ),
+        (
+            {"odd": VIDEO.astype("f4")},
+            {"view_names": ["odd"], "label_kind": "none"},
+            "view 'odd' is float32 (300, 4, 5, 3); expected numbers [rows, width], or uint8 [rows,",
+        ),
+        ({"odd": VIDEO[:, :0]}, {}, "view 'odd' is uint8 (300, 0, 5, 3); expected numbers [rows"),
+        ({"grey": GREY[:9]}, {}, "'grey' has 9 rows and 'audio' 300; expected the same rows in ev"),
+        ({"a.b": GREY}, {}, "'a.b' cannot name a view or a split; expected 1 to 40 letters"),
+        ({"labels": np.zeros((300, 0), "i8")}, {}, "'labels' is int64 (300, 0); expected whole n"),
+    ],
+)
+def test_errors(
+    tmp_path: Path, kind: str, arrays: dict[str, Any], options: dict[str, object], message: str
+) -> None:
+    found = fault(stored(tmp_path, kind, {"audio": AUDIO} | arrays, **options), tmp_path / "out")
+    assert message in found
+
+
+def test_labels_that_may_be_misspelt(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", audio=AUDIO, label=LABELS)
+    found = fault(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "out")
+    assert found.startswith("mine.npz: no array 'labels', but 'label', which is no view; name the")
+    words = files(tmp_path / "mine", {"audio": AUDIO, "label": LABELS})
+    found = fault(make("arrays", {"npy": words}), tmp_path / "out")
+    assert found.startswith("label.npy: view 'label' is int64 (300,); expected numbers")
+
+
+def test_options(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", audio=AUDIO)
+    (audio,) = files(tmp_path / "mine", {"audio": AUDIO})
+    cases: list[tuple[dict[str, object], str]] = [
+        ({}, "arrays: options: expected either npz or npy; give one of them"),
+        ({"npz": tmp_path / "mine.npz", "npy": [audio]}, "expected either npz or npy; give one of"),
+        ({"npy": []}, "arrays: npy: List should have at least 1 item"),
+        ({"npy": ["audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found 'audio.npy')"),
+        ({"npy": ["=audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found '=audio.npy')"),
+        ({"npy": ["a=none.npy"]}, "arrays: npy.0: no file none.npy (found 'a=none.npy')"),
+        ({"npy": [audio, audio]}, "two files are called 'audio'; give each a name of its own"),
+    ]
+    for options, message in cases:
+        with pytest.raises(SourceError) as raised:
+            make("arrays", options)
+        assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"<!DOCTYPE html>", "video.npy: cannot be read: the magic string is not correct"),
+        (b"", "video.npy: cannot be read: EOF: reading magic string"),
+        (
+            npy(VIDEO)[:-1],
+            "video.npy: cannot be read: mmap length is greater than file size",
+        ),
+        (npy(VIDEO)[:20], "video.npy: cannot be read: EOF: reading array header"),
+        (None, "video.npy: cannot be read: arrays of Python objects are pickles, never decoded"),
+    ],
+)
+def test_files_that_are_no_npy(tmp_path: Path, data: bytes | None, message: str) -> None:
+    words = files(tmp_path / "mine", {"audio": AUDIO, "video": np.array([{}])})
+    if data is not None:
+        (tmp_path / "mine" / "video.npy").write_bytes(data)
+    found = fault(make("arrays", {"npy": words}), tmp_path / "out")
+    assert message in found
+
+
+def test_built_and_shown_from_the_command_line(tmp_path: Path) -> None:
+    colours = np.zeros((300, 96, 96, 3), "u1")
+    colours[:] = np.arange(300).astype("u1")[:, None, None, None]
+    colours[..., 2] = 7
+    words = files(tmp_path / "mine", {"sky": colours, "grey": colours[..., 0], "labels": LABELS})
+    build_words = ["shards", "build", "arrays", "--npy", *words, "--quiet", "--out"]
+    assert main([*build_words, str(tmp_path / "out")]) == 0
+    sheet = tmp_path / "sheet.png"
+    assert main(["shards", "show", str(tmp_path / "out"), "--sheet", str(sheet)]) == 0
+    with Image.open(sheet) as image:
+        assert image.size == (8 * 96, 6 * 96)  # 48 of the 300
+        assert image.getpixel((0, 0)) == (0, 0, 7)
+        assert image.getpixel((8 * 96 - 1, 6 * 96 - 1)) == (47, 47, 7)
+    contact_sheet(tmp_path / "out", sheet, count=290, captions=True)  # goes on in a second block
+    assert main([*build_words, str(tmp_path / "grey"), "--view-names", "grey"]) == 0
+    contact_sheet(tmp_path / "grey", sheet, count=2)
+    with Image.open(sheet) as image:
+        assert image.mode == "RGB" and image.getpixel((96, 0)) == (1, 1, 1)
+    (spectral,) = files(tmp_path / "mine", {"spectral": colours[:, :2, :2].repeat(4, 3)})
+    build(make("arrays", {"npy": [spectral]}), tmp_path / "spectral", progress=False)
+    with pytest.raises(ShardError, match="no view of images in 1 or 3 channels; a contact sheet"):
+        contact_sheet(tmp_path / "spectral", sheet)
+
+
+def test_verify_looks_at_raw_pictures(tmp_path: Path) -> None:
+    split = np.full(300, "train")
+    arrays = {"video": VIDEO, "labels": LABELS, "split": split}
+    build(stored(tmp_path, "npz", arrays), out := tmp_path / "out", progress=False)
+    assert verify(out).ok
+
+    def change(members: list[tuple[str, bytes]]) -> None:
+        members[0] = (members[0][0], npy(VIDEO[:256, :, :, :1]))
+        members[2] = (members[2][0], npy(VIDEO[256:].astype("i1")))
+
+    rewrite(out, change)
+    faults = "\n".join(verify(out).faults)
+    for number, found in enumerate(["uint8 (256, 4, 5, 1)", "int8 (44, 4, 5, 3)"]):
+        rows = (256, 44)[number]
+        assert (
+            f"sample train-00000{number}: view 'video' is {found}; expected uint8 ({rows}, 4, 5, 3)"
+        ) in faults
+    data = bytearray((out / "train-000000.tar").read_bytes())
+    data[5000] ^= 1
+    (out / "train-000000.tar").write_bytes(data)
+    reseal(out)
+    assert "train-000000: member 'video.npy' is altered: another crc32" in "\n".join(
+        verify(out).faults
+    )

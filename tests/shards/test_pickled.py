@@ -1,0 +1,64 @@
+"""Pickles read opcode by opcode: what they may hold, and what they may not."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shards.errors import SourceError
+from shards.sources.pickled import read_pickle
+from tests.shards.pickles import Call, dumps2
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30)).astype(np.uint8)
+
+EVIL: list[tuple[bytes, str]] = [
+    (pickle.dumps(Call(eval, "1")), "the global 'builtins.eval'"),
+    (pickle.dumps(b"\xff", 2), "the global '_codecs.encode'"),
+    (b"(S'true'\nios\nsystem\n.", "the opcode STRING"),
+    (b"(ios\nsystem\n.", "the global 'os.system'"),
+    (b"(inumpy\ndtype\n.", "the opcode INST"),
+    (b"(cnumpy\ndtype\no.", "the opcode OBJ"),
+    (b"cnumpy\ndtype\n)\x81.", "the opcode NEWOBJ"),
+    (b"Pposix\n.", "the opcode PERSID"),
+    (b"\x82\1.", "the opcode EXT1"),
+    (b"cnumpy\nload\n.", "the global 'numpy.load'"),
+    (b"\x8c\x05numpy\x8c\x0bdtype.__new\x93.", "the global 'numpy.dtype.__new'"),
+    (pickle.dumps(np.array([{}]), 4), "an array of dtype 'O8'"),
+    (pickle.dumps(np.array([b"x"]), 4), "an array of dtype 'S1'"),
+    (dumps2(np.zeros(3, "i4")), "an array of dtype b'i4'"),
+    (b"cnumpy\nndarray\n)R.", "a call of 'numpy.ndarray'"),
+    (b"U\5posix)R.", "a call of b'posix'"),
+    (b"cnumpy\ndtype\n}b.", "a state for 'numpy.dtype'"),
+    (b"]" * (1 << 19) + b".", "more than 524,288 opcodes"),
+    (pickle.dumps(np.asfortranarray(PIXELS[:2, :2]), 4), "an array in Fortran's order"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), EVIL)
+def test_what_a_pickle_may_not_hold(data: bytes, message: str) -> None:
+    with pytest.raises(SourceError, match="meta: a pickle with .*it was not executed") as raised:
+        read_pickle(data, "meta")
+    assert message in str(raised.value)
+
+
+def test_a_memo_of_any_number_costs_nothing() -> None:
+    """Python's own reader sets 16 bytes aside for each number up to it."""
+    assert read_pickle(b"]r\xfe\xff\xff\xff.", "meta") == []
+
+
+@pytest.mark.parametrize("value", [{"a": [1, -1, 70_000, None, True, (1, (2, 3), ())]}, "ü", b"\0"])
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
+    assert read_pickle(pickle.dumps(value, protocol), "x") == value
+
+
+def test_a_python_2_pickle_is_what_python_reads() -> None:
+    data = dumps2({b"batch_label": b"a batch", b"data": PIXELS, b"labels": [1, 300, 70_000]})
+    assert data.startswith(
+        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x07a batchq\x03U\x04dataq\x04cnumpy.core.multi"
+    )
+    read, known = read_pickle(data, "x"), pickle.loads(data, encoding="bytes")
+    assert [key.encode() for key in read] == list(known)
+    np.testing.assert_array_equal(read.pop("data"), known.pop(b"data"))
+    assert list(read.values()) == list(known.values())
