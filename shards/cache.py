@@ -1,0 +1,298 @@
+"""The cache: whole, verified files of remote data sets, shared by all processes of a host."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, NoReturn, Self, cast
+
+from shards.errors import ShardError
+
+MOST = 100 * 10**9  # bytes that a cache holds where nobody says how many
+OF_FREE = 0.9  # share of the free disk that it takes at most, then
+POLL_S = 0.01, 0.25  # first and longest pause between looks for room
+
+log = logging.getLogger("heron")
+
+
+class Held:
+    """A local file that nobody evicts until it is closed, or its process ends.
+
+    Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """Hold a file by a descriptor that has its lock; none where nothing is ever evicted."""
+        self.path = path
+        self._close = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
+
+    def close(self) -> None:
+        """Let the file go; again does nothing."""
+        if self._close is not None:
+            self._close()
+
+    def __enter__(self) -> Self:
+        """Hold it for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let it go."""
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """A lock belongs to its process."""
+        raise TypeError("a held file cannot be pickled; ask the store again in the other process")
+
+
+class Cache:
+    """A folder of files named by their sha256, at most so many bytes of them.
+
+    Files that are used by a process have a shared lock and stay; of the others, the least recently
+    used make room. A file that is being fetched counts with its whole size from the beginning.
+    The folder must be on a disk of this host, as locks over NFS may not hold.
+    """
+
+    def __init__(
+        self, folder: Path | str | None = None, limit: int | None = None, patience_s: float = 60.0
+    ) -> None:
+        """Choose a folder and a limit; nothing is made before the first file.
+
+        Args:
+            folder: by default $HERON_CACHE, or ~/.cache/heron/shards.
+            limit: bytes; by default 100 GB, or 90 % of the disk's free bytes where that is less.
+            patience_s: how long to wait for others to close files where all are in use.
+        """
+        chosen = folder or os.environ.get("HERON_CACHE") or "~/.cache/heron/shards"
+        self.folder = Path(chosen).expanduser().absolute()
+        self.limit = self._default_limit() if limit is None else limit
+        self.patience_s = patience_s
+
+    def _default_limit(self) -> int:
+        held = sum(state.st_size for _, state in self._files())
+        return min(MOST, int(OF_FREE * (self._free() + held)))
+
+    def _free(self) -> int:
+        """The free bytes of the disk that the folder is on, or will be."""
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return shutil.disk_usage(there).free
+
+    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
+        """Hold the file with a checksum; where it is not there, one process fetches it.
+
+        Args:
+            sha256: of the whole file.
+            size: its bytes, or None where only the checksum is known.
+            fetch: writes the file to a stream, and raises where it is not the one asked for.
+
+        Raises:
+            ShardError: no room, since too much is in use or the disk is full; or fetch's own.
+        """
+        path = self.folder / sha256
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                if (held := self._hold(path, size)) is not None:
+                    return held
+                with _only_fetcher(path) as first:
+                    if first and not path.exists():
+                        return self._fetch(path, size, fetch)
+        except OSError as fault:
+            raise self._disk_fault(fault, size) from None
+
+    def _hold(self, path: Path, size: int | None) -> Held | None:
+        """A lock on the cached file, or None where there is none that is whole."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        held = Held(path, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not _lies_at(descriptor, path):  # evicted before we had the lock
+            held.close()
+            return None
+        if not _intact(path, size):
+            with self._alone():
+                if _lies_at(descriptor, path):
+                    log.warning("%s is not as it was fetched; it is fetched again", path)
+                    path.unlink()
+            held.close()
+            return None
+        os.utime(descriptor)  # the time of last use; readers' times may be off (noatime)
+        return held
+
+    def _fetch(self, path: Path, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
+        """Fill a .part, and give it its name with no moment in which it has no lock."""
+        part = path.with_suffix(".part")
+        with self._alone():  # no evictor comes between the file and its lock
+            part.unlink(missing_ok=True)  # of a killed process: to fetch is cheaper than to trust
+            stream = FileIO(part, "x+")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        with stream:
+            try:
+                if size is not None:
+                    self._reserve(stream, part, size)
+                fetch(cast(BinaryIO, _Growing(self, stream, part) if size is None else stream))
+                os.fsync(stream.fileno())
+                with self._alone():
+                    part.rename(path)
+                    fcntl.flock(stream, fcntl.LOCK_SH)
+                    return Held(path, os.dup(stream.fileno()))
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+    def _reserve(self, stream: FileIO, part: Path, size: int) -> None:
+        """Make room for so many bytes, and take it; wait while all there is is in use."""
+        if size > self.limit:
+            raise ShardError(
+                f"cache {self.folder}: a file of {size:,} bytes; the limit is {self.limit:,}; "
+                "raise data.cache.bytes"
+            )
+        pause, longest = POLL_S
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            with self._alone():
+                files, used = self._make_room(size, part)
+                if used + size <= self.limit:
+                    stream.truncate(size)
+                    return
+            if time.monotonic() >= deadline:
+                raise ShardError(
+                    f"cache {self.folder} is full: {used:,} of {self.limit:,} bytes are in use "
+                    f"({files} files), {size:,} more are needed; raise data.cache.bytes, or open "
+                    "fewer shards at once: lower data.canonical_streams"
+                )
+            if pause == POLL_S[0]:
+                log.info("cache %s is full of files in use; waiting for room", self.folder)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _make_room(self, size: int, part: Path) -> tuple[int, int]:
+        """Evict until so many bytes fit; the number of files that are left, and their bytes.
+
+        Parts go first: where one has no lock, its process was killed.
+        """
+        files = [(path, state) for path, state in self._files() if path != part]
+        files.sort(key=lambda file: (file[0].suffix != ".part", file[1].st_mtime_ns))
+        count, used = len(files), sum(state.st_size for _, state in files)
+        for path, state in files:
+            if used + size <= self.limit:
+                break
+            if _evict(path):
+                log.debug("evicted %s", path.name)
+                count, used = count - 1, used - state.st_size
+        return count, used
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Every file that counts: cached ones, and parts of those that are being fetched."""
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if re.fullmatch(r"[0-9a-f]{64}(\.part)?", entry.name):
+                    with suppress(FileNotFoundError):
+                        yield Path(entry.path), entry.stat()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep others from evicting, reserving and naming; never wait for a file in here."""
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _disk_fault(self, fault: OSError, size: int | None) -> ShardError:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return ShardError(
+                f"cache {self.folder}: {fault}; expected a folder that can be written; "
+                "set data.cache.path or HERON_CACHE to one"
+            )
+        needed = "" if size is None else f" for a file of {size:,} bytes"
+        return ShardError(
+            f"cache {self.folder}: the disk is full ({self._free():,} bytes are free){needed}; "
+            "free some space, lower data.cache.bytes, or set HERON_CACHE to a folder on a larger "
+            "disk"
+        )
+
+
+class _Growing:
+    """A part whose size is not known before it comes: room is made at every write."""
+
+    def __init__(self, cache: Cache, stream: FileIO, part: Path) -> None:
+        self.cache, self.stream, self.part = cache, stream, part
+
+    def write(self, chunk: bytes) -> int:
+        self.cache._reserve(self.stream, self.part, self.stream.tell() + len(chunk))
+        return self.stream.write(chunk)
+
+    def seek(self, offset: int) -> int:
+        return self.stream.seek(offset)
+
+
+@contextmanager
+def _only_fetcher(path: Path) -> Iterator[bool]:
+    """Whether we are to fetch a file; False when another process, that we waited for, has ended.
+
+    The lock has a file of its own: who waits for it must not wait for those who use what came.
+    """
+    lock = path.with_suffix(".lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("%s: waiting for another process to fetch it", path)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not _lies_at(descriptor, lock):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _evict(path: Path) -> bool:
+    """Remove a file that nobody uses; say whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _lies_at(descriptor, path):
+            path.unlink()
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _lies_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has its name: others may have removed or renamed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _intact(path: Path, size: int | None) -> bool:
+    """Whether a cached file has its size; where that is not known, it is small: its checksum."""
+    if size is not None:
+        return path.stat().st_size == size
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == path.name

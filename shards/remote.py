@@ -1,0 +1,371 @@
+"""A folder behind a URL: its files are fetched whole, and again where a connection fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
+
+from shards.errors import RESTORE, ShardError
+
+BLOCK = 8 * 2**20  # bytes of a read; of protocols that do not stream, also of a request
+DAMAGED = 2  # a file with other bytes than expected is fetched so many times
+EXTRA = "pip install 'heron-pretrain[remote]'"
+# What waiting does not mend, by name: the libraries that define them may not be installed.
+HOPELESS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "ParamValidationError",
+    "InvalidURL",
+    "ClientConnectorCertificateError",
+    "SSLCertVerificationError",
+}
+BUGS = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError, ImportError)
+PASSING = (408, 425, 429)  # statuses below 500 that may go away
+
+T = TypeVar("T")
+log = logging.getLogger("heron")
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often to try, and how long to wait: for a byte, and between two attempts.
+
+    The pause doubles from `pause_s` up to `longest_s`; a random half of it keeps processes apart.
+    """
+
+    attempts: int = 5
+    pause_s: float = 0.5
+    longest_s: float = 30.0
+    timeout_s: float = 60.0
+
+    def pause(self, failed: int) -> float:
+        """Seconds to wait after so many failed attempts."""
+        whole = min(self.longest_s, self.pause_s * 2.0 ** (failed - 1))
+        return whole * random.uniform(0.5, 1)  # noqa: S311
+
+
+class Missing(ShardError):
+    """There is no such file; `found` says what there is not, without its address."""
+
+    found = "no such file"
+
+
+class _Damaged(Exception):
+    """What came is not the file that was asked for."""
+
+
+class _Unwritable(Exception):
+    """The disk, not the network, failed: its cause is the fault."""
+
+
+class Remote:
+    """The files of a folder that fsspec can reach.
+
+    It pickles as its URL and options; every process connects on its own, since connections and
+    their threads do not survive a fork.
+    """
+
+    def __init__(
+        self, url: str, options: dict[str, Any] | None = None, retry: Retry | None = None
+    ) -> None:
+        """Name a folder; nothing is opened before the first file.
+
+        Args:
+            url: such as s3://bucket/prefix.
+            options: of fsspec's file system, as its documentation names them.
+            retry: how often to try.
+        """
+        self.url = url.rstrip("/")
+        self.options = options or {}
+        self.retry = retry or Retry()
+        self._opened: tuple[int, Any, str] | None = None  # process, file system, path of the root
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the connection."""
+        return self.__dict__ | {"_opened": None}
+
+    def __repr__(self) -> str:
+        """The address: options may hold secrets."""
+        return f"Remote({self.where()!r})"
+
+    def where(self, name: str = "") -> str:
+        """The address of a file, without passwords, for messages."""
+        shown = re.sub(r"//[^/@]*@", "//", self._split()[0])
+        return f"{shown}/{name}" if name else shown
+
+    def fetch(
+        self, name: str, stream: BinaryIO, size: int | None = None, sha256: str | None = None
+    ) -> None:
+        """Write a whole file to a stream that is at its beginning.
+
+        What came before a connection broke is kept where the server can send the rest.
+
+        Raises:
+            Missing: there is no such file.
+            ShardError: it cannot be had, or is not of this size and checksum.
+            OSError: the stream cannot be written.
+        """
+        body = _Body(stream, size, sha256)
+
+        def attempt() -> None:
+            for chunk in self._chunks(name, body):
+                body.write(chunk)
+            body.check()
+
+        try:
+            self._persist(name, attempt, body)
+        except _Unwritable as fault:
+            assert isinstance(fault.__cause__, OSError)
+            raise fault.__cause__ from None
+
+    def names(self) -> set[str] | None:
+        """The names of all files, or None where the protocol lists no folders."""
+        if self._is_http():
+            return None
+
+        def attempt() -> set[str]:
+            fs, root = self._connect()
+            return {path.rpartition("/")[2] for path in fs.ls(root, detail=False)}
+
+        return self._persist("", attempt)
+
+    def _persist(self, name: str, attempt: Callable[[], T], body: _Body | None = None) -> T:
+        """Try until it works, or cannot."""
+        damaged = 0
+        for number in range(1, self.retry.attempts + 1):
+            try:
+                return attempt()
+            except _Unwritable:
+                raise
+            except Exception as fault:  # each library has its own
+                damaged += isinstance(fault, _Damaged)
+                last = self._words(fault)
+                if damaged == DAMAGED or isinstance(fault, _Damaged) and body is None:
+                    raise ShardError(f"{self.where(name)}: {last}; {RESTORE}") from None
+                if (final := self._final(fault, name, last)) is not None:
+                    raise final from (fault if isinstance(fault, BUGS) else None)
+                if body is not None and (isinstance(fault, _Damaged) or _status(fault) == 416):
+                    body.restart()
+            if number < self.retry.attempts:
+                pause = self.retry.pause(number)
+                log.warning(
+                    "%s: %s; attempt %d of %d follows in %.1f s",
+                    *(self.where(name), last, number + 1, self.retry.attempts, pause),
+                )
+                time.sleep(pause)
+        raise ShardError(
+            f"{self.where(name)}: failed {self.retry.attempts} times, the last time with: {last}; "
+            "expected the whole file; see that the server can be reached, and start again: "
+            "what was fetched before is kept"
+        )
+
+    def _chunks(self, name: str, body: _Body) -> Iterator[bytes]:
+        """The bytes from where the body is, or all of them where the server gives no part."""
+        fs, root = self._connect()
+        path = self._join(root, name)
+        if self._is_http():
+            yield from self._http(fs, path, body)
+        elif fs.async_impl:
+            size = body.size if body.size is not None else int(self._call(fs.info, path)["size"])
+            while body.written < size:
+                end = min(body.written + BLOCK, size)
+                chunk = self._call(fs.cat_file, path, start=body.written, end=end)
+                yield chunk
+                if body.written < end:  # the file is shorter than it should be
+                    return
+        else:
+            with fs.open(path, "rb") as stream:
+                stream.seek(body.written)
+                while chunk := stream.read(BLOCK):
+                    yield chunk
+
+    def _http(self, fs: Any, path: str, body: _Body) -> Iterator[bytes]:
+        """One request, streamed: a part of it that came is not asked for again."""
+        headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+        if body.written:
+            headers["Range"] = f"bytes={body.written}-"
+        # A size spares the request that asks for it; block_size 0 means to stream.
+        with closing(fs.open(path, "rb", block_size=0, size=1, headers=headers)) as stream:
+            sent = stream.r.headers.get("Content-Range", "")
+            if body.written and stream.r.status != 206:
+                body.restart()
+            elif body.written and not sent.startswith(f"bytes {body.written}-"):
+                raise _Damaged(f"asked from byte {body.written}, the server sent {sent!r}")
+            while chunk := stream.read(BLOCK):
+                yield chunk
+
+    def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call an asynchronous file system; S3 has timeouts of its own, a byte's, not a block's."""
+        if not self._is("s3", "s3a"):
+            kwargs["timeout"] = self.retry.timeout_s
+        return function(*args, **kwargs)
+
+    def _connect(self) -> tuple[Any, str]:
+        """The file system of this process, and the folder's path there."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                from fsspec.core import url_to_fs
+
+                options = {**self._patience(), **self.options, "skip_instance_cache": True}
+                fs, root = url_to_fs(self.url, **options)
+            except ImportError as fault:
+                raise ShardError(
+                    f"{self.where()}: {fault or 'a package is missing'}; install what reads "
+                    f"this protocol: {EXTRA} has s3 and https"
+                ) from None
+            except (ValueError, TypeError) as fault:
+                raise ShardError(
+                    f"{self.where()}: {self._words(fault)}; expected a local folder, or a URL "
+                    "and options that fsspec knows, such as s3://bucket/folder"
+                ) from None
+            if hasattr(fs, "retries"):
+                fs.retries = 1  # ours are the only ones, so that each is counted and reported
+            self._opened = os.getpid(), fs, root.rstrip("/")
+        return self._opened[1], self._opened[2]
+
+    def _patience(self) -> dict[str, Any]:
+        """The timeouts, in each protocol's words; options of the same name win."""
+        seconds = self.retry.timeout_s
+        if self._is_http():
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+            return {"client_kwargs": {"timeout": timeout, **self.options.get("client_kwargs", {})}}
+        if self._is("s3", "s3a"):
+            return {
+                "config_kwargs": {
+                    "connect_timeout": seconds,
+                    "read_timeout": seconds,
+                    "retries": {"total_max_attempts": 1},
+                    **self.options.get("config_kwargs", {}),
+                }
+            }
+        return {}
+
+    def _is(self, *protocols: str) -> bool:
+        return self.url.partition("://")[0] in protocols
+
+    def _is_http(self) -> bool:
+        return self._is("http", "https")
+
+    def _split(self) -> tuple[str, str]:
+        """The URL, and the query that signs it, which only HTTP has."""
+        address, mark, query = self.url.partition("?") if self._is_http() else (self.url, "", "")
+        return address.rstrip("/"), mark + query
+
+    def _join(self, root: str, name: str) -> str:
+        address, query = self._split()
+        return f"{address}/{name}{query}" if self._is_http() else f"{root}/{name}"
+
+    def _words(self, fault: BaseException) -> str:
+        """A fault on one line, without secrets."""
+        if isinstance(fault, _Damaged):
+            return str(fault)
+        if isinstance(fault, TimeoutError) and not str(fault):
+            return f"nothing came for {self.retry.timeout_s:g} s"
+        status = _status(fault)
+        text = f"HTTP {status} {fault.message}" if hasattr(fault, "message") and status else ""
+        line = " ".join((text or f"{type(fault).__name__}: {fault}").split())
+        for secret in self._secrets():
+            line = line.replace(secret, "…")
+        return line[:300]
+
+    def _secrets(self) -> list[str]:
+        """What must not be shown: of the URL, and the options that look like it."""
+        found = [self._split()[1].lstrip("?"), *re.findall(r"//([^/@]*)@", self._split()[0])]
+        left: list[tuple[str, Any]] = list(self.options.items())
+        while left:
+            key, value = left.pop()
+            if isinstance(value, dict):
+                left += [(f"{key}.{name}", part) for name, part in value.items()]
+            elif isinstance(value, str) and re.search("key|secret|token|pass|auth|sig|cred", key):
+                found.append(value)
+        return [secret for secret in found if secret]
+
+    def _final(self, fault: Exception, name: str, words: str) -> ShardError | None:
+        """The error to stop with, or None where another attempt may help."""
+        where, status = self.where(name), _status(fault)
+        kinds = {kind.__name__ for kind in type(fault).__mro__}
+        if isinstance(fault, ShardError):
+            return fault
+        if isinstance(fault, FileNotFoundError) or status == 404:
+            detail = words.partition(": ")[2]
+            found = f"no such file ({detail})" if " " in detail else "no such file"
+            missing = Missing(f"{where}: {found}; the manifest lists it; {RESTORE}")
+            missing.found = found
+            return missing
+        if isinstance(fault, TimeoutError | _Damaged) or status == 416:
+            return None
+        if isinstance(fault, PermissionError) or status in (401, 403) or "NoCred" in str(kinds):
+            return ShardError(
+                f"{where}: not allowed ({words}); expected credentials that may read it; set the "
+                "environment variables of the protocol (AWS_ACCESS_KEY_ID, …) or storage options "
+                "(anon: true for public buckets)"
+            )
+        refused = status is not None and 400 <= status < 500 and status not in PASSING
+        if refused or kinds & HOPELESS or isinstance(fault, BUGS):
+            return ShardError(
+                f"{where}: {words}; expected a file; check the address and the storage options"
+            )
+        return None
+
+
+class _Body:
+    """What came of a file, hashed as it came."""
+
+    def __init__(self, stream: BinaryIO, size: int | None, sha256: str | None) -> None:
+        self.stream, self.size, self.sha256 = stream, size, sha256
+        self.written, self.hash = 0, hashlib.sha256()
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes, and no more than are expected."""
+        if self.size is not None and self.written + len(chunk) > self.size:
+            raise _Damaged(
+                f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
+                f"{self.sha256}"
+            )
+        try:
+            left = memoryview(chunk)
+            while left:  # a raw file may take a part
+                left = left[self.stream.write(left) :]
+        except OSError as fault:
+            raise _Unwritable from fault
+        self.hash.update(chunk)
+        self.written += len(chunk)
+
+    def restart(self) -> None:
+        """Forget what came."""
+        self.stream.seek(0)
+        self.written, self.hash = 0, hashlib.sha256()
+
+    def check(self) -> None:
+        """Raise where it is not what was expected."""
+        found, size = self.hash.hexdigest(), self.size
+        wrong = size is not None and self.written != size
+        if wrong or self.sha256 not in (None, found):
+            expected = f"{size:,} bytes" if size is not None else "an index"
+            raise _Damaged(
+                f"{self.written:,} bytes with sha256 {found}; expected {expected} "
+                f"with sha256 {self.sha256}"
+            )
+
+
+def _status(fault: BaseException) -> int | None:
+    """The HTTP status behind a fault of any library, where there is one."""
+    for one in (fault, fault.__cause__):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):  # botocore
+            response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        for found in (response, getattr(response, "status_code", None), getattr(one, "status", 0)):
+            if isinstance(found, int) and found >= 400:
+                return found
+    return None

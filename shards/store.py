@@ -1,0 +1,178 @@
+"""The store: where the files of a data set lie, in a local folder or behind a URL."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from shards.cache import Cache, Held
+from shards.errors import ShardError
+from shards.remote import Missing, Remote, Retry
+
+
+class Store(ABC):
+    """The files of a data set, by their names in its manifest."""
+
+    def __str__(self) -> str:
+        """Where it is."""
+        return self.where()
+
+    @abstractmethod
+    def where(self, name: str = "") -> str:
+        """The path or address of a file, or of the folder, for messages."""
+
+    @abstractmethod
+    def read_bytes(self, name: str) -> bytes:
+        """A small file, as it is now; Missing where there is none."""
+
+    @abstractmethod
+    def names(self) -> set[str] | None:
+        """The names of all files, or None where they cannot be listed."""
+
+    @abstractmethod
+    def local(self, name: str, size: int | None, sha256: str) -> Held:
+        """A local file with the bytes of one of the store's, until it is closed.
+
+        Args:
+            name: a tar's or an index's.
+            size: of the tar in bytes; None for an index, whose size no manifest has.
+            sha256: its checksum; a remote file is compared with it when it is fetched, a local
+                one is used in place, unread and perhaps not there.
+
+        Raises:
+            Missing: a remote file is not there.
+            ShardError: it cannot be fetched, is not the one with this checksum, or has no room.
+        """
+
+    @abstractmethod
+    def copies(self, *names: str) -> AbstractContextManager[Path]:
+        """A local folder where these files lie as they are now, without those that are missing."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a (small) file."""
+        try:
+            self.read_bytes(name)
+        except Missing:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class LocalStore(Store):
+    """A folder of this host: files are used where they lie."""
+
+    folder: Path
+
+    def where(self, name: str = "") -> str:
+        """The path."""
+        return str(self.folder / name)
+
+    def read_bytes(self, name: str) -> bytes:
+        """A small file."""
+        try:
+            return (self.folder / _plain(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(f"{self.where(name)}: no such file") from None
+
+    def names(self) -> set[str]:
+        """The names of all files."""
+        return {path.name for path in self.folder.iterdir()}
+
+    def local(self, name: str, size: int | None, sha256: str) -> Held:
+        """The file in place."""
+        return Held(self.folder / _plain(name))
+
+    @contextmanager
+    def copies(self, *names: str) -> Iterator[Path]:
+        """The folder itself: nothing is copied."""
+        yield self.folder
+
+
+@dataclass(frozen=True)
+class RemoteStore(Store):
+    """A folder behind a URL: files are fetched whole into a cache, and used there."""
+
+    remote: Remote
+    given: Cache | None = field(default=None, repr=False)
+
+    @cached_property
+    def cache(self) -> Cache:
+        """The given cache, or the default one."""
+        return self.given or Cache()
+
+    def where(self, name: str = "") -> str:
+        """The address, without secrets."""
+        return self.remote.where(name)
+
+    def read_bytes(self, name: str) -> bytes:
+        """A small file, fetched every time."""
+        stream = BytesIO()
+        self.remote.fetch(_plain(name), stream)
+        return stream.getvalue()
+
+    def names(self) -> set[str] | None:
+        """The names of all files; None over HTTP."""
+        return self.remote.names()
+
+    def local(self, name: str, size: int | None, sha256: str) -> Held:
+        """The file in the cache, fetched where it is not there."""
+        fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
+        return self.cache.get(sha256, size, fetch)
+
+    @contextmanager
+    def copies(self, *names: str) -> Iterator[Path]:
+        """A temporary folder; the cache would hide what is wrong with the files now."""
+        with TemporaryDirectory(prefix="heron-") as made:
+            folder = Path(made)
+            for name in names:
+                path = folder / _plain(name)
+                try:
+                    with path.open("wb", buffering=0) as stream:
+                        self.remote.fetch(name, stream)
+                except Missing:
+                    path.unlink()
+                except OSError as fault:
+                    raise ShardError(
+                        f"{path}: {fault}; expected room for a copy of {self.where(name)}; set "
+                        "TMPDIR to a folder on a larger disk"
+                    ) from None
+            yield folder
+
+
+def open_store(
+    folder: str | Path,
+    cache: Cache | None = None,
+    options: dict[str, Any] | None = None,
+    retry: Retry | None = None,
+) -> Store:
+    """The store of a path or a URL; nothing is read yet.
+
+    Args:
+        folder: a local path, file:// or any URL that fsspec knows: s3, https, hf, gs, memory, …
+        cache: of remote files; by default `Cache()`.
+        options: storage options of fsspec, of remote files.
+        retry: of remote files; by default `Retry()`.
+    """
+    text = str(folder)
+    if text.startswith("file://"):
+        return LocalStore(Path(text.removeprefix("file://")))
+    if isinstance(folder, Path) or "://" not in text:
+        return LocalStore(Path(folder))
+    return RemoteStore(Remote(text, options, retry), cache)
+
+
+def _plain(name: str) -> str:
+    """A manifest names files of its folder; a path would leave it."""
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise ShardError(
+            f"{name!r}: not a file of the data set; expected a name with no path in it"
+        )
+    return name

@@ -1,0 +1,287 @@
+"""Files behind a URL: servers that fail in every way, S3, and the hub's protocol."""
+
+import hashlib
+import importlib
+import json
+import logging
+import pickle
+import re
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.cache import Cache
+from shards.errors import ShardError
+from shards.remote import Missing, Remote, Retry
+from shards.store import Store, open_store
+from tests.shards.servers import Fault, Web, web
+
+DATA = bytes(range(256)) * 1000
+SIZE = len(DATA)
+SUM = hashlib.sha256(DATA).hexdigest()
+RETRY = Retry(attempts=3, pause_s=0.001, timeout_s=0.3)
+EXPECTED = f"expected 256,000 bytes with sha256 {SUM}; restore it from a good copy"
+
+
+@pytest.fixture
+def site() -> Iterator[Web]:
+    with web({"set/a.tar": DATA}) as served:
+        yield served
+
+
+def store(url: str, folder: Path, **options: Any) -> Store:
+    return open_store(url, Cache(folder / "cache", 10 * SIZE), options, RETRY)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "cache").glob("*") if path.name != "lock")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize(
+    ("faults", "requests"),
+    [
+        ([], 1),
+        ([Fault("status", status=500), Fault("status", status=503)], 3),
+        ([Fault("status", status=429)], 2),
+        ([Fault("drop", 200_000), Fault("close", 1000)], 3),
+        ([Fault("close", 0)], 2),
+        ([Fault("stall", 5000)], 2),
+        ([Fault("stall", 0)], 2),
+        ([Fault("cut", 500)], 2),
+        ([Fault("pad")], 2),
+        ([Fault("flip", 70_000)], 2),
+        ([Fault("stall", 5000), Fault("flip", 7)], 3),
+    ],
+)
+def test_a_file_comes_whole_in_spite_of(
+    faults: list[Fault],
+    requests: int,
+    ranges: bool,
+    site: Web,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site.faults["set/a.tar"], site.ranges = list(faults), ranges
+    remote = store(f"{site.url}/set/", tmp_path)
+    for _ in range(2):  # the second time it is there
+        with remote.local("a.tar", SIZE, SUM) as held:
+            assert held.path.read_bytes() == DATA
+    assert len(site.requests) == requests and left(tmp_path) == [SUM]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == requests - 1
+    for number, line in enumerate(warnings, 2):
+        assert f"{site.url}/set/a.tar: " in line and f"; attempt {number} of 3 follows in" in line
+    if faults and faults[0] == Fault("stall", 5000):  # goes on where it broke
+        assert [asked for _, asked in site.requests[:2]] == [None, "bytes=5000-"]
+        assert "nothing came for 0.3 s" in warnings[0]
+    if len(faults) == 2 and faults[1].kind == "flip":  # a flipped byte: all of it again
+        assert site.requests[2] == ("set/a.tar", None)
+
+
+FAILED = "failed 3 times, the last time with: "
+
+
+@pytest.mark.parametrize(
+    ("faults", "requests", "message"),
+    [
+        ([Fault("status")] * 3, 3, FAILED + "HTTP 503 Service Unavailable; expected the whole fil"),
+        ([Fault("stall", 9)] * 3, 3, FAILED + "nothing came for 0.3 s; expected the whole file"),
+        ([Fault("close", 9)] * 3, 3, FAILED + "ClientPayloadError: Response payload is not compl"),
+        ([Fault("cut", 500)] * 2, 2, "500 bytes with sha256 [0-9a-f]{64}; " + EXPECTED),
+        ([Fault("flip", 70)] * 2, 2, "256,000 bytes with sha256 [0-9a-f]{64}; " + EXPECTED),
+        ([Fault("pad")] * 2, 2, "more than 256,000 bytes; " + EXPECTED),
+        ([Fault("status", status=404)], 1, "no such file; the manifest lists it; restore it"),
+        ([Fault("status", status=403)], 1, r"not allowed \(HTTP 403 Forbidden\); expected cred"),
+        ([Fault("status", status=400)], 1, "HTTP 400 Bad Request; expected a file; check the a"),
+    ],
+)
+def test_what_does_not_come_is_an_error_and_leaves_nothing(
+    faults: list[Fault], requests: int, message: str, site: Web, tmp_path: Path
+) -> None:
+    site.faults["set/a.tar"] = list(faults)
+    remote = store(f"{site.url}/set", tmp_path)
+    with pytest.raises(ShardError, match=f"^{re.escape(site.url)}/set/a.tar: {message}") as error:
+        remote.local("a.tar", SIZE, SUM)
+    assert "\n" not in str(error.value)
+    assert len(site.requests) == requests and left(tmp_path) == []
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with web({}) as site:
+        url = site.url
+    with pytest.raises(ShardError, match="failed 3 times, the last time with: ClientConnectorErr"):
+        store(url, tmp_path).read_bytes("manifest.json")
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    retry = Retry()
+    assert (retry.attempts, retry.timeout_s) == (5, 60)
+    for failed, whole in ((1, 0.5), (2, 1), (3, 2), (7, 30), (1000, 30)):
+        assert all(whole / 2 <= retry.pause(failed) <= whole for _ in range(100))
+
+
+def test_secrets_are_sent_but_never_shown(
+    site: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret, faults = "sig=Xy12345%2Bz", [Fault("status")] * 3
+    host = site.url.removeprefix("http://")
+    for url, options, need in [
+        (f"{site.url}/set?{secret}", {}, secret),
+        (f"http://joe:hunter22@{host}/set", {}, "Basic am9lOmh1bnRlcjIy"),
+        (f"{site.url}/set", {"headers": {"Authorization": "Bearer hunter22"}}, "Bearer hunter22"),
+    ]:
+        remote = store(url, tmp_path / need[:3], **options)
+        site.need = need
+        assert remote.read_bytes("a.tar") == DATA
+        site.need = "something else"
+        shown = [repr(remote), str(remote), remote.where("a.tar")]
+        for named in (list(faults), []):
+            site.faults["set/a.tar"] = named
+            with pytest.raises(ShardError) as error:
+                remote.local("a.tar", SIZE, SUM)
+            shown.append(str(error.value))
+        shown.append(caplog.text)
+        assert not re.search("sig=|hunter22|Xy12345", "\n".join(shown)), shown
+    words = Remote("s3://b", {"key": "AKIA", "client": {"aws_secret": "hush"}})._words(
+        OSError("no AKIA with hush")
+    )
+    assert words == "OSError: no … with …"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("xyz://b/p", {}, "^xyz://b/p: ValueError: Protocol not known: xyz; expected a local fol"),
+        ("gs://b/p", {}, "^gs://b/p: Please install gcsfs .*; install what reads this protocol"),
+        ("s3://b/p", {}, r"^s3://b/p: Install s3fs .*: pip install 'heron-pretrain\[remote\]' has"),
+        ("http://[b/p", {}, r"^http://\[b/p/manifest.json: ValueError: Invalid IPv6 URL"),
+    ],
+)
+def test_what_cannot_be_opened(
+    url: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = importlib.import_module("fsspec.registry")._registry
+    for protocol, package in (("gs", "gcsfs"), ("s3", "s3fs")):
+        monkeypatch.delitem(known, protocol, raising=False)
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ShardError, match=message):
+        open_store(url, options=options, retry=RETRY).read_bytes("manifest.json")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a server that speaks S3, and has DATA as s3://shards/set/a.tar."""
+    server = pytest.importorskip("moto.server", reason="needs moto")
+    pytest.importorskip("s3fs", reason="needs s3fs")
+    boto3 = pytest.importorskip("boto3")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "maker",
+            "AWS_SECRET_ACCESS_KEY": "maker",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/nonexistent",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+            "NO_PROXY": "127.0.0.1",
+        }.items():
+            patch.setenv(name, value)
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        running.start()
+        url = "http://{}:{}".format(*running.get_host_and_port())
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="shards")
+        client.put_object(Bucket="shards", Key="set/a.tar", Body=DATA)
+        yield url
+        running.stop()
+
+
+def test_s3(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.remote.BLOCK", 100_000)  # three requests
+    remote = store("s3://shards/set", tmp_path)
+    with pickle.loads(pickle.dumps(remote)).local("a.tar", SIZE, SUM) as held:
+        assert held.path.read_bytes() == DATA
+    assert remote.read_bytes("a.tar") == DATA and remote.names() == {"a.tar"}
+    with pytest.raises(Missing, match=r"^s3://shards/set/manifest.json: no such file; "):
+        remote.read_bytes("manifest.json")
+    for url, name, message in [
+        ("s3://shards/set", "b.tar", r"no such file \(The specified key does not exist.\); the"),
+        ("s3://nowhere/set", "a.tar", r"no such file \(The specified bucket does not exist\); "),
+        ("s3://B_!/set", "a.tar", 'ParamValidationError: .* Invalid bucket name "B_!"'),
+    ]:
+        with pytest.raises(ShardError, match=f"^{url}/{name}: {message}"):
+            store(url, tmp_path).local(name, SIZE, "0" * 64)
+    size, other = SIZE + 1, "0" * 64
+    with pytest.raises(ShardError, match=f"256,000 bytes with sha256 {SUM}; expected 256,001 byt"):
+        remote.local("a.tar", size, other)
+    assert left(tmp_path) == [SUM]
+
+
+def test_s3_that_fails(s3: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with web({"shards/set/a.tar": DATA}) as site:
+        remote = store("s3://shards/set", tmp_path, endpoint_url=site.url)
+        for fault in (Fault("status"), Fault("close", 1000), Fault("stall", 1000)):
+            site.requests.clear()
+            site.faults["shards/set/a.tar"] = [fault] * 30
+            with pytest.raises(ShardError, match="^s3://shards/set/a.tar: failed 3 times, the l"):
+                remote.local("a.tar", SIZE, SUM)
+            assert len(site.requests) == 3  # attempts of ours, with none of the library's between
+        assert "attempt 3 of 3 follows" in caplog.text and left(tmp_path) == []
+        site.faults["shards/set/a.tar"] = [fault]
+        with remote.local("a.tar", SIZE, SUM) as held:
+            assert held.path.read_bytes() == DATA
+
+
+def test_s3_credentials(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    iam, policy = boto3.client("iam"), {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    iam.create_user(UserName="reader")
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    document = json.dumps({"Version": "2012-10-17", "Statement": [policy]})
+    iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=document)
+
+    def checked(after: str) -> None:  # how many calls are allowed without a look at the key
+        body, plain = after.encode(), {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(f"{s3}/moto-api/reset-auth", body, plain))
+
+    right = {"key": key["AccessKeyId"], "secret": key["SecretAccessKey"]}
+    checked("0")
+    try:
+        store("s3://shards/set", tmp_path, **right).local("a.tar", SIZE, SUM).close()
+        wrong = {"key": "nobody", "secret": "none-at-all"}
+        for options in (right | {"secret": "wrong-secret"}, wrong):
+            refused = store("s3://shards/set", tmp_path / "other", **options)
+            with pytest.raises(ShardError, match=r"a.tar: not allowed \(PermissionError") as error:
+                refused.local("a.tar", SIZE, SUM)
+            assert options["secret"] not in str(error.value)
+    finally:
+        checked("inf")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ShardError, match=r"not allowed \(NoCredentialsError: Unable to locate"):
+        store("s3://shards/set", tmp_path / "other").local("a.tar", SIZE, SUM)
+
+
+def test_the_hub(tmp_path: Path) -> None:
+    """Its protocol as far as a file needs it, on loopback: the hub itself is not asked."""
+    listing = [{"type": "file", "path": "x/a.tar", "size": SIZE, "oid": "0" * 40}]
+    with web(
+        {
+            "api/datasets/user/name": json.dumps({"id": "user/name"}).encode(),
+            "api/datasets/user/name/tree/main/x": json.dumps(listing).encode(),
+            "datasets/user/name/resolve/main/x/a.tar": DATA,
+        }
+    ) as site:
+        remote = store("hf://datasets/user/name/x", tmp_path, endpoint=site.url, token=False)
+        with remote.local("a.tar", SIZE, SUM) as held:
+            assert held.path.read_bytes() == DATA
+        assert remote.names() == {"a.tar"}
+        with pytest.raises(Missing, match="^hf://datasets/user/name/x/b.tar: no such file"):
+            remote.local("b.tar", SIZE, "0" * 64)
+    assert left(tmp_path) == [SUM]
