@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   heron shards build table --csv yeast.csv --out data/yeast
   heron shards build idx --folder mnist --merge true --view-kind noise --out data/n-mnist
   heron shards build folder --folder cifar10 --out data/cifar10
+  heron shards index data/cats --image jpg --label cls --workers 2
   heron shards verify data/faces
   heron shards show data/faces --sheet faces.png
   heron reproduce scene

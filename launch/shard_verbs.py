@@ -1,4 +1,4 @@
-"""`heron shards build | verify | show`."""
+"""`heron shards build | index | verify | show`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from launch.verb import Verb
 from shards.build import build
+from shards.foreign import index
+from shards.layout import Layout
 from shards.show import contact_sheet, show
 from shards.sources import SOURCES, make
 from shards.verify import verify
@@ -77,8 +79,30 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of WebDataset tars")
+    for option, field in Layout.model_fields.items():
+        _add_option(parser, option, field)
+    parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--overwrite", action="store_true", help="index again what was indexed")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _index(arguments: argparse.Namespace) -> int:
+    given = vars(arguments)
+    outcome = index(
+        arguments.folder,
+        Layout.of({name: given[name] for name in Layout.model_fields if name in given}),
+        workers=arguments.workers,
+        progress=not arguments.quiet,
+        overwrite=arguments.overwrite,
+    )
+    print(outcome)
+    return 0
+
+
 def _add_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of shards")
+    parser.add_argument("folder", metavar="DIR|URL", help="folder of shards, or s3://bucket/folder")
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -111,6 +135,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 SHARD_VERBS = {
     "build": Verb("write a source as shards, or go on with a build", _add_build, _build),
+    "index": Verb("index WebDataset tars of others where they lie", _add_index, _index),
     "verify": Verb("check every checksum, count, key and shape", _add_folder, _verify),
     "show": Verb("show what is inside", _add_show, _show),
 }

@@ -11,7 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -166,6 +166,14 @@ def _room_on_disk(path: Path) -> Iterator[None]:
 
 def _clear(out: Path) -> None:
     """Remove what a build made, the manifest first: half a data set must not look whole."""
+    if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
+        return  # tars here are not ours
+    with suppress(ShardError):  # a manifest that cannot be read is one to start again from
+        if load_manifest(out).foreign:
+            raise SourceError(
+                f"{out} holds tars of others, indexed where they lie; a build would remove them; "
+                "choose another --out"
+            )
     for pattern in (MANIFEST, JOURNAL, "*-[0-9]*.tar", "*-[0-9]*.index.npz"):
         for path in out.glob(pattern):
             path.unlink()
@@ -182,7 +190,7 @@ def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
     elif strays := sorted(out.glob("*.tar")):
         raise ShardError(
             f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
-            f"folder or a build of ours; {ELSEWHERE}"
+            "folder or a build of ours; choose another --out, or empty it"
         )
     else:
         return None

@@ -1,6 +1,6 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
-REBUILD = "rebuild with `heron shards build --overwrite`"
+REBUILD = "build or index it again with --overwrite"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 
 

@@ -22,6 +22,8 @@ from pydantic import (
 )
 
 from shards.errors import REBUILD, ShardError
+from shards.remote import Missing
+from shards.store import Store, open_store
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -277,23 +279,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def load_manifest(folder: Path | str) -> Manifest:
-    """Read the manifest of a folder of shards; ShardError says what is wrong with it."""
-    path = Path(folder) / MANIFEST
+def load_manifest(folder: Path | str | Store) -> Manifest:
+    """Read the manifest of a folder or URL of shards; ShardError says what is wrong with it."""
+    store = folder if isinstance(folder, Store) else open_store(folder)
+    where = store.where(MANIFEST)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        unfinished = (Path(folder) / "build.json").exists()
-        found = "an unfinished build" if unfinished else "no such file"
+        text = store.read_bytes(MANIFEST).decode()
+    except Missing as fault:
+        unfinished = store.exists("build.json")
+        found = "an unfinished build" if unfinished else fault.found
         remedy = (
             "run the same `heron shards build` again to finish it"
             if unfinished
-            else ("give a folder that `heron shards build` made")
+            else "give a folder that `heron shards build` or `heron shards index` made"
         )
-        raise ShardError(f"{path}: {found}; expected a manifest; {remedy}") from None
+        raise ShardError(f"{where}: {found}; expected a manifest; {remedy}") from None
     except UnicodeDecodeError:
         text = "\0"  # not JSON either
-    return parse_manifest(text, str(path))
+    return parse_manifest(text, where)
 
 
 def parse_manifest(text: str, where: str) -> Manifest:

@@ -10,22 +10,24 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from shards.errors import ShardError
-from shards.index import ShardIndex
-from shards.manifest import Manifest, load_manifest
+from shards.index import ShardIndex, array_at
+from shards.manifest import Manifest, Shard, load_manifest
+from shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what a contact sheet can be
+DRAWN = (1, 3)  # channels: grey, and red, green and blue
 CELL = 96  # least width of a picture on the contact sheet, in pixels
 
 
-def show(folder: Path | str) -> str:
+def show(folder: Path | str | Store) -> str:
     """What is inside, as text: views, splits, labels and how frequent they are, provenance."""
-    folder = Path(folder)
-    return "\n".join(_lines(folder, load_manifest(folder)))
+    store = folder if isinstance(folder, Store) else open_store(folder)
+    return "\n".join(_lines(store, load_manifest(store)))
 
 
-def _lines(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
     size = sum(shard.bytes for shards in manifest.splits.values() for shard in shards)
-    yield f"{manifest.dataset}: {size / 1e6:,.1f} MB in {folder}"
+    yield f"{manifest.dataset}: {size / 1e6:,.1f} MB in {store}"
     yield ""
     yield f"{'view':<14}{'kind':<10}{'shape':<18}{'dtype':<10}statistics"
     for view in manifest.views:
@@ -40,9 +42,9 @@ def _lines(folder: Path, manifest: Manifest) -> Iterator[str]:
         megabytes = sum(shard.bytes for shard in shards) / 1e6
         yield f"{split:<14}{manifest.rows(split):>10,}{len(shards):>8}{megabytes:>10,.1f}"
     yield ""
-    rates = label_rates(folder, manifest)
+    rates = label_rates(store, manifest)
     yield f"{manifest.labels.kind} labels ({len(rates)}) and the share of rows that have them"
-    width = max(len(name) for name in rates) + 2
+    width = max((len(name) for name in rates), default=0) + 2
     columns = max(1, 100 // (width + 9))
     cells = [f"{name:<{width}}{100 * rate:5.1f} %  " for name, rate in rates.items()]
     for first in range(0, len(cells), columns):
@@ -56,14 +58,14 @@ def _lines(folder: Path, manifest: Manifest) -> Iterator[str]:
         yield f"  {file.name}: {file.bytes:,} bytes, sha256 {file.sha256[:12]}…"
 
 
-def label_rates(folder: Path, manifest: Manifest) -> dict[str, float]:
+def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
     """The share of labelled rows that have each label; of hierarchies, the finest level's."""
     names = manifest.labels.names
     counts = np.zeros(len(names))
     rows = 0
     for shards in manifest.splits.values():
         for shard in shards:
-            labels = ShardIndex.read(folder / shard.index_file).labels
+            labels = _index(store, shard).labels
             labels = labels[manifest.labels.known(labels)]
             rows += len(labels)
             if labels.dtype == np.uint8:
@@ -74,33 +76,39 @@ def label_rates(folder: Path, manifest: Manifest) -> dict[str, float]:
     return dict(zip(names, (counts / max(1, rows)).tolist(), strict=True))
 
 
+def _index(store: Store, shard: Shard) -> ShardIndex:
+    with store.local(shard.index_file, None, shard.index_sha256) as held:
+        return ShardIndex.read(held.path)
+
+
 def contact_sheet(
-    folder: Path | str,
+    folder: Path | str | Store,
     path: Path | str,
     split: str | None = None,
     count: int = 48,
     captions: bool = False,
 ) -> None:
     """Draw the first pictures of a split (by default the first split) on one sheet."""
-    folder, path = Path(folder), Path(path)
+    store = folder if isinstance(folder, Store) else open_store(folder)
+    path = Path(path)
     if path.suffix.lower() not in PICTURES:
         raise ShardError(
             f"{path}: a contact sheet cannot be {path.suffix or 'a file with no suffix'}; "
             f"expected {', '.join(PICTURES)}; give --sheet another name"
         )
-    manifest = load_manifest(folder)
-    view = next((view for view in manifest.views if view.kind == "image"), None)
+    manifest = load_manifest(store)
+    view = next((v for v in manifest.views if v.kind == "image" and v.shape[2] in DRAWN), None)
     if view is None:
         raise ShardError(
-            f"{folder}: no view of images, only vectors; a contact sheet needs pictures: "
+            f"{store}: no view of images in 1 or 3 channels; a contact sheet needs pictures: "
             "run without --sheet"
         )
     split = split or next(iter(manifest.splits))
     manifest.rows(split)  # names the splits there are where this is none of them
-    pictures = list(_pictures(folder, manifest, split, count, manifest.views.index(view)))
+    pictures = list(_pictures(store, manifest, split, count, manifest.views.index(view)))
     if not pictures:
         raise ShardError(
-            f"{folder}: a contact sheet of {count} pictures of split {split!r} would be empty; "
+            f"{store}: a contact sheet of {count} pictures of split {split!r} would be empty; "
             "give --count 1 or more"
         )
     cell = max(CELL, max(image.width for _, image in pictures))
@@ -120,17 +128,34 @@ def contact_sheet(
 
 
 def _pictures(
-    folder: Path, manifest: Manifest, split: str, count: int, column: int
+    store: Store, manifest: Manifest, split: str, count: int, column: int
 ) -> Iterator[tuple[str, Image.Image]]:
     for shard in manifest.splits[split]:
-        index = ShardIndex.read(folder / shard.index_file)
-        with (folder / shard.file).open("rb") as stream:
+        index = _index(store, shard)
+        with (
+            store.local(shard.file, shard.bytes, shard.sha256) as held,
+            held.path.open("rb") as stream,
+        ):
             for key, offsets, lengths in zip(
                 index.keys.tolist(), index.offsets, index.lengths, strict=True
             ):
                 if count <= 0:
                     return
-                count -= 1
                 stream.seek(int(offsets[column]))
-                data = BytesIO(stream.read(int(lengths[column])))
-                yield key, Image.open(data).convert("RGB")
+                data = stream.read(int(lengths[column]))
+                found: list[tuple[str, Image.Image]]
+                if manifest.block_rows is None:
+                    found = [(key, Image.open(BytesIO(data)))]
+                else:
+                    found = _raw(key, data, shard.file)[:count]
+                count -= len(found)
+                for name, picture in found:
+                    yield name, picture.convert("RGB")
+
+
+def _raw(key: str, data: bytes, file: str) -> list[tuple[str, Image.Image]]:
+    """The raw pictures of a block [rows, height, width, channels]."""
+    block = array_at(np.frombuffer(data, np.uint8), 0, len(data), f"{file} sample {key}")
+    if block.shape[-1] == 1:
+        block = block[..., 0]  # grey, as Pillow has it
+    return [(f"{key}/{place}", Image.fromarray(pixels)) for place, pixels in enumerate(block)]

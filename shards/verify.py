@@ -17,6 +17,8 @@ from shards.errors import RESTORE, ShardError
 from shards.index import Member, ShardIndex, array_at, scan
 from shards.manifest import Manifest, Shard, View, load_manifest
 from shards.sources.base import sha256
+from shards.store import Store, open_store
+from shards.survey import indexed
 
 PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 
@@ -29,6 +31,7 @@ class Report:
     rows: int
     bytes: int
     faults: list[str]
+    listed: bool = True  # False: extra files were not looked for, as the protocol lists no folders
 
     @property
     def ok(self) -> bool:
@@ -38,33 +41,43 @@ class Report:
     def __str__(self) -> str:
         """One line, or one line a fault."""
         looked = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
+        if not self.listed:
+            looked += " (extra files were not looked for: HTTP lists no folders)"
         if self.ok:
             return f"{looked}: all as the manifest says"
         return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
 
 
-def verify(folder: Path | str) -> Report:
-    """Compare a folder with its manifest; ShardError where the manifest cannot be read."""
-    folder = Path(folder)
-    manifest = load_manifest(folder)
+def verify(folder: Path | str | Store) -> Report:
+    """Compare a folder or a URL with its manifest; ShardError where the manifest cannot be read.
+
+    Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
+    where the protocol lists folders, which HTTP does not.
+    """
+    store = folder if isinstance(folder, Store) else open_store(folder)
+    manifest = load_manifest(store)
     shards = [shard for shards in manifest.splits.values() for shard in shards]
     known = {name for shard in shards for name in (shard.file, shard.index_file)}
-    present = {path.name for pattern in ("*.tar", "*.index.npz") for path in folder.glob(pattern)}
+    names = store.names()
+    present = {name for name in names or () if name.endswith((".tar", ".index.npz"))}
     faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
     seen: dict[str, str] = {}  # key to shard, over the whole data set
     for shard in shards:
-        faults += _file_faults(folder / shard.file, shard.sha256, shard.bytes)
-        faults += _file_faults(folder / shard.index_file, shard.index_sha256, None)
-        if {shard.file, shard.index_file} <= present:
-            try:
-                faults += _shard_faults(folder, manifest, shard, seen)
-            except ShardError as fault:  # no use in going on with this one
-                faults.append(str(fault))
+        with store.copies(shard.file, shard.index_file) as place:
+            tar, index = place / shard.file, place / shard.index_file
+            faults += _file_faults(tar, shard.sha256, shard.bytes)
+            faults += _file_faults(index, shard.index_sha256, None)
+            if tar.exists() and index.exists():
+                try:
+                    faults += _shard_faults(place, manifest, shard, seen)
+                except ShardError as fault:  # no use in going on with this one
+                    faults.append(str(fault))
     return Report(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
         faults=faults,
+        listed=names is not None,
     )
 
 
@@ -91,7 +104,8 @@ def _shard_faults(
         yield f"{shard.index_file}: {rows} rows; expected {shard.samples}"
     if (fault := manifest.labels.fault(index.labels, rows)) is not None:
         yield f"{shard.index_file}: {fault}"
-    samples = _group(folder / shard.file)
+    tar = folder / shard.file
+    samples = indexed(tar, manifest, index) if manifest.foreign else _group(tar)
     if (found := list(samples)) != index.keys.tolist():
         yield f"{shard.file}: {len(found)} samples, other than the {len(index.keys)} of its index"
     starts = index.starts
@@ -139,13 +153,17 @@ def _group(tar: Path) -> dict[str, list[Member]]:
 def _sample_faults(
     data: NDArray[np.uint8], manifest: Manifest, members: list[Member], labels: NDArray[Any]
 ) -> Iterator[str]:
-    views = zip(manifest.views, members[:-1], strict=True)
-    for view, member in views:
+    for view, member in zip(manifest.views, members, strict=False):  # then ours have labels
         if view.kind == "image" and manifest.block_rows is None:
             payload = data[member.offset : member.offset + member.length].tobytes()
             yield from _image_faults(view, member.suffix, payload)
         else:
-            yield from _vector_faults(_array(data, member), view, len(labels))
+            array = _array(data, member)
+            if manifest.foreign and not isinstance(array, str):
+                array = array[None]  # the vector of a row
+            yield from _vector_faults(array, view, len(labels))
+    if manifest.foreign:
+        return
     stored = _array(data, members[-1])
     if isinstance(stored, str):
         yield stored
@@ -178,7 +196,7 @@ def _image_faults(view: View, suffix: str, data: bytes) -> Iterator[str]:
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as fault:
         yield f"member {suffix!r} is no image ({type(fault).__name__})"
         return
-    if kind != "JPEG":
-        yield f"member {suffix!r} is {kind}; expected JPEG"
+    if kind not in ("JPEG", "PNG"):
+        yield f"member {suffix!r} is {kind}; expected JPEG or PNG"
     if any(want not in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
         yield f"view {view.name!r} is {shape}; expected {view.shape}"

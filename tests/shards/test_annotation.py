@@ -1,0 +1,146 @@
+"""Labels of tars of others: numbers, names, fields of JSON, arrays; and what is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.errors import ShardError, SourceError
+from shards.manifest import load_manifest
+from shards.show import show
+from shards.verify import verify
+from tests.shards.others import cats, jpeg, labels, npy, run, write_tar, write_wds
+
+ONES, NAMES = [[1, 0, 1], [0, 0, 0], [0, 1, 0]], ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("label", "payloads", "kind", "names", "rows"),
+    [
+        ("cls", [b"2", b"0\n", b" 1"], "multi_class", ["0", "1", "2"], [2, 0, 1]),
+        ("kind.txt", [b"cat\n", "été".encode(), b"cat"], "multi_class", ["cat", "été"], [0, 1, 0]),
+        ("json:k", [b'{"k": 1}', b'{"k": 0}', b'{"k": 1}'], "multi_class", ["0", "1"], [1, 0, 1]),
+        ("json:k", [b'{"k": "b"}', b'{"k": "a"}', b'{"k":"b"}'], "multi_class", "ab", [1, 0, 1]),
+        ("JSON:k", [json.dumps({"k": row}).encode() for row in ONES], "multi_label", "012", ONES),
+        (
+            "json:k",
+            [b'{"k": ["c", "a"]}', b'{"k": []}', b'{"k": ["b"]}'],
+            "multi_label",
+            NAMES,
+            ONES,
+        ),
+        ("labels.npy", [npy(row) for row in ONES], "multi_label", "012", ONES),
+        ("npy", [npy([row], "f4") for row in ONES], "multi_label", "012", ONES),
+        ("npy", [npy(row, "?") for row in ONES], "multi_label", "012", ONES),
+        ("npy", [npy(1), npy([0], "u1"), npy([[2]], "i2")], "multi_class", "012", [1, 0, 2]),
+        (None, [b""] * 3, "none", [], [-1, -1, -1]),
+    ],
+)
+def test_labels(
+    tmp_path: Path,
+    label: str | None,
+    payloads: list[bytes],
+    kind: str,
+    names: list[str],
+    rows: list[Any],
+) -> None:
+    suffix = (label or "txt").partition(":")[0]
+    files = [
+        file
+        for n, payload in enumerate(payloads)
+        for file in ((f"{n}.jpg", jpeg(n)), (f"{n}.{suffix}", payload))
+    ]
+    write_tar(tmp_path / "a.tar", files)
+    outcome = run(tmp_path, image=["jpg"], label=label)
+    assert (outcome.manifest.labels.kind, outcome.manifest.labels.names) == (kind, list(names))
+    assert labels(tmp_path) == rows
+    assert verify(tmp_path).ok
+    assert f"{kind} labels" in show(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("label", "payloads", "message"),
+    [
+        ("cls", [b"0", b"cat"], "a.tar sample 1 member 'cls' is b'cat'; expected a class number;"),
+        ("cls", [b"0", "²".encode()], "expected a class number"),
+        ("cls", [b"0", b""], "a.tar sample 1 member 'cls' is b''; expected a class number; mend"),
+        ("cls", [b"0", b"-2"], "member 'cls' is -2; expected a class number"),
+        ("cls", [b"0", b"-1"], "1 has no label: 'cls' is -1; expected a class number; take it as"),
+        ("cls", [b"0", None], "sample 1 has no label: 'cls' is missing; found ['jpg']; take it as"),
+        (
+            "cls",
+            [b"0", b"100000"],
+            "label_names: no names, but the label of sample 1 is one of 100,",
+        ),
+        ("txt", [b"a", b" "], "member 'txt' is empty; expected a class name"),
+        ("txt", [b"a", b"\xff"], r"member 'txt' is b'\xff'; expected UTF-8"),
+        ("json:k", [b"{", b"{}"], "sample 0 member 'json' is b'{'; expected JSON"),
+        ("json:k", [b"[1]", b"{}"], "member 'json' is [1]; expected fields"),
+        ("json:k", [b'{"j": 1}', b"{}"], "has no label: 'json' has no field 'k'; found j; take it"),
+        ("json:k", [b'{"k": 0.5}', b"{}"], "has 'k' = 0.5; expected a class number, a class name"),
+        ("json:k", [b'{"k": [2, 3]}', b"{}"], "has 'k' = [2, 3]; expected a class number"),
+        (
+            "json:k",
+            [b'{"k": 1}', b'{"k": "a"}'],
+            "label: sample 0 has a class number, sample 1 a class name; expected one kind for all",
+        ),
+        ("json:k", [b'{"k": [1]}', b'{"k": [1, 0]}'], "sample 0 has 1 values of 0 and 1, sample 1"),
+        ("json:k", [b'{"k": []}', b'{"k": []}'], "every list is empty; expected names"),
+        ("npy", [npy([0.5, 1]), b""], "is float64 (2,): [0.5, 1.0]; expected a class number, or a"),
+        ("npy", [npy([None, 1]), b""], "an array of Python objects is a pickle, never decoded"),
+        ("npy", [b"hello", b""], "member 'npy' is no array of numbers (npy: not an npy array"),
+        ("npy", [npy([255, 255], "u1"), b""], "has no label: 'npy' is 255 throughout; take it"),
+        ("pkl", [b"", b""], "label: no label can be read from 'pkl'; expected cls, cls2, class"),
+        ("json", [b"", b""], "label: 'json'; expected a field with json, and with nothing else"),
+        ("cls:k", [b"", b""], "label: 'cls:k'; expected a field with json"),
+    ],
+)
+def test_labels_that_are_none(
+    tmp_path: Path, label: str, payloads: list[bytes | None], message: str
+) -> None:
+    suffix = label.partition(":")[0]
+    files = [(f"{n}.jpg", jpeg(n)) for n in range(2)]
+    files += [(f"{n}.{suffix}", p) for n, p in enumerate(payloads) if p is not None]
+    write_tar(tmp_path / "a.tar", sorted(files))
+    with pytest.raises((ShardError, SourceError)) as raised:
+        run(tmp_path, image=["jpg"], label=label)
+    assert message in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tar"}
+
+
+def test_unlabelled_samples_and_given_names(tmp_path: Path) -> None:
+    payloads = [b'{"k": "dog"}', b'{"k": null}', b"{}", b'{"k": "cat"}']
+    files = [(f"{n}.json", p) for n, p in enumerate(payloads)] + [
+        (f"{n}.jpg", jpeg(n)) for n in range(5)
+    ]
+    write_tar(tmp_path / "a.tar", sorted(files))
+    options: dict[str, Any] = {"image": ["jpg"], "label": "json:k", "missing_label": "unlabelled"}
+    names = tmp_path / "names.txt"
+    for text, message in [
+        ("dog\n\ncat\n", "label_names: line 2 of .*names.txt is ''; expected a name on every line"),
+        ("dog\ncat\ndog\n", "line 3 of .*names.txt is 'dog'"),
+        ("dog\nbird\n", "label_names: no line for 'cat' of sample 3; expected all names that"),
+    ]:
+        names.write_text(text)
+        with pytest.raises(SourceError, match=message):
+            run(tmp_path, **options, label_names=names)
+    names.write_text("dog\nbird\ncat\n")
+    assert run(tmp_path, **options, label_names=names).manifest.labels.names[1] == "bird"
+    assert labels(tmp_path) == [0, -1, -1, 2, -1]
+    assert verify(tmp_path).ok and "33.3" not in show(tmp_path)
+    with pytest.raises(SourceError, match="label: no sample has 'json:kind'; give another, or no"):
+        run(tmp_path, **(options | {"label": "json:kind"}), overwrite=True)
+    assert load_manifest(tmp_path).labels.names[1] == "bird"  # what was there stays
+
+
+def test_numbers_with_names(tmp_path: Path) -> None:
+    write_wds(tmp_path / "a.tar", cats(0, 3))
+    names = tmp_path / "names.txt"
+    names.write_text("tabby\ntiger\n")
+    with pytest.raises(SourceError, match="label_names: 2 names, but the label of sample 000002 i"):
+        run(tmp_path, image=["jpg"], label="cls", label_names=names)
+    names.write_text("tabby\ntiger\nsiamese\nmanx\n")
+    found = run(tmp_path, image=["jpg"], label="cls", label_names=names).manifest
+    assert found.labels.names == ["tabby", "tiger", "siamese", "manx"]
+    assert found.built_from.files[0].name == "names.txt"

@@ -1,0 +1,355 @@
+"""Tars of others: indexed where they lie, verified, shown, and trained on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch.cli import main
+from pipeline.config import parse_config
+from pipeline.pretrain import pretrain
+from pipeline.tracking import read_metrics
+from shards.build import build
+from shards.errors import ShardError, SourceError
+from shards.index import ShardIndex
+from shards.layout import Layout
+from shards.manifest import load_manifest
+from shards.show import show
+from shards.sources import make
+from shards.verify import verify
+from tests.experiments import FRAMES, merge
+from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two splits as WebDataset's own writer makes them."""
+    write_wds(tmp_path / "cats-train-0000.tar", cats(0, 5))
+    write_wds(tmp_path / "cats-train-0001.tar", cats(5, 4))
+    write_wds(tmp_path / "cats-validation-0000.tar", cats(9, 3))
+    return tmp_path
+
+
+def test_a_set_is_indexed_where_it_lies(folder: Path) -> None:
+    before = {tar: (tar.read_bytes(), tar.stat().st_mtime_ns) for tar in folder.glob("*.tar")}
+    outcome = run(folder, image=["jpg"], label="cls")
+    assert {tar: (tar.read_bytes(), tar.stat().st_mtime_ns) for tar in before} == before
+    manifest = load_manifest(folder)
+    assert outcome.manifest == manifest and manifest.foreign and manifest.members == ["jpg"]
+    assert {split: manifest.rows(split) for split in manifest.splits} == {"train": 9, "val": 3}
+    (view,) = manifest.views
+    assert (view.name, view.kind, view.shape) == ("image", "image", (8, 8, 3))
+    assert manifest.labels.kind == "multi_class" and manifest.labels.names == ["0", "1", "2"]
+    assert labels(folder) == [n % 3 for n in range(12)]
+    for shard in manifest.splits["train"]:
+        data, found = (folder / shard.file).read_bytes(), ShardIndex.read(folder / shard.index_file)
+        for key, at, size in zip(found.keys, found.offsets, found.lengths, strict=True):
+            assert data[at[0] : at[0] + size[0]] == jpeg(int(key))
+    report = verify(folder)
+    assert report.ok and report.rows == 12, str(report)
+    assert "multi_class labels (3)" in show(folder)
+    assert str(outcome).splitlines() == [
+        f"{folder}: train 9 rows in 2 shards",
+        f"{folder}: val 3 rows in 1 shards",
+        "view image: image 8 × 8 × 3, of jpg",
+        "labels: multi_class, 3 names",
+    ]
+
+
+def test_workers_write_the_same_bytes(folder: Path) -> None:
+    def written() -> dict[str, bytes]:
+        names = [*folder.glob("*.npz"), folder / "manifest.json"]
+        return {path.name: path.read_bytes() for path in names}
+
+    run(folder, image=["jpg"], label="cls")
+    one = written()
+    run(folder, image=["jpg"], label="cls", overwrite=True, workers=2)
+    assert written() == one and len(one) == 4
+
+
+def test_views_of_several_kinds(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(4, 5)).astype("f4")
+    samples = [
+        {
+            "__key__": f"a/{n}",
+            "left.jpg": jpeg(n, 8 + n, 16),
+            "right.rgb.png": png(n),
+            "audio.npy": npy(vectors[n]),
+            "caption.txt": "of a cat",
+            "secret.pkl": b"cos\nsystem\n(S'false'\ntR.",  # is never decoded
+        }
+        for n in range(4)
+    ]
+    write_wds(tmp_path / "train-0.tar", samples[:3])
+    write_wds(tmp_path / "test-0.tar", samples[3:])
+    outcome = run(tmp_path, image=["left.jpg", "right.rgb.png"], vector=["audio.npy"])
+    manifest = outcome.manifest
+    assert [(v.name, v.member, v.shape) for v in manifest.views] == [
+        ("left", "left.jpg", (-1, 16, 3)),
+        ("right_rgb", "right.rgb.png", (8, 8, 3)),
+        ("audio", "audio.npy", (5,)),
+    ]
+    np.testing.assert_allclose(manifest.views[2].mean or [], vectors[:3].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(manifest.views[2].std or [], vectors[:3].std(0), rtol=1e-6)
+    assert manifest.labels.kind == "none"
+    assert outcome.others == ["caption.txt", "secret.pkl"]
+    assert "not indexed: members caption.txt, secret.pkl" in str(outcome)
+    assert verify(tmp_path).ok
+    assert "none labels (0)" in show(tmp_path)
+
+
+def test_names_of_views_and_suffixes_of_either_kind(tmp_path: Path) -> None:
+    samples = [("0.jpg", jpeg(0)), ("0.npy", npy([1, 2], "f4")), ("1.JPEG", png(1))]
+    write_tar(tmp_path / "a.tar", [*samples, ("1.npy", npy([3, 4], "f4"))])
+    manifest = run(tmp_path, image=["jpg,jpeg"], vector=["npy"]).manifest
+    assert [(v.name, v.member) for v in manifest.views] == [("image", "jpg"), ("vector", "npy")]
+    assert verify(tmp_path).ok
+    names = [c.name for c in Layout(image=["a.jpg", "b.jpg"], vector=["a.npy"]).columns]
+    assert names == ["a_jpg", "b_jpg", "a_npy"]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"image": ["pkl"]}, "no such view can be read from 'pkl'; expected jpg, jpeg, jpe, jfif"),
+        ({"vector": ["npz"]}, "no such view can be read from 'npz'; expected npy, or a name befor"),
+        ({"image": ["jpg", "jpg"]}, "views are called jpg, jpg; expected each once"),
+        ({"image": ["jpg"], "on_error": "ignore"}, "'raise' or 'skip'; see `heron shards index --"),
+        ({"image": ["a b.jpg"]}, "no such view can be read from 'a b.jpg'; expected jpg"),
+        ({"image": [f"{'a' * 41}.jpg", "b.jpg"]}, "cannot name a view or a split"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(SourceError, match=message):
+            run(tmp_path, **options, overwrite=True)
+
+
+BAD = [
+    ({"jpg": jpeg(1)[:100]}, "member 'jpg' is a damaged JPEG (tjDecompressHeader3()"),
+    ({"jpg": png(1)[:20]}, "member 'jpg' is a damaged PNG ("),
+    ({"jpg": b"<html>"}, "member 'jpg' begins with b'<html>'; expected a JPEG or a PNG"),
+    ({"jpg": b""}, "member 'jpg' begins with b''; expected a JPEG or a PNG"),
+    (
+        {"jpg": png(1)[:16] + b"\0\1\0\0\0\1\0\0" + png(1)[24:]},
+        "member 'jpg' is a damaged PNG (",  # a bomb by its header, whose checksum is another
+    ),
+    ({"npy": npy([1, 2])}, "member 'npy' is int64 (2,); expected a vector of float32"),
+    ({"npy": npy([[1, 2]], "f4")}, "member 'npy' is float32 (1, 2); expected a vector of flo"),
+    ({"npy": npy([1, np.nan], "f4")}, "member 'npy' has a NaN or infinite value; expected fi"),
+    ({"npy": npy([None])}, "an array of Python objects is a pickle, never decoded"),
+    ({"npy": npy([1, 2], "f4")[:-1]}, "member 'npy' is no vector: an array of float32 (2,)"),
+    ({"npy": None}, "sample 1 lacks 'npy'; found ['jpg', 'cls']; expected one of each view; men"),
+    ({"jpg": None}, "sample 1 lacks 'jpg' or 'jpeg'; found ['npy', 'cls']"),
+    ({"jpeg": jpeg(1)}, "sample 1 has both 'jpg' or 'jpeg'; found"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_samples_that_are_bad_stop_or_are_left_out(
+    tmp_path: Path, changes: dict[str, bytes | None], message: str
+) -> None:
+    files: list[tuple[str, bytes]] = []
+    for n in range(3):
+        members: dict[str, bytes | None] = {"jpg": jpeg(n), "npy": npy([n, 1], "f4"), "cls": b"1"}
+        members |= changes if n == 1 else {}
+        files += [(f"{n}.{suffix}", data) for suffix, data in members.items() if data is not None]
+    write_tar(tmp_path / "a.tar", files)
+    options: dict[str, Any] = {"image": ["jpg,jpeg"], "vector": ["npy"], "label": "cls"}
+    with pytest.raises(ShardError) as raised:
+        run(tmp_path, **options)
+    assert message in str(raised.value) and "a.tar sample 1 " in str(raised.value)
+    assert "or leave such samples out with `--on-error skip`" in str(raised.value)
+    outcome = run(tmp_path, **options, on_error="skip")
+    (line,) = outcome.skipped
+    assert line.startswith("a.tar sample 1 ") and line in str(outcome)
+    assert "skipped 1 samples" in str(outcome)
+    found = ShardIndex.read(tmp_path / "a.index.npz")
+    assert found.keys.tolist() == ["0", "2"] and outcome.manifest.rows("all") == 2
+    assert verify(tmp_path).ok
+
+
+def test_vectors_of_two_widths_and_tars_without_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("0.npy", npy([1, 2], "f4"))])
+    write_tar(tmp_path / "b.tar", [("1.npy", npy([1, 2, 3], "f4"))])
+    with pytest.raises(ShardError, match="has 3 values in b.tar sample 1 and 2 in a.tar sample 0"):
+        run(tmp_path, vector=["npy"])
+    for files, message in [
+        ([], "b.tar holds no sample that can be indexed: 0 samples, 0 files of none; expected"),
+        ([("README", b"")], "0 samples, 1 files of none"),
+        ([("1.npy", b"")], "1 samples, 0 files of none; expected some; b.tar sample 1 member"),
+    ]:
+        write_tar(tmp_path / "b.tar", files)
+        with pytest.raises(ShardError, match=message):
+            run(tmp_path, vector=["npy"], on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("tars", "given", "splits"),
+    [
+        (["a-1", "a-0"], None, {"all": ["a-0", "a-1"]}),
+        (["training_1", "x-dev.2", "test0"], None, {"train": ["training_1"], "val": ["x-dev.2"]}),
+        (["a-0", "b-0"], ["train=a-*", "val=b-*"], {"train": ["a-0"], "val": ["b-0"]}),
+        (["a-0", "b-0"], ["x=b-*", "x=a-*"], {"x": ["a-0", "b-0"]}),
+        (["train-0", "extra-0"], None, "split: extra-0.tar is of no split; expected one; say"),
+        (["train-val-0", "val-1"], None, "train-val-0.tar is of train and val; expected one"),
+        (["a-0", "b-0"], ["x=a-*"], "b-0.tar is of no split; expected one; say which with --spl"),
+        (["a-0"], ["x=a-*", "y=*"], "a-0.tar is of x and y"),
+        (["a-0"], ["x=b-*"], r"no tar in .* is called 'b-\*'; found a-0.tar"),
+        (["a-0"], ["a-*"], r"split: 'a-\*'; expected NAME=PATTERN"),
+        (["a-0"], ["../x=a-*"], "'../x' cannot name a view or a split"),
+        (["a b"], None, r"a b.tar: a manifest cannot name it; expected letters, digits"),
+        ([], None, "holds no tar; found other.txt; give the folder in which the tars lie"),
+    ],
+)
+def test_splits(
+    tmp_path: Path, tars: list[str], given: list[str] | None, splits: dict[str, list[str]] | str
+) -> None:
+    (tmp_path / "other.txt").write_text("")
+    for name in tars:
+        write_tar(tmp_path / f"{name}.tar", [(f"{name.replace('.', '-')}.npy", npy([1], "f4"))])
+    if isinstance(splits, str):
+        with pytest.raises((ShardError, SourceError), match=splits):
+            run(tmp_path, vector=["npy"], split=given)
+        return
+    found = run(tmp_path, vector=["npy"], split=given).manifest.splits
+    expected = {name: [f"{tar}.tar" for tar in some] for name, some in splits.items()}
+    expected |= {"test": ["test0.tar"]} if "test0" in tars else {}
+    assert {name: [shard.file for shard in some] for name, some in found.items()} == expected
+    assert verify(tmp_path).ok
+
+
+def test_compressed_tars_are_not_left_out_in_silence(folder: Path) -> None:
+    (folder / "more.tar.gz").write_bytes(b"")
+    with pytest.raises(ShardError, match="holds more.tar.gz, which is compressed; expected plain"):
+        run(folder, image=["jpg"])
+
+
+def test_tars_that_share_keys(tmp_path: Path) -> None:
+    for name in ("train-0", "test-0"):
+        write_wds(tmp_path / f"{name}.tar", cats(0, 3))
+    message = "test-0.tar sample 000000: duplicate key: train-0.tar has it too.*--prefix-keys true"
+    with pytest.raises(ShardError, match=message):
+        run(tmp_path, image=["jpg"], label="cls")
+    run(tmp_path, image=["jpg"], label="cls", prefix_keys="true")
+    keys = ShardIndex.read(tmp_path / "test-0.index.npz").keys.tolist()
+    assert keys == ["test-0/000000", "test-0/000001", "test-0/000002"]
+    assert verify(tmp_path).ok
+
+
+def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> None:
+    run(folder, image=["jpg"], label="cls")
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert str(run(folder, image=["jpg"], label="cls")).startswith(f"{folder}: train 9 rows")
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+    with pytest.raises(ShardError, match="was indexed with other options; --overwrite indexes it"):
+        run(folder, image=["jpg"])
+    (folder / "cats-train-0001.tar").unlink()
+    with pytest.raises(ShardError, match="was indexed with other tars; --overwrite"):
+        run(folder, image=["jpg"], label="cls")
+    assert run(folder, image=["jpg"], overwrite=True).manifest.rows("train") == 5
+    assert not (folder / "cats-train-0001.index.npz").exists()
+    with pytest.raises(SourceError, match="holds tars of others.*a build would remove them"):
+        build(make("faces", {"train": 2}), folder, progress=False, overwrite=True)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ShardError, match="but neither manifest.json nor build.json"):
+        build(make("faces", {"train": 2}), folder, progress=False, overwrite=True)
+    assert (folder / "cats-train-0000.tar").exists()
+    build(make("faces", {"train": 2, "test": 0, "size": 32}), folder / "ours", progress=False)
+    with pytest.raises(ShardError, match="holds a build of ours, from faces; expected tars of oth"):
+        run(folder / "ours", image=["jpg"], overwrite=True)
+    (folder / "ours" / "manifest.json").rename(folder / "ours" / "build.json")
+    with pytest.raises(ShardError, match="holds an unfinished build of ours"):
+        run(folder / "ours", image=["jpg"])
+
+
+def test_verify_finds_what_is_wrong(folder: Path) -> None:
+    run(folder, image=["jpg"], label="cls")
+    tar = folder / "cats-train-0000.tar"
+    good = tar.read_bytes()
+    tar.write_bytes(good.replace(jpeg(3), jpeg(3)[:-3] + b"abc"))
+    text = str(verify(folder))
+    assert "cats-train-0000.tar: altered: sha256 is" in text
+    assert "cats-train-0000.tar sample 000003: member 'jpg' is altered: another crc32" in text
+    assert "2 faults; restore it from a good copy or build or index it again" in text
+    tar.write_bytes(good[:3800])
+    assert "cats-train-0000.tar is cut inside '000000.jpg' (" in str(verify(folder))
+    write_wds(tar, cats(1, 5))
+    assert "4 samples, other than the 5 of its index" in str(verify(folder))
+    tar.write_bytes(good)
+    write_wds(folder / "cats-train-0007.tar", cats(50, 1))
+    assert verify(folder).faults == ["cats-train-0007.tar: extra: the manifest does not list it"]
+    (folder / "cats-train-0007.tar").unlink()
+    path = folder / "cats-validation-0000.index.npz"
+    found = ShardIndex.read(path)
+    np.savez(path, **{**vars(found), "offsets": found.offsets + 512})
+    text = str(verify(folder))
+    assert "cats-validation-0000.tar sample 000009: found []; expected ['jpg']" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        ([("0.jpg", b""), ("0.cls", b"")], "--image jpg --label cls`"),
+        ([("0.a.png", b""), ("0.b.jpg", b""), ("0.txt", b"")], "--image a.png b.jpg --label txt`"),
+        ([("0.jpeg", b""), ("0.json", b"")], "--image jpeg --label json:FIELD`"),
+        ([("0.npy", b""), ("0.id", b"")], "--vector npy --label id`"),
+        ([("0.jpg", b""), ("0.labels.npy", b"")], "--image jpg --label labels.npy`"),
+        ([("0.wav", b"")], "no view is asked for; sample 0 has wav; expected a picture (jpg, jpeg"),
+        ([("README", b"")], "no view is asked for; expected a picture (jpg, jpeg, jpe, jfif, png)"),
+    ],
+)
+def test_a_command_is_suggested(
+    tmp_path: Path, files: list[tuple[str, bytes]], command: str
+) -> None:
+    write_tar(tmp_path / "a.tar", files)
+    with pytest.raises(SourceError) as raised:
+        run(tmp_path)
+    assert command in str(raised.value)
+
+
+def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["shards", "index", str(folder), "--quiet"]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: {folder}: no view is asked for; sample 000000 has cls, jpg; "
+        f"try `heron shards index {folder} --image jpg --label cls`\n"
+    )
+    assert main([*command, "--image", "jpg", "--label", "cls", "--workers", "1"]) == 0
+    assert "train 9 rows in 2 shards" in capsys.readouterr().out
+    assert main(["shards", "verify", str(folder)]) == 0
+    sheet = folder / "sheet.png"
+    assert main(["shards", "show", str(folder), "--sheet", str(sheet)]) == 0
+    shown = capsys.readouterr().out
+    assert "built from index" in shown and "label: cls" in shown and sheet.exists()
+    with pytest.raises(SystemExit) as status:
+        main(["shards", "index", "--help"])
+    assert status.value.code == 0
+    assert "example" in capsys.readouterr().out
+
+
+def test_training_on_tars_of_others(tmp_path: Path) -> None:
+    shards = tmp_path / "cats"
+    shards.mkdir()
+    write_wds(shards / "train-0000.tar", cats(0, 40))
+    write_wds(shards / "test-0000.tar", cats(40, 20))
+    run(shards, image=["jpg"], label="cls")
+    tree = merge(
+        FRAMES,
+        {
+            "run": {"dir": str(tmp_path / "run")},
+            "data": {
+                "path": str(shards),
+                "build": None,
+                "protocol": {"labelled": 20},
+                "batch": {"labelled": 6, "unlabelled": 8},
+                "views": [{"stored": "image", "augment": ["flip"]}, {"stored": "image"}],
+                "window_rows": 16,
+            },
+            "model": {"encoder": {"kind": "cnn", "widths": None, "dropout": None}},
+            "train": {"epochs": 1, "steps": 2},
+        },
+    )
+    result = pretrain(parse_config(tree))
+    assert result["f1_weighted"] >= 0
+    losses = [
+        row["loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row
+    ]
+    assert len(losses) == 2 and np.isfinite(losses).all()
