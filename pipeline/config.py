@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from pipeline.augmentations import Augmentations
 from pipeline.errors import ConfigError
 from pipeline.terms import Count, Natural, Objective, Positive, Section, Share
 
@@ -52,16 +53,37 @@ class Batch(Section):
 
 
 class View(Section):
-    """One view the model sees: a stored view of the sample and what is done to it in training."""
+    """One view the model sees: a stored view of the sample and what is done to it in training.
+
+    `size` is the height and width of pictures in pixels, one number for both; null is as stored.
+    """
 
     stored: str
-    augment: list[Literal["crop", "color", "flip", "noise"]] = []
+    size: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
+    augment: Augmentations = []
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _square(cls, value: Any) -> Any:
+        return [value, value] if isinstance(value, int) else value
+
+
+class Cache(Section):
+    """Where remote shards are kept, and how many bytes of them; null: see `shards.cache`."""
+
+    dir: str | None = None
+    bytes: Natural | None = None
 
 
 class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
-    `verify` compares every shard's checksum before the first step: a pass over the bytes.
+    `path` is a folder or a URL: s3, https, hf, gs; `storage_options` go to fsspec. With `on_error`
+    skip, a row that cannot be read gives its place to another, until more than `max_bad_fraction`
+    of all rows are bad.
+    `verify` compares every shard's checksum before the first step: a pass over the bytes. `draft`
+    decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it; `canvas` is the
+    side of the square that pictures of several sizes are brought to when decoded.
     """
 
     path: str
@@ -76,7 +98,24 @@ class Data(Section):
     window_rows: Natural = 16384
     workers: Count = 0
     verify: bool = True
-    noise_std: Positive = 0.1
+    draft: bool = True
+    canvas: Natural | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    max_bad_fraction: Share = 0.01
+    cache: Cache = Cache()
+    storage_options: dict[str, Any] = {}
+
+    @field_validator("storage_options")
+    @classmethod
+    def _no_secrets(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """What a run was configured with is written beside its results."""
+        for name in options:
+            if any(word in name.lower() for word in ("secret", "token", "password", "key")):
+                raise ValueError(
+                    f"{name} would be written into the run's folder; expected credentials in the "
+                    "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+                )
+        return options
 
 
 Sizes = Annotated[list[Natural], Field(min_length=1)]
@@ -117,6 +156,31 @@ class Convnet(Section):
     shape: Annotated[list[Natural], Field(min_length=3, max_length=3)] | None = None
 
 
+class Vgg(Section):
+    """VGG (default VGG-16): stages of 3 x 3 convolutions and a max-pool, then connected layers.
+
+    The last stage's places are pooled to `places` x `places` means. `norm` adds a BatchNorm to
+    every layer, which the original has not.
+    """
+
+    kind: Literal["vgg"] = "vgg"
+    channels: Sizes = [64, 128, 256, 512, 512]
+    depths: Sizes = [2, 2, 3, 3, 3]
+    widths: Sizes = [4096, 4096]
+    places: Natural = 7
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    norm: bool = True
+
+    @model_validator(mode="after")
+    def _stages(self) -> "Vgg":
+        if len(self.channels) != len(self.depths):
+            raise ValueError(
+                f"channels are of {len(self.channels)} stages and depths of {len(self.depths)}; "
+                "expected channels and a depth for each"
+            )
+        return self
+
+
 class Resnet(Section):
     """A ResNet for small images: 3 x 3 first convolution, no max-pool; default ResNet-18.
 
@@ -144,6 +208,9 @@ class Resnet(Section):
         return self
 
 
+Encoder = Mlp | Linear | Cnn | Convnet | Vgg | Resnet
+
+
 class Model(Section):
     """Per-view encoder and projector, the weight net H, and the classifier.
 
@@ -151,7 +218,9 @@ class Model(Section):
     the probe and all of evaluation see every view's hidden features, or the first view's.
     """
 
-    encoder: Annotated[Mlp | Linear | Cnn | Convnet | Resnet, Field(discriminator="kind")] = Mlp()
+    encoder: Annotated[Mlp | Linear | Cnn | Convnet | Vgg | Resnet, Field(discriminator="kind")] = (
+        Mlp()
+    )
     projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
     shared_encoder: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet
+from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet, Vgg
 from pipeline.draws import uniforms
 from pipeline.errors import ConfigError
 
@@ -144,8 +144,33 @@ def convnet(shape: Sequence[int], stages: Sequence[int], widths: Sequence[int]) 
     return [*layers, nn.Flatten(), *mlp(channels * height * width, widths, dropout=0, salt=0)]
 
 
+def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
+    """Stages of 3 x 3 convolutions with ReLU and a 2 x 2 max-pool, then connected layers.
+
+    Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal over what goes
+    out of a layer, without which sixteen layers do not learn from scratch.
+
+    Args:
+        config: channels, depths, widths, places, dropout, norm.
+        channels: of the input.
+        salt: of the first dropout's random numbers.
+    """
+    layers: list[nn.Module] = []
+    for out, depth in zip(config.channels, config.depths, strict=True):
+        for _ in range(depth):
+            convolution = nn.Conv2d(channels, out, 3, padding=1, bias=not config.norm)
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+            layers += [convolution, *([nn.BatchNorm2d(out)] if config.norm else []), nn.ReLU()]
+            channels = out
+        layers.append(nn.MaxPool2d(2))
+    places = config.places
+    flat = channels * places * places
+    pooled = [nn.AdaptiveAvgPool2d(places), nn.Flatten()]
+    return [*layers, *pooled, *mlp(flat, config.widths, config.dropout, salt, config.norm)]
+
+
 def build_encoder(
-    config: Mlp | Linear | Cnn | Convnet | Resnet, shape: Sequence[int], salt: int
+    config: Mlp | Linear | Cnn | Convnet | Vgg | Resnet, shape: Sequence[int], salt: int
 ) -> tuple[Encoder, int]:
     """An encoder for one view and the width of its hidden features.
 
@@ -167,7 +192,8 @@ def build_encoder(
         if len(shape) != 1:
             raise ConfigError(
                 f"model.encoder is '{config.kind}', but the view is an image of shape "
-                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet' or 'resnet'"
+                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet', 'vgg' or "
+                "'resnet'"
             )
         if isinstance(config, Linear):
             return Encoder([nn.Linear(shape[0], config.width)]), config.width
@@ -178,6 +204,14 @@ def build_encoder(
             f"model.encoder is '{config.kind}', but the view is a vector of shape "
             f"{tuple(shape)}; expected 'mlp', 'linear', or 'convnet' with its shape"
         )
+    if isinstance(config, Vgg):
+        if min(shape[:2]) < (least := 2 ** len(config.channels)):
+            raise ConfigError(
+                f"model.encoder is 'vgg' and halves {shape[0]} x {shape[1]} "
+                f"{len(config.channels)} times; expected {least} x {least} at least, or fewer "
+                "stages"
+            )
+        return Encoder(vgg(config, shape[2], salt)), config.widths[-1]
     if isinstance(config, Resnet):
         return Encoder([PooledResNet(config, shape[2])]), config.widths[-1]
     return Encoder(cnn(shape[2], config.channels)), config.channels[-1]

@@ -1,0 +1,192 @@
+"""Pictures out of their bytes: decoded once, at the least size that the views need."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.augmentations import Crop
+from pipeline.config import View as Asked
+from pipeline.errors import ConfigError
+from shards.manifest import View
+
+JPEG, PNG = b"\xff\xd8", b"\x89PNG"
+MOST_PIXELS = 1 << 27  # of a picture that is opened: 400 MB decoded; more is a bomb
+DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What the pictures of a stored view are decoded to.
+
+    Attributes:
+        stored: height, width and channels as the manifest says, -1 where they vary.
+        shape: height, width and channels that come out.
+        varying: pictures are of several sizes, each brought to `shape`.
+    """
+
+    stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    varying: bool = False
+
+    def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
+        """Decode the bytes of one picture into `out`, of `shape`.
+
+        Raises:
+            ValueError: it is no JPEG or PNG, is damaged, or of another size than the manifest says.
+        """
+        jpeg = data[:2] == JPEG
+        if not jpeg and data[:4] != PNG:
+            raise ValueError(f"it begins with {data[:4]!r}; expected a JPEG or a PNG")
+        size = simplejpeg.decode_jpeg_header(data)[:2] if jpeg else _size_of_png(data)
+        if self.varying:
+            self._refuse_bomb(size)
+            out[:] = self._fitted(data, size, jpeg)
+        elif size != self.stored[:2]:
+            raise ValueError(f"it is {_by(size)}; the manifest says {_by(self.stored)}")
+        elif jpeg:
+            least = self.shape[:2] if self.shape != self.stored else (0, 0)
+            simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], buffer=out)
+        else:
+            out[:] = _resized(_png(data), self.shape[:2])
+
+    def _refuse_bomb(self, size: Sequence[int]) -> None:
+        if math.prod(size) > MOST_PIXELS:
+            raise ValueError(
+                f"it is {_by(size)}; expected at most {MOST_PIXELS:,} pixels, or it is a bomb"
+            )
+
+    def _fitted(self, data: bytes, size: Sequence[int], jpeg: bool) -> NDArray[np.uint8]:
+        """The square about the centre, resampled to the canvas."""
+        if jpeg:
+            divisor = next((d for d in DRAFTS if min(size) >= d * self.shape[0]), 1)
+            least = [-(-n // divisor) if divisor > 1 else 0 for n in size]
+            picture = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1])
+        else:
+            picture = _png(data)
+        height, width = picture.shape[:2]
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        return _resized(picture[top : top + side, left : left + side], self.shape[:2])
+
+
+def input_shape(stored: View, view: Asked) -> tuple[int, ...]:
+    """The shape of one sample as the model sees it: (width,), or (height, width, channels).
+
+    Args:
+        stored: the view in the manifest.
+        view: the model's view that is made of it.
+
+    Raises:
+        ConfigError: what is asked of the view does not fit what is stored.
+    """
+    image = stored.kind == "image"
+    for augmentation in view.augment:
+        name = augmentation.name
+        if (name == "noise") == image:
+            raise ConfigError(
+                f"data.views: augmentation '{name}' does not fit {stored.kind} view "
+                f"'{view.stored}'; vectors take 'noise', images 'crop', 'color', 'flip', 'blur'"
+            )
+        if name == "color" and stored.shape[2] != 3:
+            raise ConfigError(
+                f"data.views: augmentation 'color' needs three channels, but '{view.stored}' has "
+                f"{stored.shape[2]}; leave it out"
+            )
+    if not image:
+        if view.size is not None:
+            raise ConfigError(
+                f"data.views: size is {view.size}, but '{view.stored}' holds vectors; leave it out"
+            )
+        return stored.shape
+    if view.size is None and -1 in stored.shape:
+        raise ConfigError(
+            f"data.views: the pictures of '{view.stored}' are of several sizes; expected a size "
+            "for the model's input, such as size: 224"
+        )
+    height, width = view.size or stored.shape[:2]
+    return height, width, stored.shape[2]
+
+
+def canvas(stored: View, views: Sequence[Asked], draft: bool, side: int | None) -> Canvas:
+    """The canvas of a stored view of pictures.
+
+    A draft is decoded at 1/2, 1/4 or 1/8 of its size, the least at which no view is enlarged: not
+    its smallest crop, nor the whole where it is not cropped.
+
+    Args:
+        stored: the view in the manifest.
+        views: the model's views that are made of it.
+        draft: whether a smaller picture will do.
+        side: `data.canvas`.
+
+    Raises:
+        ConfigError: the canvas does not fit the pictures.
+    """
+    if -1 in stored.shape:
+        needed = max(max(view.size) for view in views if view.size is not None)
+        square = side or math.ceil(needed * 8 / 7)  # 256 for 224, as is usual
+        if square < needed:
+            raise ConfigError(
+                f"data.canvas is {square}, less than the views' size of {needed}; "
+                f"expected at least {needed}"
+            )
+        return Canvas(stored.shape, (square, square, stored.shape[2]), varying=True)
+    if side is not None:
+        raise ConfigError(
+            f"data.canvas is {side}, but the pictures of '{stored.name}' are all "
+            f"{_by(stored.shape)}; leave it out"
+        )
+    scale = max((_scale(view, stored.shape) for view in views), default=1.0)
+    divisor = next((d for d in DRAFTS if d * scale <= 1), 1) if draft else 1
+    height, width = (-(-n // divisor) for n in stored.shape[:2])
+    return Canvas(stored.shape, (height, width, stored.shape[2]))
+
+
+def _scale(view: Asked, stored: Sequence[int]) -> float:
+    """How small a picture may become, as a share of its sides, without a view being enlarged."""
+    height, width = stored[:2]
+    rows, columns = view.size or (height, width)
+    crops = [a.options for a in view.augment if isinstance(a.options, Crop)]
+    if not crops:
+        return max(rows / height, columns / width)
+    area = min(crop.area[0] for crop in crops) * height * width
+    shapes = [ratio * columns / rows for crop in crops for ratio in crop.ratio]
+    return max(
+        max(
+            rows / min(height, math.sqrt(area / shape)),
+            columns / min(width, math.sqrt(area * shape)),
+        )
+        for shape in shapes
+    )
+
+
+def _size_of_png(data: bytes) -> tuple[int, int]:
+    """Height and width in pixels, from the header, which comes first."""
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    return height, width
+
+
+def _png(data: bytes) -> NDArray[np.uint8]:
+    try:
+        with Image.open(BytesIO(data), formats=["PNG"]) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError) as fault:
+        raise ValueError(str(fault)) from None
+
+
+def _resized(picture: NDArray[np.uint8], size: Sequence[int]) -> NDArray[np.uint8]:
+    if picture.shape[:2] == tuple(size):
+        return picture
+    height, width = size
+    resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(resized)
+
+
+def _by(size: Sequence[int]) -> str:
+    return " × ".join(map(str, size[:2]))

@@ -1,0 +1,152 @@
+"""Pictures are decoded at the size that the views need, or refused by name."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from pipeline.config import View as Asked
+from pipeline.data.pictures import Canvas, canvas, input_shape
+from pipeline.errors import ConfigError
+from shards.manifest import View
+
+SMOOTH = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, 2)
+
+
+def stored(*shape: int) -> View:
+    return View(name="image", kind="image", shape=(*shape, 3), dtype="uint8")
+
+
+def asked(**options: Any) -> Asked:
+    return Asked.model_validate({"stored": "image", **options})
+
+
+def jpeg(picture: np.ndarray = SMOOTH) -> bytes:
+    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=95))
+
+
+def png(picture: np.ndarray = SMOOTH, mode: str | None = None) -> bytes:
+    stream = BytesIO()
+    image = Image.fromarray(picture)
+    (image.convert(mode) if mode else image).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def decoded(which: Canvas, data: bytes) -> np.ndarray:
+    out = np.zeros(which.shape, np.uint8)
+    which.decode(data, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("views", "shape"),
+    [
+        ([{"size": 100}], (218, 178)),  # a half has only 89 columns
+        ([{"size": 64}], (109, 89)),
+        ([{"size": 44}], (55, 45)),  # a quarter of 178 is 45
+        ([{"size": 20}], (28, 23)),
+        ([{"size": 64, "augment": ["crop"]}], (218, 178)),  # the least crop is 124 wide; half is 62
+        ([{"size": 62, "augment": ["crop"]}], (109, 89)),
+        ([{"size": 62, "augment": [{"crop": {"area": [0.08, 1.0]}}]}], (218, 178)),
+        ([{"size": 20}, {"size": 62, "augment": ["crop"]}], (109, 89)),
+        ([{}], (218, 178)),
+    ],
+)
+def test_a_draft_enlarges_no_view(views: list[dict[str, Any]], shape: tuple[int, int]) -> None:
+    found = canvas(stored(218, 178), [asked(**view) for view in views], True, None)
+    assert found.shape == (*shape, 3)
+    whole = canvas(stored(218, 178), [asked(**view) for view in views], False, None)
+    assert whole.shape == (218, 178, 3)
+
+
+def test_a_draft_is_the_picture_made_smaller() -> None:
+    half = decoded(Canvas((60, 90, 3), (30, 45, 3)), jpeg())
+    expected = SMOOTH.reshape(30, 2, 45, 2, 3).mean((1, 3))
+    assert np.abs(half - expected).max() < 3
+    from_png = decoded(Canvas((60, 90, 3), (30, 45, 3)), png())
+    assert np.abs(from_png[2:-2, 2:-2] - expected[2:-2, 2:-2]).max() < 3
+
+
+def test_whole_pictures_are_what_was_stored() -> None:
+    whole = Canvas((60, 90, 3), (60, 90, 3))
+    assert np.array_equal(decoded(whole, png()), SMOOTH)
+    assert np.array_equal(decoded(whole, jpeg()), simplejpeg.decode_jpeg(jpeg()))
+    assert np.array_equal(decoded(whole, png(mode="L")), SMOOTH)  # grey becomes RGB
+    grey = bytes(simplejpeg.encode_jpeg(SMOOTH[..., :1].copy(), 95, "GRAY", "Gray"))
+    assert np.abs(decoded(whole, grey).astype(int) - SMOOTH).max() < 3
+
+
+@pytest.mark.parametrize("encode", [jpeg, png])
+def test_pictures_of_several_sizes_come_to_one(encode: Any) -> None:
+    square = Canvas((-1, -1, 3), (20, 20, 3), varying=True)
+    out = decoded(square, encode())
+    centre = SMOOTH[:, 15:75].reshape(20, 3, 20, 3, 3).mean((1, 3))
+    assert np.abs(out[2:-2, 2:-2] - centre[2:-2, 2:-2]).max() < 4
+    small = decoded(square, encode(SMOOTH[:8, :9]))  # enlarged
+    assert small.shape == (20, 20, 3)
+
+
+def test_the_canvas_of_several_sizes() -> None:
+    views = [asked(size=224), asked(size=[96, 96])]
+    assert canvas(stored(-1, -1), views, True, None).shape == (256, 256, 3)
+    assert canvas(stored(-1, 50), views, True, 300).shape == (300, 300, 3)
+    with pytest.raises(ConfigError, match=r"data.canvas is 100, less than the views' size of 224"):
+        canvas(stored(-1, -1), views, True, 100)
+    with pytest.raises(ConfigError, match=r"data.canvas is 9, but the pictures of 'image' are all"):
+        canvas(stored(8, 8), [asked()], True, 9)
+
+
+@pytest.mark.parametrize(
+    ("data", "varying", "message"),
+    [
+        (b"<html>", False, r"it begins with b'<htm'; expected a JPEG or a PNG"),
+        (b"", False, "it begins with b''"),
+        (jpeg()[:400], False, "Could not determine"),
+        (jpeg()[:-200], False, "Premature end of JPEG file"),
+        (png()[:-60], False, "Truncated|truncated"),
+        (jpeg(SMOOTH[:50]), False, "it is 50 × 90; the manifest says 60 × 90"),
+        (png(SMOOTH[:50]), False, "it is 50 × 90; the manifest says 60 × 90"),
+        (b"GIF89a", True, "expected a JPEG or a PNG"),
+    ],
+)
+def test_bad_pictures(data: bytes, varying: bool, message: str) -> None:
+    which = Canvas((-1, -1, 3), (20, 20, 3), True) if varying else Canvas((60, 90, 3), (60, 90, 3))
+    with pytest.raises(ValueError, match=message):
+        decoded(which, data)
+
+
+def test_a_bomb_is_not_set_off() -> None:
+    """A header that claims 60,000 x 60,000 pixels: refused before a pixel is decoded."""
+    data = bytearray(jpeg())
+    at = data.index(b"\xff\xc0")  # start of frame: length, precision, height, width
+    data[at + 5 : at + 9] = (60000).to_bytes(2, "big") * 2
+    with pytest.raises(ValueError, match=r"60000 × 60000; expected at most 134,217,728 pixels"):
+        decoded(Canvas((-1, -1, 3), (20, 20, 3), True), bytes(data))
+    with pytest.raises(ValueError, match="60000 × 60000; the manifest says 60 × 90"):
+        decoded(Canvas((60, 90, 3), (60, 90, 3)), bytes(data))
+    picture = bytearray(png())
+    picture[16:24] = (60000).to_bytes(4, "big") * 2  # in the header; its checksum is not ours
+    with pytest.raises(ValueError, match=r"60000 × 60000; expected at most 134,217,728 pixels"):
+        decoded(Canvas((-1, -1, 3), (20, 20, 3), True), bytes(picture))
+
+
+def test_what_a_view_may_ask() -> None:
+    grey = View(name="image", kind="image", shape=(8, 8, 1), dtype="uint8")
+    vector = View(name="v", kind="vector", shape=(4,), dtype="float32")
+    assert input_shape(stored(218, 178), asked(size=64)) == (64, 64, 3)
+    assert input_shape(stored(218, 178), asked(size=[64, 48])) == (64, 48, 3)
+    assert input_shape(stored(218, 178), asked()) == (218, 178, 3)
+    assert input_shape(vector, asked(augment=["noise"])) == (4,)
+    cases: list[tuple[View, dict[str, Any], str]] = [
+        (vector, {"size": 4}, "size is .*, but 'image' holds vectors; leave it out"),
+        (vector, {"augment": ["crop"]}, "'crop' does not fit vector view"),
+        (stored(8, 8), {"augment": ["noise"]}, "'noise' does not fit image view"),
+        (stored(-1, -1), {}, "are of several sizes; expected a size for the model's input"),
+        (grey, {"augment": ["color"]}, "'color' needs three channels, but 'image' has 1"),
+    ]
+    for view, options, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            input_shape(view, asked(**options))
