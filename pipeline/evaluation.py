@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pipeline.collectives import gather, gather_objects, rank, world_size
 from pipeline.config import Evaluate
 from pipeline.data.batches import Batch, read
-from pipeline.data.plan import share, shares
+from pipeline.data.plan import Rows, share, shares
 from pipeline.data.protocol import Roles
-from pipeline.data.reader import Reader, Rows
+from pipeline.data.reader import Reader
 from pipeline.data.views import Views
 from pipeline.metrics import Scores, multi_class_scores, multi_label_scores
 from pipeline.models.heterogeneous import Heterogeneous
@@ -61,6 +61,8 @@ class Evaluator:
         """
         alone = model.classifier is None
         probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
+        if not len(roles.test):
+            return self.predict(model, roles.test), {}  # no row of it has a label
         predictions = self.predict(model, roles.test, hidden=probed)
         scores = self.score(predictions)
         if not probed:
@@ -72,11 +74,14 @@ class Evaluator:
 
     @torch.no_grad()
     def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:
-        """Run the model over rows; every process must call it, each computes its part."""
+        """Run the model over rows; every process must call it, each computes its part.
+
+        Rows that cannot be read are left out where `data.on_error` is "skip".
+        """
         own = rows[share(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
-        logits, features = [], []
+        logits, features, readable = [], [], []
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
         for start in range(0, max(len(own), 1), size):
@@ -86,18 +91,22 @@ class Evaluator:
             logits.append(part.logits)
             if hidden:
                 features.append(part.hidden)
+            readable.append([int(row) not in self.reader.lost for row in batch.rows])
         model.train()
         sizes = shares(len(rows), world_size())
+        flags = torch.tensor(sum(readable, []), device=self.views.device, dtype=torch.uint8)
+        kept = gather(flags, sizes).bool().cpu().numpy()
         probability = None
         if logits[0] is not None:
             whole = gather(torch.cat(logits), sizes).float()
-            probability = (whole.softmax(1) if self.exclusive else whole.sigmoid()).cpu().numpy()
-        s = gather(torch.cat(features), sizes).float().cpu().numpy() if hidden else None
-        return Predictions(probability, s, self.reader.truth(rows))
+            whole = whole.softmax(1) if self.exclusive else whole.sigmoid()
+            probability = whole.cpu().numpy()[kept]
+        s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
+        return Predictions(probability, s, self.reader.truth(rows[kept]))
 
     def score(self, predictions: Predictions) -> Scores:
-        """Scores of predictions; none without probabilities."""
-        if predictions.probability is None:
+        """Scores of predictions; none without probabilities, or where no row has a label."""
+        if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
             return multi_class_scores(predictions.probability, predictions.y)

@@ -25,6 +25,7 @@ from pipeline.checkpoint import Position
 from pipeline.config import Config, dump_config, load_config
 from pipeline.data.batches import ProcessBatches, batches
 from pipeline.data.plan import shares
+from pipeline.data.skipped import Skipped
 from pipeline.data.streams import Streams, build_data, open_streams
 from pipeline.data.views import Views
 from pipeline.errors import CheckpointError, ConfigError, TrainingError
@@ -74,6 +75,9 @@ def pretrain(config: Config) -> dict[str, Any]:
     streams = open_streams(config)
     if config.data.verify and accelerator.is_local_main_process:
         streams.reader.verify_payloads()
+    skipped = Skipped(streams.rows, config.data.max_bad_fraction)
+    for found in collectives.gather_objects(streams.reader.lost):
+        streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
     views = Views(streams.reader, config.data, device)
     split = Split(
         shares(streams.labelled.batch if streams.labelled else 0, world),
@@ -89,7 +93,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     objective.refuse(streams.kind, config.data.views, rows, config.model)
     model = Heterogeneous(
         config.model,
-        [streams.reader.view(view.stored).shape for view in config.data.views],
+        views.shapes,
         len(streams.reader.manifest.labels.names),
         classify=objective.needs("classify"),
         project=objective.needs("project"),
@@ -136,6 +140,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         tracker.say(describe(config, streams, split, model))
         if earlier:
             tracker.say(f"checkpoints of an earlier run are now in {earlier}")
+        tracker.say(*skipped.add([streams.reader.lost]))
         train_seconds = 0.0
         for t in range(done, steps):
             # A step: read, embed, gather, compare, descend.
@@ -149,7 +154,12 @@ def pretrain(config: Config) -> dict[str, Any]:
             features = wrapped(inputs, batch.keys, batch.parts)
             whole = globalise(features, batch, inputs, split, objective, momentum)
             loss, terms = objective(whole, t / per_epoch)
-            values = total({"loss": loss} | {f"loss/{name}": term for name, term in terms.items()})
+            values = total(
+                {"loss": loss, "skipped": torch.tensor(len(batch.lost), device=device)}
+                | {f"loss/{name}": term for name, term in terms.items()}
+            )
+            if values.pop("skipped"):
+                tracker.say(*skipped.add(collectives.gather_objects(batch.lost)))
             refuse_nonfinite(values, t, saved, features)
             optimizer.zero_grad()
             accelerator.backward(loss * world)  # DDP means over processes, the loss is a sum
@@ -186,11 +196,12 @@ def pretrain(config: Config) -> dict[str, Any]:
                 collectives.barrier()
 
         # Close: score the last weights, write the result and the report.
-        test = streams.roles.test
+        test = streams.roles.test if len(streams.roles.test) else streams.roles.unlabelled
         predictions, scores = evaluator.evaluate(model, streams.roles)
         sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
         embedding = evaluator.predict(model, sample, hidden=True)
         tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
+        tracker.say(*skipped.add(collectives.gather_objects(streams.reader.lost)))
     result: dict[str, Any] = {
         **scores,
         "steps": steps,
@@ -198,6 +209,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         "train_seconds": train_seconds,
         "seconds": time.perf_counter() - started,
         "world_size": world,
+        "skipped_rows": len(skipped),
         "peak_memory_bytes": peak_memory(device),
         "contrast": fused.describe(device),
         "version": importlib.metadata.version("heron-pretrain"),

@@ -61,7 +61,7 @@ def write_report(
     """
     names = reader.manifest.labels.names
     figures = {"loss": ("Loss", _loss_curves(read_metrics(folder / "metrics.jsonl")))}
-    if predictions.probability is not None:
+    if predictions.probability is not None and len(predictions.y):
         auc = label_auc(predictions.probability, predictions.y)
         figures["auc"] = ("AUC of each label", _bars(names, auc))
     if embedding.hidden is not None and len(embedding.hidden) >= 5:
@@ -130,10 +130,16 @@ def _bars(names: Sequence[str], values: Sequence[float]) -> Figure:
 def _map(
     hidden: NDArray[np.float32], y: NDArray[np.float32], names: Sequence[str], exclusive: bool
 ) -> Figure:
-    """t-SNE of the hidden features, coloured by class, or a panel a label."""
+    """t-SNE of the hidden features, coloured by class where there are any, or a panel a label."""
     centred = hidden - hidden.mean(0)
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     place = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)
+    if not names:
+        figure = Figure(figsize=(7, 6))
+        axes = figure.add_subplot()
+        axes.scatter(place[:, 0], place[:, 1], 8, color="C0")
+        axes.set_axis_off()
+        return figure
     if exclusive:
         figure = Figure(figsize=(7, 6))
         axes = figure.add_subplot()

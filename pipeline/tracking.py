@@ -42,10 +42,10 @@ class Tracker:
         shown = ", ".join(f"{k} {scores[k]:.4f}" for k in ("f1_weighted", "auc_macro"))
         self.say(f"epoch {epoch:g}: {shown}")
 
-    def say(self, text: str) -> None:
-        """Print a line without breaking the bar."""
-        if self.main:
-            tqdm.write(text)
+    def say(self, *lines: str) -> None:
+        """Print lines without breaking the bar."""
+        for line in lines if self.main else ():
+            tqdm.write(line)
 
     def _write(self, row: dict[str, Any]) -> None:
         finite = {

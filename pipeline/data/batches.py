@@ -1,12 +1,12 @@
 """The batches of one process: its share of every global batch, read by workers, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.data.plan import Rows, Stream, share
 from pipeline.data.reader import Reader
@@ -26,6 +26,7 @@ class Batch:
         keys: of each row's random numbers in its stream's epoch, [rows]; see `pipeline.draws`.
         parts: this process's rows of each stream of the run, in order; they may be none.
         paths: hierarchical labels of the labelled rows, [labelled, levels], where there are any.
+        lost: rows that could not be read, whose places others took, and why.
     """
 
     stored: dict[str, Tensor]
@@ -34,6 +35,7 @@ class Batch:
     keys: Tensor
     parts: list[int]
     paths: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
+    lost: dict[int, str] = field(default_factory=dict)
 
     @property
     def labelled(self) -> int:
@@ -49,9 +51,14 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        stored = {name: move(view) for name, view in self.stored.items()}
-        targets, paths = move(self.targets), move(self.paths)
-        return Batch(stored, targets, move(self.rows), move(self.keys), self.parts, paths)
+        return replace(
+            self,
+            stored={name: move(view) for name, view in self.stored.items()},
+            targets=move(self.targets),
+            rows=move(self.rows),
+            keys=move(self.keys),
+            paths=move(self.paths),
+        )
 
 
 class ProcessBatches(Dataset[Batch | ShardError]):
@@ -74,18 +81,29 @@ class ProcessBatches(Dataset[Batch | ShardError]):
         """Read the share of global batch t."""
         labelled, labelled_epoch = self._rows(self.streams.labelled, t)
         unlabelled, unlabelled_epoch = self._rows(self.streams.unlabelled, t)
-        drawn = (labelled, self.streams.labelled), (unlabelled, self.streams.unlabelled)
+        drawn = [
+            (stream, rows)
+            for stream, rows in (
+                (self.streams.labelled, labelled),
+                (self.streams.unlabelled, unlabelled),
+            )
+            if stream is not None
+        ]
         rows = np.concatenate([labelled, unlabelled])
+        wanted = rows.copy()
+        stored = self._read(rows, drawn)  # puts others in the place of rows that are lost
+        labelled = rows[: len(labelled)]
         epoch = torch.from_numpy(np.concatenate([labelled_epoch, unlabelled_epoch]))
         numbers = torch.from_numpy(rows)
         reader = self.streams.reader
         return Batch(
-            read(reader, self.streams.stored, rows),
+            stored,
             torch.from_numpy(self.streams.targets(labelled)),
             numbers,
             keys(self.seed, epoch, numbers),
-            [len(part) for part, stream in drawn if stream is not None],
+            [len(part) for _, part in drawn],
             torch.from_numpy(reader.paths(labelled)),
+            {int(row): reader.lost[int(row)] for row in wanted[wanted != rows]},
         )
 
     def _rows(self, stream: Stream | None, t: int) -> tuple[Rows, Rows]:
@@ -94,10 +112,52 @@ class ProcessBatches(Dataset[Batch | ShardError]):
         rows = stream.at(t)[share(stream.batch, self.rank, self.world)]
         return rows, np.full(len(rows), t // stream.steps_per_epoch)
 
+    def _read(self, rows: Rows, drawn: Sequence[tuple[Stream, Rows]]) -> dict[str, Tensor]:
+        """Read the stored views; a row that is lost gives its place to the next of its stream."""
+        reader = self.streams.reader
+        self._replace(rows, drawn)
+        stored = read(reader, self.streams.stored, rows)
+        while len(places := self._replace(rows, drawn)):
+            for name, view in stored.items():
+                view[places] = torch.from_numpy(reader.read(name, rows[places]))
+        return stored
+
+    def _replace(self, rows: Rows, drawn: Sequence[tuple[Stream, Rows]]) -> Rows:
+        """Replace lost rows by the next rows, in the data set's order, that are not; their places.
+
+        So what takes a row's place is the same on any number of processes and after a restart.
+        """
+        if not (lost := self.streams.reader.lost):
+            return np.empty(0, np.int64)
+        gone = np.fromiter(lost, np.int64, len(lost))
+        places = np.flatnonzero(np.isin(rows, gone))
+        first = 0
+        for stream, part in drawn:
+            here = places[(places >= first) & (places < first + len(part))]
+            first += len(part)
+            if not len(here):
+                continue
+            left = np.setdiff1d(np.concatenate(stream.shards), gone)
+            if not len(left):
+                raise ShardError(
+                    f"no row of the {stream.name} stream can be read; the last fault: "
+                    f"{lost[int(rows[here[0]])]}"
+                )
+            rows[here] = left[np.searchsorted(left, rows[here]) % len(left)]
+        return places
+
 
 def read(reader: Reader, views: Sequence[str], rows: Rows) -> dict[str, Tensor]:
-    """Stored views of some rows as tensors."""
-    return {name: torch.from_numpy(reader.read(name, rows)) for name in views}
+    """Stored views of some rows as tensors, read into memory that a worker shares."""
+    stored = {}
+    for name in views:
+        dtype = torch.uint8 if reader.view(name).dtype == "uint8" else torch.float32
+        tensor = torch.empty((len(rows), *reader.shape(name)), dtype=dtype)
+        if get_worker_info() is not None:  # else it is copied once more on its way out
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        reader.read(name, rows, tensor.numpy())
+        stored[name] = tensor
+    return stored
 
 
 def batches(

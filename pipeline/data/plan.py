@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ConfigError
 
 Rows = NDArray[np.int64]
+MOST_STREAMS = 64  # canonical streams, where nobody says how many
 
 
 def share(total: int, rank: int, world: int) -> slice:
@@ -30,8 +31,8 @@ def shares(total: int, world: int) -> list[int]:
 
 
 def default_streams(batch: int) -> int:
-    """The largest divisor of the batch up to 64."""
-    return max(c for c in range(1, min(64, batch) + 1) if batch % c == 0)
+    """The largest divisor of the batch up to `MOST_STREAMS`."""
+    return max(c for c in range(1, min(MOST_STREAMS, batch) + 1) if batch % c == 0)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
 from pipeline.config import Protocol
-from pipeline.data.reader import Reader, Rows
+from pipeline.data.plan import Rows
+from pipeline.data.reader import Reader
 from pipeline.draws import keys, uniforms
 from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Row numbers by role; labelled and unlabelled rows are apart and make up the split."""
+    """Row numbers by role; labelled and unlabelled rows are apart and make up the split.
+
+    Only rows with a label are tested.
+    """
 
     labelled: Rows
     unlabelled: Rows
@@ -40,18 +44,21 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
             label, or a test split that is not there.
     """
     rows = reader.split_rows(split)
+    known = reader.known(rows)
+    candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
     if protocol.folds is not None:
-        chosen = _fold(reader.labels(rows), protocol.folds, protocol.fold)
+        chosen = candidates[_fold(reader.labels(rows[known]), protocol.folds, protocol.fold)]
     elif protocol.labelled == "all":
-        chosen = np.arange(len(rows))
-    elif protocol.labelled > len(rows):
+        chosen = candidates
+    elif protocol.labelled > len(candidates):
+        some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
         raise ConfigError(
             f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
-            f"{len(rows)} rows; expected at most {len(rows)}, or 'all'"
+            f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
         )
     else:
         rng = np.random.default_rng([protocol.seed, protocol.fold])
-        chosen = np.sort(rng.permutation(len(rows))[: protocol.labelled])
+        chosen = candidates[np.sort(rng.permutation(len(candidates))[: protocol.labelled])]
     unlabelled = np.delete(rows, chosen)
     if protocol.test == "unlabelled":
         if not len(unlabelled):
@@ -62,7 +69,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         test = unlabelled
     else:
         test = reader.split_rows(protocol.test)
-    return Roles(rows[chosen], unlabelled, test)
+    return Roles(rows[chosen], unlabelled, test[reader.known(test)])
 
 
 def complementary(
@@ -98,10 +105,10 @@ def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
     """
     flat = labels.reshape(len(labels), -1)
     classes = np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1)
-    if np.bincount(classes).max() < folds:
+    if np.bincount(classes, minlength=1).max() < folds:
         raise ConfigError(
             f"data.protocol.folds is {folds}, but no label vector occurs as often; "
-            f"expected at most {np.bincount(classes).max()}"
+            f"expected at most {np.bincount(classes, minlength=1).max()}"
         )
 
     with warnings.catch_warnings():  # label vectors rarer than folds are part of the protocol

@@ -1,71 +1,124 @@
-"""Rows of a data set by number: vector blocks mapped in place, images decoded."""
+"""Rows of a data set by number: vectors mapped in place, pictures decoded, labels in memory."""
 
+import zlib
+from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
+from pipeline.data.opened import OpenShard
+from pipeline.data.pictures import Canvas
+from pipeline.data.plan import Rows
 from pipeline.errors import ConfigError
 from shards.errors import RESTORE, ShardError
-from shards.index import ShardIndex, map_arrays
+from shards.index import ShardIndex
 from shards.manifest import Manifest, Shard, View, load_manifest
 from shards.sources.base import sha256
+from shards.store import LocalStore, Store, open_store
 
-Rows = NDArray[np.int64]
+OPEN = 256  # shards that a process keeps open
 
 
 class Reader:
-    """Random access to a folder of shards; opened shards stay mapped.
+    """Random access to a folder of shards; the last ones opened stay open.
 
     Rows are numbered over the splits in the manifest's order, shard by shard. Opening checks the
     manifest, the presence and size of every shard and the checksum of its index; payloads are read
-    when asked for, and `verify_payloads` compares their checksums.
+    when asked for, and `verify_payloads` compares their checksums. With `on_error` "skip", rows
+    that cannot be read are faults that a caller is told of, and no exceptions.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        """Open a folder that `heron shards build` made."""
-        self.folder = Path(folder)
-        self.manifest: Manifest = load_manifest(self.folder)
+    def __init__(
+        self,
+        folder: str | Path | Store,
+        on_error: Literal["raise", "skip"] = "raise",
+        most_open: int = OPEN,
+    ) -> None:
+        """Open a folder or a URL that `heron shards build` or `heron shards index` made.
+
+        Args:
+            folder: where it is.
+            on_error: whether rows that cannot be read are an error, or `lost`.
+            most_open: shards that this process keeps open.
+        """
+        self.store = folder if isinstance(folder, Store) else open_store(folder)
+        self.manifest: Manifest = load_manifest(self.store)
+        self.on_error = on_error
+        self.most_open = most_open
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
-        for shard in self.shards:
-            self._check(shard)
+        self.lost: dict[int, str] = {}  # rows that cannot be read, and why
+        self.canvases: dict[str, Canvas] = {}  # what pictures are decoded to; else as stored
         self.indexes = [self._index(shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
-        self._maps: dict[tuple[int, str], list[NDArray[Any]]] = {}
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        present = self.store.names()
+        for number, shard in enumerate(self.shards):
+            if (fault := self._absence(shard, present)) is not None:
+                self._lose(np.arange(*self.starts[number : number + 2]), fault)
 
-    def _check(self, shard: Shard) -> None:
-        path = self.folder / shard.file
-        if not path.is_file():
-            raise ShardError(f"{path} is missing; the manifest lists it; {RESTORE}")
-        if path.stat().st_size != shard.bytes:
-            raise ShardError(
-                f"{path} has {path.stat().st_size} bytes; the manifest says {shard.bytes}; "
-                f"{RESTORE}"
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        """What a reading process is given: all but the open files."""
+        return self.__dict__ | {"_open": OrderedDict()}
+
+    def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
+        """What is wrong with a shard that can be told without reading it."""
+        where = self.store.where(shard.file)
+        if present is not None and shard.file not in present:
+            return f"{where} is missing; the manifest lists it; {RESTORE}"
+        if not isinstance(self.store, LocalStore):
+            return None  # size and checksum are those of the manifest, or it is not fetched
+        size = (self.store.folder / shard.file).stat().st_size
+        if size == shard.bytes:
+            return None
+        return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
 
     def _index(self, shard: Shard) -> ShardIndex:
-        path = self.folder / shard.index_file
-        index = ShardIndex.read(path)
-        if sha256(path) != shard.index_sha256 or int(index.rows.sum()) != shard.samples:
-            raise ShardError(f"{path} is not the index that the manifest lists; {RESTORE}")
+        where = self.store.where(shard.index_file)
+        with self.store.local(shard.index_file, None, shard.index_sha256) as held:
+            index = ShardIndex.read(held.path)
+            altered = sha256(held.path) != shard.index_sha256
+        if altered or int(index.rows.sum()) != shard.samples:
+            raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
         return index
 
     def verify_payloads(self) -> None:
-        """Compare every shard's checksum with the manifest's: reads all bytes once.
+        """Compare every local shard's checksum with the manifest's: reads all bytes once.
+
+        Remote shards are compared as they are fetched.
 
         Raises:
             ShardError: a shard was altered; `heron shards verify` names the sample.
         """
-        for shard in self.shards:
-            path = self.folder / shard.file
-            if sha256(path) != shard.sha256:
+        if not isinstance(self.store, LocalStore):
+            return
+        for number, shard in enumerate(self.shards):
+            path = self.store.folder / shard.file
+            if int(self.starts[number]) in self.lost or sha256(path) == shard.sha256:
+                continue
+            if self.on_error == "raise":
                 raise ShardError(
                     f"{path} is altered: its sha256 is not the manifest's; {RESTORE}; "
                     "`heron shards verify` names the sample"
                 )
+            self.lost |= self._altered(number)
+
+    def _altered(self, number: int) -> dict[int, str]:
+        """The rows of a shard whose bytes are not those that were written."""
+        shard, index = self._shard(number), self.indexes[number]
+        first, starts = int(self.starts[number]), index.starts
+        lost: dict[int, str] = {}
+        for sample, member in np.argwhere(np.ones(index.crc32.shape)).tolist():
+            if zlib.crc32(shard.payload(sample, member)) != index.crc32[sample, member]:
+                fault = (
+                    f"{shard.where} sample {index.keys[sample]}: member "
+                    f"'{index.members[member]}' is altered: another crc32; {RESTORE}"
+                )
+                rows = range(first + int(starts[sample]), first + int(starts[sample + 1]))
+                lost |= dict.fromkeys(rows, fault)
+        return lost
 
     @property
     def splits(self) -> list[str]:
@@ -76,7 +129,7 @@ class Reader:
         """The numbers of a split's rows, shard by shard."""
         if split not in self.manifest.splits:
             raise ConfigError(
-                f"split '{split}' is not in {self.folder}; found {', '.join(self.splits)}"
+                f"split '{split}' is not in {self.store}; found {', '.join(self.splits)}"
             )
         first = 0
         for name, shards in self.manifest.splits.items():
@@ -99,8 +152,12 @@ class Reader:
         found: NDArray[Any] = self._labels[rows]
         return found
 
+    def known(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows have a label, [rows]."""
+        return self.manifest.labels.known(self.labels(rows))
+
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Labels as 0/1 columns, one a name: a class number becomes one-hot."""
+        """Labels of labelled rows as 0/1 columns, one a name: a class number becomes one-hot."""
         labels = self.labels(rows)
         if self.manifest.labels.kind == "hierarchical":
             labels = labels[:, -1]
@@ -123,7 +180,7 @@ class Reader:
         if (left != 1).any():
             row = int(np.flatnonzero(left != 1)[0])
             raise ConfigError(
-                f"{self.folder}: the complementary labels of sample {self.key(int(rows[row]))} "
+                f"{self.store}: the complementary labels of sample {self.key(int(rows[row]))} "
                 f"leave {int(left[row])} classes; expected 1 in rows that are tested or probed; "
                 "store there every class but the right one"
             )
@@ -147,39 +204,80 @@ class Reader:
         views = {view.name: view for view in self.manifest.views}
         if name not in views:
             raise ConfigError(
-                f"data.views: stored view '{name}' is not in {self.folder}; "
-                f"found {', '.join(views)}"
+                f"data.views: stored view '{name}' is not in {self.store}; found {', '.join(views)}"
             )
         return views[name]
 
-    def read(self, name: str, rows: Rows) -> NDArray[Any]:
+    def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """One view of some rows, in their order.
 
         Args:
             name: a stored view.
             rows: row numbers, shape [rows].
+            out: where to write them, of `shape(name)` a row; None makes an array.
 
         Returns:
             float32 [rows, width] for vectors, uint8 [rows, height, width, channels] for images.
 
         Raises:
-            ShardError: a sample cannot be read; names the shard and the sample.
+            ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
+                and what is returned of it means nothing.
         """
         view = self.view(name)
-        if view.kind == "image":
-            if not len(rows):
-                return np.empty((0, *np.maximum(view.shape, 1)), np.uint8)
-            return np.stack([self._image(view, int(row)) for row in rows])
-        out = np.empty((len(rows), *view.shape), np.float32)
-        shard, sample, place = self._locate(rows)
-        block = shard * (1 + max(len(index.keys) for index in self.indexes)) + sample
-        order = np.argsort(block, kind="stable")
-        cuts = np.flatnonzero(np.diff(block[order])) + 1
-        for group in np.split(order, cuts):
-            if len(group):
-                blocks = self._blocks(int(shard[group[0]]), name)
-                out[group] = blocks[sample[group[0]]][place[group]]
+        if out is None:
+            out = np.empty((len(rows), *self.shape(name)), view.dtype)
+        shards, samples, places = self._locate(rows)
+        column = self.manifest.views.index(view)
+        pictures = self.manifest.block_rows is None and view.kind == "image"
+        order = np.argsort(shards, kind="stable")
+        for at in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if not len(at):
+                continue
+            try:
+                opened = self._shard(int(shards[at[0]]))
+                if pictures:
+                    self._pictures(opened, view, column, samples, rows, at, out)
+                else:
+                    out[at] = opened.rows(view, column, samples[at], places[at])
+            except (ShardError, OSError) as fault:
+                self._lose(rows[at], str(fault))
         return out
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one row of a view as `read` gives it."""
+        return self._canvas(self.view(name)).shape
+
+    def _canvas(self, view: View) -> Canvas:
+        return self.canvases.get(view.name) or Canvas(view.shape, view.shape)
+
+    def _pictures(
+        self,
+        opened: OpenShard,
+        view: View,
+        column: int,
+        samples: Rows,
+        rows: Rows,
+        at: Rows,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Decode the pictures of one shard, those `at` some places of `rows`, into `out`."""
+        canvas = self._canvas(view)
+        for place in at.tolist():
+            sample = int(samples[place])
+            try:
+                canvas.decode(opened.payload(sample, column), out[place])
+            except (ValueError, ShardError) as fault:
+                where = f"{opened.where} sample {opened.index.keys[sample]}"
+                self._lose(
+                    rows[place : place + 1],
+                    f"{where}: view '{view.name}': {fault}; "
+                    "run `heron shards verify` to see what else is damaged",
+                )
+
+    def _lose(self, rows: Rows, fault: str) -> None:
+        if self.on_error == "raise":
+            raise ShardError(fault)
+        self.lost |= dict.fromkeys(rows.tolist(), fault)
 
     def _locate(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
         """Shard, tar sample in it, and place in the sample's block, of each row."""
@@ -189,34 +287,14 @@ class Reader:
             return shard, local, np.zeros_like(local)
         return shard, local // self.manifest.block_rows, local % self.manifest.block_rows
 
-    def _blocks(self, shard: int, name: str) -> list[NDArray[Any]]:
-        """The blocks of a view in a shard, mapped into memory where they lie in the tar."""
-        if (shard, name) not in self._maps:
-            index, path = self.indexes[shard], self.folder / self.shards[shard].file
-            column = index.column(f"{name}.npy")
-            self._maps[shard, name] = map_arrays(
-                path, index.offsets[:, column], index.lengths[:, column]
-            )
-        return self._maps[shard, name]
-
-    def _image(self, view: View, row: int) -> NDArray[np.uint8]:
-        shard, sample, _ = (int(x[0]) for x in self._locate(np.array([row])))
-        index, path = self.indexes[shard], self.folder / self.shards[shard].file
-        suffixes = [m for m in index.members if m in ("jpg", f"{view.name}.jpg")]
-        column = index.column(str(suffixes[0]) if suffixes else "jpg")
-        with path.open("rb") as tar:
-            tar.seek(int(index.offsets[sample, column]))
-            data = tar.read(int(index.lengths[sample, column]))
-        try:
-            image: NDArray[np.uint8] = simplejpeg.decode_jpeg(data)
-        except ValueError as fault:
-            raise ShardError(
-                f"{path} sample {index.keys[sample]}: {fault}; expected a JPEG; "
-                "run `heron shards verify` to see what else is damaged"
-            ) from None
-        if -1 not in view.shape and image.shape != view.shape:
-            raise ShardError(
-                f"{path} sample {index.keys[sample]} is {image.shape}; "
-                f"the manifest says {view.shape} for view '{view.name}'"
-            )
-        return image
+    def _shard(self, number: int) -> OpenShard:
+        """A shard, opened; the one that was used longest ago is closed when there are many."""
+        if number not in self._open:
+            while len(self._open) >= self.most_open:
+                self._open.popitem(last=False)[1].close()
+            shard = self.shards[number]
+            held = self.store.local(shard.file, shard.bytes, shard.sha256)
+            where = self.store.where(shard.file)
+            self._open[number] = OpenShard(held, where, self.indexes[number])
+        self._open.move_to_end(number)
+        return self._open[number]

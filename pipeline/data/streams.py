@@ -1,5 +1,6 @@
 """The data of a run: shards opened, roles assigned, and the streams its batches come from."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config, Data, Protocol
-from pipeline.data.plan import Rows, Stream, default_streams
+from pipeline.data.pictures import canvas, input_shape
+from pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from pipeline.data.protocol import Roles, assign, complementary
-from pipeline.data.reader import Reader
+from pipeline.data.reader import OPEN, Reader
 from pipeline.errors import ConfigError
 from shards.build import build
+from shards.cache import Cache
 from shards.sources import make
+from shards.store import LocalStore, open_store
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Streams:
         drawn = self.protocol.complementary
         return y if drawn is None else complementary(y, rows, drawn, self.protocol)
 
+    @property
+    def rows(self) -> int:
+        """How many rows the streams draw from."""
+        return sum(s.rows for s in (self.labelled, self.unlabelled) if s is not None)
+
     def describe(self) -> list[str]:
         """A line a stream: rows, batch, and what an epoch leaves over."""
         return [
@@ -63,7 +72,54 @@ def build_data(data: Data, progress: bool = True) -> None:
         source = options.pop("source", None)
         if not isinstance(source, str):
             raise ConfigError("data.build: key 'source' is missing; expected e.g. source: faces")
+        if "://" in data.path:
+            raise ConfigError(
+                f"data.build: shards are built in a folder, but data.path is {data.path}; build "
+                "there first, copy the folder, and leave data.build out"
+            )
         build(make(source, options), Path(data.path), progress=progress)
+
+
+def open_reader(data: Data) -> Reader:
+    """Open the shards, pictures to be decoded at the size that the views need.
+
+    Raises:
+        ConfigError: a view is not there, or is asked for what it cannot be.
+        ShardError: the data set is missing or damaged.
+    """
+    cache = Cache(data.cache.dir, data.cache.bytes)
+    store = open_store(data.path, cache, data.storage_options)
+    reader = Reader(store, data.on_error)
+    if not isinstance(store, LocalStore):
+        reader.most_open = _most_open(reader, data, cache.limit)
+    for name in dict.fromkeys(view.stored for view in data.views):
+        stored = reader.view(name)
+        asked = [view for view in data.views if view.stored == name]
+        for view in asked:
+            input_shape(stored, view)
+        if stored.kind == "image":
+            reader.canvases[name] = canvas(stored, asked, data.draft, data.canvas)
+    return reader
+
+
+def _most_open(reader: Reader, data: Data, limit: int) -> int:
+    """The cached shards that each process may hold, so that all of them leave half for others.
+
+    Raises:
+        ConfigError: the cache cannot hold the shards that are read at a time.
+    """
+    largest = max(shard.bytes for shard in reader.shards)
+    total = sum(shard.bytes for shard in reader.shards)
+    streams = data.canonical_streams or MOST_STREAMS
+    needed = min(total, 2 * streams * largest)
+    if limit < needed:
+        raise ConfigError(
+            f"data.cache.bytes is {limit:,}, but up to {2 * streams} shards of {largest:,} bytes "
+            f"are read at a time by {streams} canonical streams; expected at least {needed:,}, or "
+            "fewer data.canonical_streams"
+        )
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (data.workers + 1)
+    return max(1, min(OPEN, limit // (2 * processes * largest)))
 
 
 def open_streams(config: Config) -> Streams:
@@ -74,7 +130,7 @@ def open_streams(config: Config) -> Streams:
         ShardError: the data set is missing or damaged.
     """
     data = config.data
-    reader = Reader(data.path)
+    reader = open_reader(data)
     kind = reader.manifest.labels.kind
     drawn = data.protocol.complementary
     if drawn is not None:
@@ -134,7 +190,7 @@ def _check_labels(streams: Streams) -> None:
         classes = len(reader.manifest.labels.names)
         if len(bad := np.flatnonzero((size < 1) | (size > classes - 1))):
             raise ConfigError(
-                f"{reader.folder}: sample {reader.key(int(rows[bad[0]]))} has "
+                f"{reader.store}: sample {reader.key(int(rows[bad[0]]))} has "
                 f"{int(size[bad[0]])} complementary labels of {classes} classes; expected 1 to "
                 f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
             )
@@ -147,7 +203,7 @@ def _check_labels(streams: Streams) -> None:
             two = parents[parents[:, 1] == child[count > 1][0]]
             names = [levels[level - 1][parent] for parent in two[:2, 0]]
             raise ConfigError(
-                f"{reader.folder}: the hierarchy is no tree: '{levels[level][two[0, 1]]}' of level "
+                f"{reader.store}: the hierarchy is no tree: '{levels[level][two[0, 1]]}' of level "
                 f"{level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one parent; "
                 "give classes under different parents different numbers"
             )

@@ -1,0 +1,208 @@
+"""Rows that cannot be read: an error that names them, or skipped, counted and named."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import Config, parse_config
+from pipeline.data.batches import Batch, ProcessBatches, batches
+from pipeline.data.reader import Reader
+from pipeline.data.skipped import Skipped
+from pipeline.data.streams import Streams, open_streams
+from pipeline.pretrain import pretrain
+from shards.build import build
+from shards.errors import ShardError
+from shards.sources import make
+from tests import ranks
+
+FACES = {"train": 60, "test": 20, "size": 32}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 pictures in six shards, and 20 of another split in two."""
+    folder = tmp_path_factory.mktemp("whole") / "faces"
+    build(make("faces", FACES), folder, shard_rows=10, progress=False)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    copy = tmp_path / "faces"
+    copy.mkdir()
+    for path in whole.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def config(folder: Path, **data: Any) -> Config:
+    return parse_config(
+        {
+            "run": {"dir": str(folder.parent / "run")},
+            "data": {
+                "path": str(folder),
+                "protocol": {"labelled": 20, "test": "test"},
+                "batch": {"labelled": 8, "unlabelled": 16},
+                "views": [{"stored": "image", "augment": ["crop"]}, {"stored": "image"}],
+                "on_error": "skip",
+                "max_bad_fraction": 0.5,
+                **data,
+            },
+            "model": {"encoder": {"kind": "cnn", "channels": [4, 8]}, "projection_width": 4},
+            "objective": {"bce": {}, "weighted_unsupervised": {}},
+            "train": {"epochs": 2, "cpu_threads": 1},
+            "evaluate": {"map_rows": 10},
+        }
+    )
+
+
+def zero(folder: Path, row: int, at: int = 0, count: int = 20) -> str:
+    """Damage a picture of split train; the key of its sample."""
+    reader = Reader(folder)
+    shard, sample = divmod(row, 10)
+    index = reader.indexes[shard]
+    tar = folder / reader.shards[shard].file
+    data = bytearray(tar.read_bytes())
+    start = int(index.offsets[sample, 0]) + at
+    data[start : start + count] = bytes(count)
+    tar.write_bytes(bytes(data))
+    return str(index.keys[sample])
+
+
+def epoch(streams: Streams, world: int = 1) -> Iterator[list[Batch]]:
+    """The shares of all processes, batch by batch, of two epochs of the unlabelled stream."""
+    assert streams.unlabelled is not None
+    loaders = [ProcessBatches(streams, 0, rank, world) for rank in range(world)]
+    for t in range(2 * streams.unlabelled.steps_per_epoch):
+        yield [loader.load(t) for loader in loaders]
+
+
+def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Path) -> None:
+    zero(folder, 23)
+    zero(folder, 24)
+    even = {"batch": {"labelled": 8, "unlabelled": 20}}  # no row of 40 is left over
+    streams = open_streams(config(folder, **even))
+    assert streams.unlabelled is not None
+    rows = np.sort(np.concatenate(streams.unlabelled.shards))
+    bad = sorted(set(rows.tolist()) & {23, 24}) or [23]
+    sound = open_streams(config(folder))
+    seen: list[int] = []
+    lost: dict[int, str] = {}
+    for (batch,) in epoch(streams):
+        seen += batch.rows[batch.labelled :].tolist()
+        lost |= batch.lost
+        targets = sound.reader.targets(batch.rows.numpy()[: batch.labelled])
+        assert np.array_equal(batch.targets.numpy(), targets)  # labels moved with the rows
+        again = streams.reader.read("image", batch.rows.numpy())
+        assert torch.equal(batch.stored["image"], torch.from_numpy(again))
+    assert set(lost) >= set(bad)
+    assert not set(seen) & {23, 24}
+    good = [row for row in rows.tolist() if row not in (23, 24)]
+    assert set(seen) == set(good)  # nothing else was lost
+    assert all("expected a JPEG or a PNG" in fault for fault in lost.values())
+
+
+def test_rows_that_are_skipped_are_those_of_any_number_of_processes(folder: Path) -> None:
+    for row in (3, 17, 18, 19, 41):
+        zero(folder, row)
+    (folder / "train-000005.tar").unlink()
+    one = [batch.rows.tolist() for (batch,) in epoch(open_streams(config(folder)))]
+    three = []
+    for shares in epoch(open_streams(config(folder)), world=3):
+        labelled = [row for s in shares for row in s.rows[: s.labelled].tolist()]
+        three.append(labelled + [row for s in shares for row in s.rows[s.labelled :].tolist()])
+    assert one == three
+    assert not {row for rows in one for row in rows} & {3, 17, 18, 19, 41, *range(50, 60)}
+
+
+def test_skipped_rows_are_counted_named_and_told_by_the_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [zero(folder, row) for row in (7, 33)]
+    (folder / "test-000001.tar").write_bytes(b"")
+    pretrain(config(folder, workers=2, verify=False))
+    told = capsys.readouterr().out
+    for key in keys:
+        assert f"sample {key}: view 'image': it begins with" in told
+    assert told.count("skipped row") == 2 + 10
+    assert "test-000001.tar has 0 bytes; the manifest says" in told
+    result = json.loads((folder.parent / "run" / "result.json").read_text())
+    assert result["skipped_rows"] == 12
+    assert result["steps"] == 4
+
+
+def test_a_flipped_byte_costs_one_sample_where_checksums_are_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A JPEG with one wrong byte may well decode: only its checksum tells."""
+    key = zero(folder, 11, at=700, count=1)
+    with pytest.raises(ShardError, match=r"train-000001.tar is altered: .* names the sample"):
+        pretrain(config(folder, on_error="raise"))
+    pretrain(config(folder))
+    told = capsys.readouterr().out
+    assert f"sample {key}: member 'jpg' is altered: another crc32" in told
+    assert told.count("skipped row") == 1
+
+
+def test_by_default_the_first_fault_ends_the_run(folder: Path) -> None:
+    key = zero(folder, 7)
+    with pytest.raises(ShardError, match=f"sample {key}: view 'image': it begins with"):
+        pretrain(config(folder, on_error="raise", verify=False))
+    (folder / "train-000002.tar").unlink()
+    with pytest.raises(ShardError, match=r"train-000002.tar is missing; the manifest lists it"):
+        pretrain(config(folder, on_error="raise"))
+
+
+def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
+    (folder / "train-000002.tar").unlink()
+    with pytest.raises(
+        ShardError, match=r"10 of 60 rows cannot be read, more than data.max_bad_fraction = 0.1"
+    ):
+        pretrain(config(folder, max_bad_fraction=0.1))
+    for tar in folder.glob("train-*.tar"):
+        tar.unlink()
+    with pytest.raises(ShardError, match=r"60 of 60 rows cannot be read"):
+        pretrain(config(folder))
+    streams = open_streams(config(folder))
+    with pytest.raises(ShardError, match=r"no row of the labelled stream can be read; .* missing"):
+        list(batches(ProcessBatches(streams, 0, 0, 1), 0, 1, workers=0, pin=False))
+
+
+def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> None:
+    reader = Reader(folder)
+    reader.read("image", np.array([0]))
+    tar = folder / "train-000000.tar"
+    tar.write_bytes(tar.read_bytes()[:5000])
+    with pytest.raises(ShardError, match=r"has \d+ bytes; the index says \d+"):
+        reader.read("image", np.array([9]))
+
+
+def test_skipped_counts_a_row_once() -> None:
+    skipped = Skipped(100, 0.02)
+    assert skipped.add([{3: "a"}, {3: "a", 4: "b"}]) == ["skipped row 3: a", "skipped row 4: b"]
+    assert skipped.add([{4: "b"}, {}]) == []
+    assert len(skipped) == 2
+    with pytest.raises(ShardError, match=r"3 of 100 .* the last is skipped row 9: c"):
+        skipped.add([{9: "c"}])
+
+
+def ranks_run(path: str) -> dict[str, Any]:
+    result = pretrain(config(Path(path)))
+    return {name: result[name] for name in ("f1_weighted", "skipped_rows")}
+
+
+def test_two_processes_skip_and_score_what_one_does(folder: Path) -> None:
+    zero(folder, 11, at=700, count=1)
+    zero(folder, 30)
+    (folder / "test-000000.tar").write_bytes(b"")
+    alone = pretrain(config(folder))
+    assert alone["skipped_rows"] == 12
+    for found in ranks.run(2, ranks_run, str(folder)):
+        assert found["skipped_rows"] == 12
+        assert found["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)

@@ -1,0 +1,94 @@
+"""Training on shards behind a URL is training on those shards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.data.batches import ProcessBatches, batches
+from pipeline.data.streams import build_data, open_streams
+from pipeline.errors import ConfigError
+from pipeline.pretrain import pretrain
+from shards.errors import ShardError
+from tests.experiments import frames
+from tests.shards.servers import Fault, Web, web
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """The frames of the small experiment, by HTTP."""
+    folder = tmp_path_factory.mktemp("served")
+    config = frames(folder)
+    build_data(config.data, progress=False)
+    with web({path.name: path.read_bytes() for path in (folder / "frames").iterdir()}) as server:
+        yield server
+
+
+def remote(served: Web, folder: Path, **data: Any) -> dict[str, Any]:
+    return {
+        "path": served.url,
+        "build": None,
+        "cache": {"dir": str(folder / "cache")},
+        **data,
+    }
+
+
+def test_remote_batches_are_the_local_ones(served: Web, tmp_path: Path) -> None:
+    local = frames(tmp_path)
+    build_data(local.data, progress=False)
+    served.faults["train-000000.tar"] = [Fault("status"), Fault("drop", after=1000)]
+    config = frames(tmp_path, data=remote(served, tmp_path))
+    expected = batches(ProcessBatches(open_streams(local), 3, 0, 1), 0, 5, 0, False)
+    found = batches(ProcessBatches(open_streams(config), 3, 0, 1), 0, 5, 2, False)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one.rows, other.rows)
+        for name, view in one.stored.items():
+            assert torch.equal(view, other.stored[name])
+    assert not served.faults["train-000000.tar"]  # they happened, and were got over
+    cached = {path.stat().st_size for path in (tmp_path / "cache").iterdir()}
+    assert len(served.files["train-000000.tar"]) in cached
+
+
+def test_a_run_on_a_url_ends_where_one_on_a_folder_does(served: Web, tmp_path: Path) -> None:
+    local = pretrain(frames(tmp_path))
+    far = pretrain(frames(tmp_path, "far", data=remote(served, tmp_path)))
+    assert far["f1_weighted"] == local["f1_weighted"]
+    tensors = [
+        next((tmp_path / name / "checkpoints").glob("*/model.safetensors")).read_bytes()
+        for name in ("run", "far")
+    ]
+    assert tensors[0] == tensors[1]
+
+
+def test_a_shard_that_is_not_served_is_named_or_skipped(served: Web, tmp_path: Path) -> None:
+    files = {name: data for name, data in served.files.items() if name != "test-000000.tar"}
+    with web(files) as partial:
+        config = frames(tmp_path, data=remote(partial, tmp_path))
+        with pytest.raises(
+            ShardError, match="test-000000.tar: no such file; the"
+        ):
+            pretrain(config)
+        skip = remote(partial, tmp_path, on_error="skip", max_bad_fraction=0.9)
+        result = pretrain(frames(tmp_path, "skip", data=skip))
+    assert result["skipped_rows"] == 70
+
+
+def test_a_cache_that_is_too_small_is_refused_before_the_first_step(
+    served: Web, tmp_path: Path
+) -> None:
+    small = {"dir": str(tmp_path / "cache"), "bytes": 50_000}
+    with pytest.raises(ConfigError, match=r"data.cache.bytes is 50,000, but up to .* at least \d"):
+        open_streams(frames(tmp_path, data=remote(served, tmp_path, cache=small)))
+
+
+def test_nothing_is_built_behind_a_url(tmp_path: Path) -> None:
+    config = frames(tmp_path, data={"path": "s3://bucket/frames"})
+    with pytest.raises(ConfigError, match="shards are built in a folder, but data.path is s3://"):
+        build_data(config.data)
+
+
+def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="aws_secret would be written into the run's folder"):
+        frames(tmp_path, data={"storage_options": {"aws_secret": "x"}})
