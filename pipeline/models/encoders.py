@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet, Vgg
+from pipeline.config import Convnet, Linear, Mlp, Resnet, Vgg
+from pipeline.config import Encoder as Asked
 from pipeline.draws import uniforms
 from pipeline.errors import ConfigError
 
@@ -169,14 +170,12 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
     return [*layers, *pooled, *mlp(flat, config.widths, config.dropout, salt, config.norm)]
 
 
-def build_encoder(
-    config: Mlp | Linear | Cnn | Convnet | Vgg | Resnet, shape: Sequence[int], salt: int
-) -> tuple[Encoder, int]:
+def build_encoder(config: Asked, shape: Sequence[int], salt: int) -> tuple[Encoder, int]:
     """An encoder for one view and the width of its hidden features.
 
     Args:
         config: which encoder.
-        shape: of one sample as stored: [width], or [height, width, channels].
+        shape: of one sample: [width], or [height, width, channels].
         salt: of the encoder's random numbers.
 
     Raises:
@@ -222,11 +221,6 @@ def _planes(config: Convnet, shape: Sequence[int]) -> tuple[int, int, int]:
     asked = config.shape
     if len(shape) == 3:
         height, width, channels = shape
-        if -1 in shape:
-            raise ConfigError(
-                f"model.encoder is 'convnet', but images of shape {tuple(shape)} vary in size; "
-                "expected images of one size, or 'cnn' or 'resnet', whose features are means"
-            )
         if asked is not None and asked != [channels, height, width]:
             raise ConfigError(
                 f"model.encoder.shape is {asked}, but the view's images are "

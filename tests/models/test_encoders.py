@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, Convnet, Linear, Mlp, Resnet
+from pipeline.config import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
 from pipeline.errors import ConfigError
-from pipeline.models.encoders import build_encoder
+from pipeline.models.encoders import build_encoder, vgg
 
-Encoder = Mlp | Linear | Cnn | Convnet | Resnet
 VECTOR, IMAGE = [48], [4, 4, 3]  # as stored; an image is height, width, channels
 SMALL = Resnet(widths=[4, 8], depths=[2, 1])
 CASES: list[tuple[Encoder, list[int], int]] = [
@@ -21,6 +20,8 @@ CASES: list[tuple[Encoder, list[int], int]] = [
     (Convnet(channels=[4, 5], widths=[8, 6]), IMAGE, 6),
     (Convnet(channels=[4], widths=[8, 6], shape=[3, 4, 4]), VECTOR, 6),
     (SMALL, IMAGE, 8),
+    (Vgg(channels=[4, 5], depths=[1, 2], widths=[8, 6], places=1), IMAGE, 6),
+    (Vgg(channels=[4], depths=[1], widths=[6], places=2, norm=False, dropout=0.3), IMAGE, 6),
     (Resnet(widths=[8, 12], depths=[1, 2], layer="bottleneck", stem_stride=2), IMAGE, 12),
 ]
 
@@ -139,7 +140,7 @@ def test_a_resnet_is_its_formula() -> None:
         (
             Mlp(),
             IMAGE,
-            r"'mlp', but the view is an image of shape \(4, 4, 3\); .* 'convnet' or 'resnet'",
+            r"'mlp', but the view is an image of shape \(4, 4, 3\); .* 'vgg' or 'resnet'",
         ),
         (Linear(), IMAGE, "'linear', but the view is an image"),
         (
@@ -163,7 +164,8 @@ def test_a_resnet_is_its_formula() -> None:
             IMAGE,
             r"is \[1, 4, 4\], but the view's images are \[3, 4, 4\]; expected null",
         ),
-        (Convnet(), [-1, -1, 3], r"\(-1, -1, 3\) vary in size; expected images of one size"),
+        (Vgg(), IMAGE, "'vgg' and halves 4 x 4 5 times; expected 32 x 32 at least, or fewer st"),
+        (Vgg(), VECTOR, "'vgg', but the view is a vector"),
         (
             Convnet(channels=[2, 2, 2]),
             IMAGE,
@@ -176,3 +178,27 @@ def test_an_encoder_that_does_not_fit_the_view_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build(config, shape)
+
+
+def test_vgg_16_has_the_parameters_of_its_paper() -> None:
+    """138,357,544 (Simonyan and Zisserman 2015, Table 2: 138 million), less the last layer's."""
+    with torch.device("meta"):
+        network = nn.Sequential(*vgg(Vgg(norm=False), 3, 0))
+    assert sum(p.numel() for p in network.parameters()) == 138_357_544 - 4_097_000
+    assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in network) == 15
+
+
+def test_vgg_draws_weights_that_keep_the_scale() -> None:
+    """Through all thirteen convolutions without a norm, a picture neither fades nor explodes."""
+    small = Vgg(channels=[16, 32, 32, 32, 32], widths=[8], places=1, norm=False)
+    network, _ = build(small, [32, 32, 3])
+    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    hidden = x
+    for layer in list(network.layers)[:-3]:  # type: ignore[arg-type]
+        hidden = layer(hidden).detach()
+    assert 0.1 < float(hidden.std() / x.std()) < 10
+
+
+def test_vgg_needs_a_depth_for_each_stage() -> None:
+    with pytest.raises(ValueError, match="channels are of 5 stages and depths of 2"):
+        Vgg(depths=[1, 2])
