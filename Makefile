@@ -36,7 +36,10 @@ $(READY): requirements.lock requirements-triton.lock pyproject.toml
 lock:  ## pin what the two commands install, from pyproject.toml, in a new environment
 	rm -rf .lock && $(PYTHON) -m venv .lock
 	.lock/bin/python -m pip install --quiet torch==2.13.0
-	.lock/bin/python -m pip install --quiet '.[dev]'
+	.lock/bin/python -m pip install --quiet '.[remote]'
+	# boto3 has botocore's version; left to itself, pip searches for the pair that s3fs admits.
+	.lock/bin/python -m pip install --quiet '.[dev]' \
+	  boto3==$$(.lock/bin/python -c 'import botocore; print(botocore.__version__)')
 	(echo '# Made by `make lock`.' && .lock/bin/python -m pip freeze --exclude heron-pretrain) \
 	  | sed 's/+cpu$$//' > requirements.lock
 	rm -rf .lock build *.egg-info

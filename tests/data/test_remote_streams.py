@@ -66,9 +66,7 @@ def test_a_shard_that_is_not_served_is_named_or_skipped(served: Web, tmp_path: P
     files = {name: data for name, data in served.files.items() if name != "test-000000.tar"}
     with web(files) as partial:
         config = frames(tmp_path, data=remote(partial, tmp_path))
-        with pytest.raises(
-            ShardError, match="test-000000.tar: no such file; the"
-        ):
+        with pytest.raises(ShardError, match="test-000000.tar: no such file; the"):
             pretrain(config)
         skip = remote(partial, tmp_path, on_error="skip", max_bad_fraction=0.9)
         result = pretrain(frames(tmp_path, "skip", data=skip))

@@ -1,0 +1,80 @@
+"""Rows of an open shard, however they lie in it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.data.opened import OpenShard
+from pipeline.data.reader import Reader
+from shards.build import build
+from shards.cache import Held
+from shards.errors import ShardError
+from shards.foreign import index
+from shards.layout import Layout
+from shards.sources import make
+from tests.shards.others import npy, write_tar
+
+RANDOM = np.random.default_rng(0)
+
+
+def built(folder: Path, **arrays: np.ndarray) -> Reader:
+    np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
+    build(make("arrays", {"npz": folder / "mine.npz"}), folder / "mine", progress=False)
+    return Reader(folder / "mine")
+
+
+@pytest.mark.parametrize("rows", [3, 256, 257, 700, 9000])
+def test_blocks_of_any_number_of_rows(tmp_path: Path, rows: int) -> None:
+    view = RANDOM.normal(size=(rows, 3)).astype("f4")
+    reader = built(tmp_path, view=view, labels=np.arange(rows) % 3)
+    order = RANDOM.permutation(rows)
+    assert np.array_equal(reader.read("view", order), view[order])
+
+
+def test_blocks_at_unequal_distances(tmp_path: Path) -> None:
+    """Ours lie at equal ones; where they do not, each is found on its own."""
+    view = RANDOM.normal(size=(700, 3)).astype("f4")
+    reader = built(tmp_path, view=view, labels=np.arange(700) % 3)
+    index_of = reader.indexes[0]
+    opened = OpenShard(Held(tmp_path / "mine" / reader.shards[0].file), "here", index_of)
+    stored = reader.view("view")
+    sample, place = np.array([2, 0, 1]), np.array([187, 0, 255])
+    regular = opened.rows(stored, 0, sample, place)
+    opened._grids["view"] = None
+    assert np.array_equal(opened.rows(stored, 0, sample, place), regular)
+    assert np.array_equal(regular, view[[699, 0, 511]])
+
+
+def test_raw_pictures_are_rows_of_blocks(tmp_path: Path) -> None:
+    pictures = RANDOM.integers(0, 256, (300, 6, 5, 3)).astype(np.uint8)
+    grey = RANDOM.integers(0, 256, (300, 4, 4)).astype(np.uint8)
+    reader = built(tmp_path, image=pictures, grey=grey, labels=np.arange(300) % 3)
+    order = RANDOM.permutation(300)
+    assert np.array_equal(reader.read("image", order), pictures[order])
+    assert np.array_equal(reader.read("grey", order), grey[order][..., None])
+
+
+def test_vectors_in_tars_of_others_are_a_row_a_sample(tmp_path: Path) -> None:
+    view = RANDOM.normal(size=(20, 7)).astype("f4")
+    for shard in range(2):
+        members = [
+            (f"{row:03d}.{suffix}", data)
+            for row in range(10 * shard, 10 * shard + 10)
+            for suffix, data in (("npy", npy(view[row])), ("cls", str(row % 3).encode()))
+        ]
+        write_tar(tmp_path / f"part-{shard}.tar", members)
+    index(tmp_path, Layout(vector=["npy"], label="cls"), progress=False)
+    reader = Reader(tmp_path)
+    order = RANDOM.permutation(20)
+    assert np.array_equal(reader.read("vector", order), view[order])
+    assert np.array_equal(reader.labels(order), order % 3)
+
+
+def test_a_block_of_another_shape_is_named(tmp_path: Path) -> None:
+    reader = built(tmp_path, view=np.ones((5, 3), "f4"), labels=np.arange(5) % 3)
+    wide = reader.view("view").model_copy(update={"shape": (4,)})
+    held = Held(tmp_path / "mine" / reader.shards[0].file)
+    opened = OpenShard(held, "here", reader.indexes[0])
+    with pytest.raises(ShardError, match=r"here sample .*: view 'view' is float32 \(5, 3\); expe"):
+        opened.rows(wide, 0, np.array([0]), np.array([0]))
