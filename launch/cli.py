@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   heron shards build table --csv yeast.csv --out data/yeast
   heron shards build idx --folder mnist --merge true --view-kind noise --out data/n-mnist
   heron shards build folder --folder cifar10 --out data/cifar10
+  heron shards build xrmb --single1 single1.mat --single2 single2.mat --out data/xrmb --workers 4
   heron shards index data/cats --image jpg --label cls --workers 2
   heron shards verify data/faces
   heron shards show data/faces --sheet faces.png
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EXPECTED as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130  # what a shell gives for Ctrl-C
     return status
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import multiprocessing
 import os
 import tarfile
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -29,7 +27,6 @@ from shards.manifest import (
     BuiltFrom,
     Manifest,
     Shard,
-    View,
     in_words,
     index_name,
     load_manifest,
@@ -37,7 +34,9 @@ from shards.manifest import (
     save_json,
     whole_file,
 )
+from shards.moments import Moments
 from shards.sources.base import Source, sha256
+from shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
 IMAGES_AT_ONCE = 64  # read this many images at a time, whatever the length of a shard
@@ -70,7 +69,7 @@ def build(
         raise ShardError(
             f"{out}: a file lies there; expected a folder, new or old; choose another --out"
         ) from None
-    with _only_builder(out), _room_on_disk(out):
+    with _only_builder(out):
         if overwrite:
             _clear(out)
         if (done := _finished(out, draft.built_from)) is not None:
@@ -94,6 +93,9 @@ class _Part(NamedTuple):
     split: str
     start: int
     stop: int
+
+    def __str__(self) -> str:
+        return self.file
 
 
 def _plan(source: Source, shard_rows: int) -> Iterator[_Part]:
@@ -143,29 +145,22 @@ def _only_builder(out: Path) -> Iterator[None]:
         except BlockingIOError:
             print(f"{out}: waiting for another build to finish")
             fcntl.flock(folder, fcntl.LOCK_EX)
-        for leftover in out.glob(".*.part"):  # of a build that was killed
-            leftover.unlink()
-        yield
+        _drop_parts(out)  # of a build that was killed
+        try:
+            yield
+        finally:
+            _drop_parts(out)  # of workers that were ended
     finally:
         os.close(folder)
 
 
-@contextmanager
-def _room_on_disk(path: Path) -> Iterator[None]:
-    """Say what to do where a disk fills up; the caller leaves nothing half written."""
-    try:
-        yield
-    except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ShardError(
-            f"{path}: the disk is full; finished shards are kept; "
-            "free some space and run the same build again"
-        ) from None
+def _drop_parts(out: Path) -> None:
+    for part in out.glob(".*.part"):
+        part.unlink()
 
 
 def _clear(out: Path) -> None:
-    """Remove what a build made, the manifest first: half a data set must not look whole."""
+    """Remove what a build made; half a data set must look like one, and not like a stranger's."""
     if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
         return  # tars here are not ours
     with suppress(ShardError):  # a manifest that cannot be read is one to start again from
@@ -174,7 +169,10 @@ def _clear(out: Path) -> None:
                 f"{out} holds tars of others, indexed where they lie; a build would remove them; "
                 "choose another --out"
             )
-    for pattern in (MANIFEST, JOURNAL, "*-[0-9]*.tar", "*-[0-9]*.index.npz"):
+    with suppress(FileNotFoundError):
+        (out / MANIFEST).replace(out / JOURNAL)
+    number = "[0-9]" * 6
+    for pattern in (f"*-{number}.tar", f"*-{number}.index.npz", JOURNAL):
         for path in out.glob(pattern):
             path.unlink()
 
@@ -235,19 +233,10 @@ def _write_all(source: Source, out: Path, plan: list[_Part], workers: int, progr
         unit_scale=True,
         disable=not progress,
     ) as bar:
-        if workers <= 1 or len(missing) <= 1:
-            for part in missing:
-                bar.update(write_shard(source, out, part))
-            return
-        # Spawn, since a fork of a process with threads (torch, a GPU) may hang.
-        spawn = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(workers, len(missing)), mp_context=spawn)
-        try:
-            tasks = [pool.submit(write_shard, source, out, part) for part in missing]
-            for task in as_completed(tasks):
-                bar.update(task.result())
-        finally:
-            pool.shutdown(cancel_futures=True)
+        write = partial(write_shard, source, out)
+        with closing(in_parallel(write, missing, workers)) as written:
+            for _, rows in written:
+                bar.update(rows)
 
 
 def _is_whole(tar: Path) -> bool:
@@ -258,7 +247,7 @@ def _is_whole(tar: Path) -> bool:
 def write_shard(source: Source, out: Path, part: _Part) -> int:
     """Write one shard and its index, and then give both their names; return the rows written."""
     tar = out / part.file
-    with _room_on_disk(tar), whole_file(tar) as stream:
+    with whole_file(tar) as stream:
         _write_tar(source, part, stream).write(out / index_name(part.file))
     return part.stop - part.start
 
@@ -327,41 +316,5 @@ def _manifest(draft: Manifest, out: Path, plan: list[_Part]) -> Manifest:
                 column = index.column(f"{name}.npy")
                 for block in map_arrays(tar, index.offsets[:, column], index.lengths[:, column]):
                     moment.add(block)
-    views = [_with_moments(view, moments) for view in draft.views]
+    views = [moments[v.name].onto(v) if v.name in moments else v for v in draft.views]
     return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})
-
-
-def _with_moments(view: View, moments: dict[str, Moments]) -> View:
-    if view.name not in moments:
-        return view
-    moment = moments[view.name]
-    return view.model_copy(update={"mean": moment.mean.tolist(), "std": moment.std.tolist()})
-
-
-class Moments:
-    """Mean and variance of columns, block by block in float64 (Chan, Golub and LeVeque 1979)."""
-
-    def __init__(self) -> None:
-        """Begin with no rows."""
-        self.rows = 0
-        self.mean: NDArray[np.float64] = np.zeros(1)
-        self.squares: NDArray[np.float64] = np.zeros(1)  # of distances to the mean
-
-    def add(self, block: NDArray[Any]) -> None:
-        """Merge a block [rows, width]."""
-        values = np.asarray(block, np.float64)
-        mean = values.mean(0)
-        total = self.rows + len(values)
-        shift = mean - self.mean
-        self.squares = (
-            self.squares
-            + ((values - mean) ** 2).sum(0)
-            + shift**2 * (self.rows * len(values) / total)
-        )
-        self.mean = self.mean + shift * (len(values) / total)
-        self.rows = total
-
-    @property
-    def std(self) -> NDArray[np.float64]:
-        """The standard deviation of every column, over all rows (not n - 1)."""
-        return np.sqrt(self.squares / max(1, self.rows))

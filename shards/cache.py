@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import logging
@@ -17,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
-from shards.errors import ShardError
+from shards.errors import DISK_FULL, ShardError
 
 MOST = 100 * 10**9  # bytes that a cache holds where nobody says how many
 OF_FREE = 0.9  # share of the free disk that it takes at most, then
@@ -213,7 +212,7 @@ class Cache:
             os.close(descriptor)
 
     def _disk_fault(self, fault: OSError, size: int | None) -> ShardError:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if fault.errno not in DISK_FULL:
             return ShardError(
                 f"cache {self.folder}: {fault}; expected a folder that can be written; "
                 "set data.cache.path or HERON_CACHE to one"

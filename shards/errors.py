@@ -1,6 +1,10 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
+import errno
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second: of one user
 REBUILD = "build or index it again with --overwrite"
+DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from shards.annotation import encode
-from shards.build import JOURNAL, Moments
+from shards.build import JOURNAL
 from shards.errors import ShardError, SourceError
 from shards.index import ShardIndex, map_arrays
 from shards.layout import Layout, suggestion
@@ -32,9 +32,11 @@ from shards.manifest import (
     index_name,
     load_manifest,
 )
+from shards.moments import Moments
 from shards.sources.base import file_record, sha256
 from shards.survey import Survey, survey
 from shards.tarball import contents
+from shards.workers import in_parallel
 
 AT_ONCE = 4096  # vectors read at a time for their statistics
 
@@ -61,8 +63,7 @@ class Outcome:
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
             yield f"{self.folder}: {split} {rows}"
         for view in self.manifest.views:
-            shape = " × ".join("any" if n < 0 else str(n) for n in view.shape)
-            yield f"view {view.name}: {view.kind} {shape}, of {view.member}"
+            yield f"view {view.name}: {view.kind} {view.extent}, of {view.member}"
         labels = self.manifest.labels
         yield f"labels: {labels.kind}" + (f", {len(labels.names):,} names" if labels.names else "")
         if self.others:
@@ -109,7 +110,7 @@ def index(
             f"{folder} cannot be written; expected to put an index beside each tar; make a folder "
             "of symbolic links to the tars, and index that"
         )
-    found = dict(zip(tars, _read_all(tars, layout, workers, progress), strict=True))
+    found = _read_all(tars, layout, workers, progress)
     _refuse_shared_keys(found)
     views = [_measured(view, number, found) for number, view in enumerate(draft.views)]
     labels, arrays = _encode(layout, found)
@@ -199,26 +200,18 @@ def _clear(folder: Path) -> None:
                 (folder / shard.index_file).unlink(missing_ok=True)
 
 
-def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> Iterator[Survey]:
-    """Read the tars, in parallel, and give what they hold in their order."""
+def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:
+    """Read the tars, in parallel; what they hold, in their order."""
     size = sum(tar.stat().st_size for tar in tars)
     with tqdm(
         total=size, desc=tars[0].parent.name, unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        if workers <= 1 or len(tars) <= 1:
-            for tar in tars:
-                yield (read := survey(tar, layout))
+        found = {}
+        with closing(in_parallel(partial(survey, layout), tars, workers)) as reads:
+            for tar, read in reads:
+                found[tar] = read
                 bar.update(read.bytes)
-            return
-        # Spawn, since a fork of a process with threads (torch, a GPU) may hang.
-        spawn = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(workers, len(tars)), mp_context=spawn)
-        try:
-            for task in [pool.submit(survey, tar, layout) for tar in tars]:
-                yield (read := task.result())
-                bar.update(read.bytes)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return {tar: found[tar] for tar in tars}
 
 
 def _refuse_shared_keys(found: dict[Path, Survey]) -> None:
@@ -292,5 +285,4 @@ def _with_moments(view: View, column: int, found: dict[Path, Survey]) -> View:
         for first in range(0, len(places), AT_ONCE):
             some = places[first : first + AT_ONCE]
             moments.add(np.stack(map_arrays(tar, some[:, 0], some[:, 1])))
-    statistics = {"mean": moments.mean.tolist(), "std": moments.std.tolist()}
-    return view.model_copy(update=statistics)
+    return moments.onto(view)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import tarfile
+import tokenize
 import zipfile
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,10 @@ from shards.errors import REBUILD, RESTORE, ShardError
 from shards.manifest import whole_file
 
 BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
+UNREADABLE = (  # what NumPy raises for bytes that are no arrays
+    *(ValueError, TypeError, KeyError, EOFError, OSError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,7 @@ class ShardIndex:
         try:
             with np.load(BytesIO(data), allow_pickle=False) as stored:
                 index = cls(**{name: stored[name] for name in names})
-        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as fault:
+        except UNREADABLE as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
@@ -100,43 +105,6 @@ class Member(NamedTuple):
     length: int
 
 
-def scan(tar: Path) -> Iterator[Member]:
-    """Walk the headers of a tar, and raise where Python's reader would end without a word."""
-    size = tar.stat().st_size
-    with tar.open("rb") as stream:
-        at = 0
-        while True:
-            stream.seek(at)
-            header = stream.read(BLOCK)
-            if header == bytes(BLOCK):  # a tar ends with two such blocks
-                if stream.read(BLOCK) != header:
-                    raise _broken(tar, at, "is cut inside its end mark")
-                return
-            try:
-                info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-            except tarfile.HeaderError as fault:
-                what = (
-                    "is cut where a header was due"
-                    if len(header) < BLOCK
-                    else (f"has a bad header ({fault})")
-                )
-                raise _broken(tar, at, what) from None
-            end = at + BLOCK + info.size
-            if not info.isreg():
-                raise _broken(tar, at, f"holds {info.name!r}, which is no regular file")
-            if end > size:
-                raise _broken(tar, at, f"is cut inside member {info.name!r}")
-            key, _, suffix = info.name.partition(".")
-            if not key or not suffix or "/" in info.name or "\\" in info.name:
-                raise _broken(tar, at, f"holds {info.name!r}: a member is KEY.SUFFIX, no path")
-            yield Member(key, suffix, at + BLOCK, info.size)
-            at = -(-end // BLOCK) * BLOCK
-
-
-def _broken(tar: Path, at: int, what: str) -> ShardError:
-    return ShardError(f"{tar.name} {what} (byte {at}); {RESTORE}")
-
-
 def map_arrays(
     tar: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[NDArray[Any]]:
@@ -157,12 +125,13 @@ def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> N
         if np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("npy version other than 1.0")
         shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
-    except ValueError as fault:
+    except UNREADABLE as fault:
         raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
         raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")
     start = stream.tell()
-    if start + math.prod(shape) * dtype.itemsize != length or offset + length > len(data):
+    size = math.prod(shape) * dtype.itemsize
+    if start + size != length or offset + length > len(data) or min(shape, default=0) < 0:
         raise ShardError(
             f"{where}: an array of {dtype} {shape} at byte {offset} is cut or too long; {RESTORE}"
         )

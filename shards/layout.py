@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 from shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
 from shards.errors import ShardError, SourceError
 from shards.manifest import Shard, in_words
+from shards.sources.base import WHOLE
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -22,7 +23,6 @@ WORDS = {
     **{word: "val" for word in ("val", "valid", "validation", "dev")},
     **{word: "test" for word in ("test", "testing")},
 }
-WHOLE = "all"  # the split of tars whose names say none
 
 
 class Column(NamedTuple):

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from shards.errors import REBUILD, ShardError
+from shards.errors import DISK_FULL, REBUILD, ShardError
 from shards.remote import Missing
 from shards.store import Store, open_store
 
@@ -80,6 +80,11 @@ class View(Record):
             if values is not None and (self.kind == "image" or len(values) != self.shape[0]):
                 raise ValueError(f"view {self.name!r}: {len(values)} values of {name}, not its own")
         return self
+
+    @property
+    def extent(self) -> str:
+        """The shape in words: `218 × any × 3`."""
+        return " × ".join("any" if n < 0 else str(n) for n in self.shape)
 
 
 class Labels(Record):
@@ -265,7 +270,10 @@ def save_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name; it gets its own when whole, else it is removed."""
+    """Write a file under a temporary name; it gets its own when whole, else it is removed.
+
+    Raises ShardError where the disk is full.
+    """
     partial = path.with_name(f".{path.name}.part")
     try:
         with partial.open("wb") as stream:
@@ -273,9 +281,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as fault:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+        if isinstance(fault, OSError) and fault.errno in DISK_FULL:
+            raise ShardError(
+                f"{path}: the disk is full; expected room for the whole file; free some space, "
+                "and run the same again: what is finished is kept"
+            ) from None
         raise
 
 

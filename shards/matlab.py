@@ -13,10 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 from shards.scratch import Scratch
 
-DOWNLOAD = "download it again"
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file
 HEAD = 4096  # bytes of an element that surely hold all that comes before its numbers

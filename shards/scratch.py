@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -14,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from shards.errors import SourceError
+from shards.errors import DISK_FULL, SourceError
 
 LOCK = "lock"
 
@@ -34,8 +33,8 @@ class Scratch:
         parent, ours = Path(tempfile.gettempdir()), f"heron-{os.getuid()}"
         self.folder = parent / f"{ours}-{_identity(packed)}"
         for other in parent.glob(f"{ours}-*"):
-            if other != self.folder and _is_ours(other):
-                with suppress(OSError):
+            with suppress(OSError):  # others look for leftovers too
+                if other != self.folder and _is_ours(other):
                     _leave(other, _open(other))
         weakref.finalize(self, _leave, self.folder, _join(self.folder))
 
@@ -57,7 +56,7 @@ class Scratch:
                 part.replace(path)
         except BaseException as fault:
             os.ftruncate(lock, 0)  # not removed: others may wait for its lock, to try it again
-            if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(fault, OSError) and fault.errno in DISK_FULL:
                 raise SourceError(
                     f"{self.folder.parent}: the disk is full; {self.packed.name} needs "
                     f"{size:,} bytes there to unpack {path.stem}; free some space, or set "

@@ -34,8 +34,7 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
         moments = ""
         if view.mean is not None and view.std is not None:
             moments = f"mean {np.mean(view.mean):.3f}, std {np.mean(view.std):.3f} over columns"
-        shape = " × ".join("any" if n < 0 else str(n) for n in view.shape)
-        yield f"{view.name:<14}{view.kind:<10}{shape:<18}{view.dtype:<10}{moments}".rstrip()
+        yield f"{view.name:<14}{view.kind:<10}{view.extent:<18}{view.dtype:<10}{moments}".rstrip()
     yield ""
     yield f"{'split':<14}{'rows':>10}{'shards':>8}{'MB':>10}"
     for split, shards in manifest.splits.items():

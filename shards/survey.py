@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import mmap
-import warnings
 import zlib
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
 
 from shards.annotation import Label, Unlabelled
 from shards.errors import ShardError
 from shards.index import Member, ShardIndex, array_at
 from shards.layout import Column, Layout
 from shards.manifest import Manifest
+from shards.picture import read_header
 from shards.sources.base import sha256
 from shards.tarball import Place, contents
 
-MOST_PIXELS = 1 << 27  # of a picture; more is a bomb
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
 
 
@@ -42,7 +38,7 @@ class Survey:
     sha256: str
 
 
-def survey(tar: Path, layout: Layout) -> Survey:
+def survey(layout: Layout, tar: Path) -> Survey:
     """Read one tar.
 
     Raises:
@@ -122,32 +118,12 @@ def _place(column: Column, members: dict[str, Place]) -> Place:
 def _size(column: Column, payload: bytes) -> tuple[int, ...]:
     """The shape of a view of one sample, of which a picture's header alone is read."""
     try:
-        return (*size_of(payload), 3) if column.kind == "image" else _vector(payload).shape
+        if column.kind == "vector":
+            return _vector(payload).shape
+        header = read_header(payload)
+        return header.height, header.width, 3
     except (ValueError, ShardError) as fault:
         raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
-
-
-def size_of(payload: bytes) -> tuple[int, int]:
-    """Height and width of a JPEG or a PNG, whatever it is called; ValueError where it is none."""
-    if payload[:2] == b"\xff\xd8":
-        try:
-            height, width, *_ = simplejpeg.decode_jpeg_header(payload)
-        except ValueError as fault:
-            raise ValueError(f"is a damaged JPEG ({fault})") from None
-    elif payload[:4] == b"\x89PNG":
-        try:
-            with (
-                warnings.catch_warnings(action="ignore"),  # of its size, which is checked below
-                Image.open(BytesIO(payload), formats=["PNG"]) as image,
-            ):
-                width, height = image.size
-        except (OSError, SyntaxError, Image.DecompressionBombError) as fault:
-            raise ValueError(f"is a damaged PNG ({fault})") from None
-    else:
-        raise ValueError(f"begins with {payload[:8]!r}; expected a JPEG or a PNG")
-    if not 0 < height * width <= MOST_PIXELS:
-        raise ValueError(f"is {height} × {width}; expected 1 to {MOST_PIXELS:,} pixels")
-    return height, width
 
 
 def _vector(payload: bytes) -> NDArray[np.float32]:

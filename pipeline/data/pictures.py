@@ -14,9 +14,8 @@ from pipeline.augmentations import Crop
 from pipeline.config import View as Asked
 from pipeline.errors import ConfigError
 from shards.manifest import View
+from shards.picture import Kind, read_header
 
-JPEG, PNG = b"\xff\xd8", b"\x89PNG"
-MOST_PIXELS = 1 << 27  # of a picture that is opened: 400 MB decoded; more is a bomb
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
 
@@ -40,30 +39,24 @@ class Canvas:
         Raises:
             ValueError: it is no JPEG or PNG, is damaged, or of another size than the manifest says.
         """
-        jpeg = data[:2] == JPEG
-        if not jpeg and data[:4] != PNG:
-            raise ValueError(f"it begins with {data[:4]!r}; expected a JPEG or a PNG")
-        size = simplejpeg.decode_jpeg_header(data)[:2] if jpeg else _size_of_png(data)
-        if self.varying:
-            self._refuse_bomb(size)
-            out[:] = self._fitted(data, size, jpeg)
-        elif size != self.stored[:2]:
-            raise ValueError(f"it is {_by(size)}; the manifest says {_by(self.stored)}")
-        elif jpeg:
-            least = self.shape[:2] if self.shape != self.stored else (0, 0)
-            simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], buffer=out)
-        else:
-            out[:] = _resized(_png(data), self.shape[:2])
+        header = read_header(data)
+        size = header.height, header.width
+        if not self.varying and size != self.stored[:2]:
+            raise ValueError(f"is {_by(size)}; the manifest says {_by(self.stored)}")
+        try:
+            if self.varying:
+                out[:] = self._fitted(data, size, header.kind)
+            elif header.kind == "JPEG":
+                least = self.shape[:2] if self.shape != self.stored else (0, 0)
+                simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], buffer=out)
+            else:
+                out[:] = _resized(_png(data), self.shape[:2])
+        except (ValueError, OSError, SyntaxError) as fault:  # the last two are Pillow's
+            raise ValueError(f"is a damaged {header.kind} ({fault})") from None
 
-    def _refuse_bomb(self, size: Sequence[int]) -> None:
-        if math.prod(size) > MOST_PIXELS:
-            raise ValueError(
-                f"it is {_by(size)}; expected at most {MOST_PIXELS:,} pixels, or it is a bomb"
-            )
-
-    def _fitted(self, data: bytes, size: Sequence[int], jpeg: bool) -> NDArray[np.uint8]:
+    def _fitted(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
         """The square about the centre, resampled to the canvas."""
-        if jpeg:
+        if kind == "JPEG":
             divisor = next((d for d in DRAFTS if min(size) >= d * self.shape[0]), 1)
             least = [-(-n // divisor) if divisor > 1 else 0 for n in size]
             picture = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1])
@@ -166,18 +159,9 @@ def _scale(view: Asked, stored: Sequence[int]) -> float:
     )
 
 
-def _size_of_png(data: bytes) -> tuple[int, int]:
-    """Height and width in pixels, from the header, which comes first."""
-    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
-    return height, width
-
-
 def _png(data: bytes) -> NDArray[np.uint8]:
-    try:
-        with Image.open(BytesIO(data), formats=["PNG"]) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError) as fault:
-        raise ValueError(str(fault)) from None
+    with Image.open(BytesIO(data), formats=["PNG"]) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def _resized(picture: NDArray[np.uint8], size: Sequence[int]) -> NDArray[np.uint8]:

@@ -270,7 +270,7 @@ class Reader:
                 where = f"{opened.where} sample {opened.index.keys[sample]}"
                 self._lose(
                     rows[place : place + 1],
-                    f"{where}: view '{view.name}': {fault}; "
+                    f"{where}: view '{view.name}' {fault}; "
                     "run `heron shards verify` to see what else is damaged",
                 )
 

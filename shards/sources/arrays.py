@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from shards.errors import SourceError
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import WHOLE, Rows, Source
 from shards.sources.npy import map_npy, read_npz
 
 LABELS = "labels"
@@ -248,7 +248,7 @@ class Arrays(Source):
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.int64]]:
         if SPLIT not in self._names:
-            return {"all": np.arange(self._length[1])}
+            return {WHOLE: np.arange(self._length[1])}
         split = np.array(self._array(SPLIT))
         if split.dtype.kind != "U" or split.ndim != 1:
             raise SourceError(

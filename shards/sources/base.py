@@ -6,14 +6,24 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shards.manifest import InputFile, Labels, View
+
+WHOLE = "all"  # the split of a data set that has none
+
+
+def _exists(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError("neither a file nor a folder lies there")
+    return path
+
+
+FileOrFolder = Annotated[Path, AfterValidator(_exists)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +110,6 @@ class Drawn(Source):
         return {"train": self.train} | ({"test": self.test} if self.test else {})
 
 
-@lru_cache(maxsize=1)  # a worker is sent the source with every shard, and reads its files once
 def _unpickled(source: type[Source], options: str) -> Source:
     return source.model_validate_json(options)
 

@@ -9,31 +9,24 @@ import zipfile
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, FilePath
+from pydantic import Field, FilePath
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 from shards.manifest import InputFile, Labels, View
-from shards.sources.base import Rows, Source, file_record
+from shards.picture import read_header
+from shards.sources.base import WHOLE, FileOrFolder, Rows, Source, file_record
 from shards.sources.folder import folder_record
-from shards.sources.zips import AGAIN, HTML, ZIP, is_html, list_zip, open_zip, read_zip
+from shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
-WHOLE = "all"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # whose stem is a key
 BITS = {"-1": 0, "1": 1}
-START, END = b"\xff\xd8", b"\xff\xd9"  # of a JPEG
-
-
-def _exists(path: Path) -> Path:
-    if not path.exists():
-        raise ValueError("neither a file nor a folder lies there")
-    return path
+END = b"\xff\xd9"  # of a JPEG
 
 
 class CelebA(Source):
@@ -52,9 +45,7 @@ class CelebA(Source):
     )
     block_rows: ClassVar[int | None] = None
 
-    images: Annotated[Path, AfterValidator(_exists)] = Field(
-        description=f"{ALIGNED}.zip as it is, or the folder {ALIGNED}"
-    )
+    images: FileOrFolder = Field(description=f"{ALIGNED}.zip as it is, or the folder {ALIGNED}")
     attributes: FilePath = Field(description="list_attr_celeba.txt, or a zip of it")
     partition: FilePath | None = Field(
         None, description="list_eval_partition.txt (default: one split, `all`)"
@@ -123,17 +114,12 @@ class CelebA(Source):
     def _size_of(self, name: str, data: bytes) -> tuple[int, int]:
         """Height and width of a picture in pixels, from its header."""
         try:
-            if not data.startswith(START):
-                raise ValueError(f"it begins with {data[:8]!r}")
-            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            header = read_header(data, "JPEG")
             if END not in data:
-                raise ValueError("it is cut short")
+                raise ValueError("is cut short; expected a whole JPEG")
         except ValueError as fault:
-            raise SourceError(
-                f"{self._pictures.path.name}: {name} cannot be read as a JPEG ({fault}); expected "
-                f"one; {AGAIN}"
-            ) from None
-        return height, width
+            raise SourceError(f"{self._pictures.path.name}: {name} {fault}; {DOWNLOAD}") from None
+        return header.height, header.width
 
     @cached_property
     def _first(self) -> int:
@@ -232,7 +218,7 @@ def read_attributes(path: Path) -> _Table:
         if len(values) != len(names):
             raise SourceError(
                 f"{where}, line {number}: {len(values)} values; expected {len(names)}, one for "
-                f"each attribute; {AGAIN}"
+                f"each attribute; {DOWNLOAD}"
             )
         try:
             bits.extend([BITS[value] for value in values])
@@ -240,16 +226,16 @@ def read_attributes(path: Path) -> _Table:
             name, value = next((n, v) for n, v in zip(names, values, strict=True) if v not in BITS)
             raise SourceError(
                 f"{where}, line {number}, attribute {name!r}: found {_short(value)}; expected -1 "
-                f"or 1; {AGAIN}"
+                f"or 1; {DOWNLOAD}"
             ) from None
     if len(files) != int(head[0]):
         raise SourceError(
             f"{where}: {len(files):,} rows; expected {int(head[0]):,}, the count in line {first}; "
-            f"{AGAIN}"
+            f"{DOWNLOAD}"
         )
     if not files or not names:
         raise SourceError(
-            f"{where}: {len(names)} attributes of {len(files)} pictures; expected some; {AGAIN}"
+            f"{where}: {len(names)} attributes of {len(files)} pictures; expected some; {DOWNLOAD}"
         )
     labels = np.frombuffer(bytes(bits), np.uint8).reshape(len(files), len(names))
     return _Table(names, list(files), labels)
@@ -265,7 +251,7 @@ def read_partition(path: Path) -> dict[str, str]:
         if len(values) != 1 or values[0] not in SPLITS:
             raise SourceError(
                 f"{where}, line {number}: found {_short(' '.join(values))} for {file}; expected "
-                f"0 (train), 1 (val) or 2 (test); {AGAIN}"
+                f"0 (train), 1 (val) or 2 (test); {DOWNLOAD}"
             )
         parts[file] = values[0]
     return parts
@@ -311,7 +297,7 @@ def _text(path: Path) -> tuple[str, str]:
                 )
             data, where = read_zip(archive, path, lists[0]), f"{where}/{lists[0]}"
     if is_html(data):
-        raise SourceError(f"{where}: {HTML}; expected a list of pictures; {AGAIN}")
+        raise SourceError(f"{where}: {HTML}; expected a list of pictures; {DOWNLOAD}")
     return where, data.decode("utf-8-sig", errors="replace")
 
 
@@ -326,12 +312,12 @@ def _check_file(where: str, number: int, file: str, lines: dict[str, int]) -> No
     if not PICTURE.fullmatch(file):
         raise SourceError(
             f"{where}, line {number}: {_short(file)} cannot name a picture; expected NAME.jpg, its "
-            f"name of letters, digits, '-' and '_'; {AGAIN}"
+            f"name of letters, digits, '-' and '_'; {DOWNLOAD}"
         )
     if file in lines:
         raise SourceError(
             f"{where}, line {number}: {file} is in line {lines[file]} too; expected it once; "
-            f"{AGAIN}"
+            f"{DOWNLOAD}"
         )
     lines[file] = number
 

@@ -8,24 +8,24 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import WHOLE, FileOrFolder, Rows, Source
 from shards.sources.pickled import read_pickle, text
-from shards.sources.zips import AGAIN, HTML, is_html
+from shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row
 SPLITS = ("train", "test")
 MOST_BYTES = 1 << 28  # of an archive that is unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
-LESS = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {AGAIN}"
+LESS = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {DOWNLOAD}"
 GROUPS = ["animal", "vehicle"]  # of CIFAR-10, whose files have no second level
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
@@ -64,12 +64,6 @@ EDITIONS = (
 )
 
 
-def _exists(path: Path) -> Path:
-    if not path.exists():
-        raise ValueError("neither a file nor a folder lies there")
-    return path
-
-
 class Cifar(Source):
     """CIFAR-10 and CIFAR-100: the archive of the Python version as it is, or unpacked.
 
@@ -84,7 +78,7 @@ class Cifar(Source):
         "heron shards build cifar --path cifar-100-python.tar.gz --out data/cifar100"
     )
 
-    path: Annotated[Path, AfterValidator(_exists)] = Field(
+    path: FileOrFolder = Field(
         description="cifar-10-python.tar.gz or cifar-100-python.tar.gz as it is, or the folder "
         "cifar-10-batches-py or cifar-100-python"
     )
@@ -152,7 +146,7 @@ class Cifar(Source):
     def _batches(self) -> dict[str, list[_Batch]]:
         edition, found = self._contents.edition, self._contents.batches
         splits = {split: [found[file] for file in edition.batches[split]] for split in SPLITS}
-        return {"all": [batch for b in splits.values() for batch in b]} if self.merge else splits
+        return {WHOLE: [batch for b in splits.values() for batch in b]} if self.merge else splits
 
     @cached_property
     def _parents(self) -> NDArray[np.int64]:
@@ -176,7 +170,7 @@ class Cifar(Source):
                 raise SourceError(
                     f"{self._title}, {file}: row {row} is {names[1][fine[row]]!r} in "
                     f"{names[0][coarse[row]]!r}; expected {names[0][parents[fine[row]]]!r}, as in "
-                    f"other rows; {AGAIN}"
+                    f"other rows; {DOWNLOAD}"
                 )
         if len(bare := np.flatnonzero(parents < 0)):
             raise SourceError(
@@ -232,7 +226,7 @@ def _edition(title: str, held: set[str]) -> _Edition:
     if missing:
         raise SourceError(
             f"{title}: no {', '.join(missing)}; expected the Python version of {edition.name}, "
-            f"whole; {AGAIN}"
+            f"whole; {DOWNLOAD}"
         )
     return edition
 
@@ -258,7 +252,7 @@ def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
     pickles: dict[str, Any] = {}
     with archive.open("rb") as stream:
         if is_html(stream.read(64)):
-            raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {AGAIN}")
+            raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD}")
     try:
         with _Bounded(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:
             for member in tar:
@@ -267,14 +261,14 @@ def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
                     continue
                 where = f"{archive.name}, {file}"
                 if file in pickles:
-                    raise SourceError(f"{where}: comes twice; expected it once; {AGAIN}")
+                    raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD}")
                 pickles[file] = read_pickle(_payload(tar, member), where)
             while unpacked.read(1 << 20):
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as fault:
         raise SourceError(
             f"{archive.name}: cut short, damaged or no archive ({fault}); expected {EXPECTED}; "
-            f"{AGAIN}"
+            f"{DOWNLOAD}"
         ) from None
     return _edition(archive.name, set(pickles)), pickles
 
@@ -301,7 +295,7 @@ def _names(where: str, meta: Any, key: str) -> list[str]:
         return [text(name) for name in names]
     except (ValueError, TypeError):
         raise SourceError(
-            f"{where}: {key!r} is no list of texts; expected names; {AGAIN}"
+            f"{where}: {key!r} is no list of texts; expected names; {DOWNLOAD}"
         ) from None
 
 
@@ -311,7 +305,7 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
         found = pixels.shape if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise SourceError(
             f"{where}: 'data' is {found}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
-            f"three channels; {AGAIN}"
+            f"three channels; {DOWNLOAD}"
         )
     columns = []
     for key, level in zip(keys, names, strict=True):
@@ -320,14 +314,14 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
             found = len(column) if isinstance(column, list) else type(column).__name__
             raise SourceError(
                 f"{where}: {key!r} is {found}; expected a list of {len(pixels)}, a label for each "
-                f"row of 'data'; {AGAIN}"
+                f"row of 'data'; {DOWNLOAD}"
             )
         for row, label in enumerate(column):
             if type(label) is not int or not 0 <= label < len(level):
                 shown = label if type(label) is int else type(label).__name__
                 raise SourceError(
                     f"{where}: {key!r} of row {row} is {shown}; expected 0 to {len(level) - 1}; "
-                    f"{AGAIN}"
+                    f"{DOWNLOAD}"
                 )
         columns.append(np.array(column, np.int64))
     return _Batch(pixels, np.stack(columns, 1))
@@ -336,5 +330,5 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
 def _entry(where: str, entries: Any, key: str) -> Any:
     if not isinstance(entries, dict) or key not in entries:
         found = ", ".join(list(entries)[:9]) if isinstance(entries, dict) else "no dict"
-        raise SourceError(f"{where}: no {key!r}; found {found:.80}; expected it there; {AGAIN}")
+        raise SourceError(f"{where}: no {key!r}; found {found:.80}; expected it there; {DOWNLOAD}")
     return entries[key]

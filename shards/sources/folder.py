@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import simplejpeg
-from PIL import Image, UnidentifiedImageError
 from pydantic import DirectoryPath, Field
 
 from shards.errors import SourceError
 from shards.manifest import InputFile, Labels, Name, View
-from shards.sources.base import Rows, Source
+from shards.picture import Kind, read_header_of
+from shards.sources.base import WHOLE, Rows, Source
 
-KINDS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
-DEEP = "I"  # Pillow's modes for 16 bits of grey, I;16 and others; it would cut them off at 255
+KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-WHOLE = "all"  # the split of a folder that has none
 KEY = 64  # characters kept of a path; a tar holds 100 of a name, the member's suffix included
-HEAD = 4096  # bytes; the header of most JPEG files is shorter
 
 
 class Folder(Source):
@@ -238,38 +234,17 @@ def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
 
 
-def _kind(path: str) -> str:
+def _kind(path: str) -> Kind:
     """JPEG or PNG, as the file's name says; `_size` looks whether it is."""
     return KINDS[path[path.rindex(".") :].lower()]
 
 
 def _size(folder: Path, path: str) -> tuple[int, int]:
     """Height and width of a picture in pixels, from its header."""
-    kind = _kind(path)
     try:
-        return (_size_of_jpeg if kind == "JPEG" else _size_of_png)(folder / path)
-    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as fault:
+        header = read_header_of(folder / path, _kind(path))
+    except ValueError as fault:
         raise SourceError(
-            f"{folder.resolve().name}: {path} cannot be read as a {kind} ({fault}); expected one; "
-            "move it away, or convert it"
+            f"{folder.resolve().name}: {path} {fault}; move it away, or convert it"
         ) from None
-
-
-def _size_of_jpeg(path: Path) -> tuple[int, int]:
-    with path.open("rb") as stream:
-        head = stream.read(HEAD)
-        try:
-            height, width, *_ = simplejpeg.decode_jpeg_header(head)
-        except ValueError:  # a long header: look at all of it
-            height, width, *_ = simplejpeg.decode_jpeg_header(head + stream.read())
-    return height, width
-
-
-def _size_of_png(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path, formats=["PNG"]) as image:  # reads the header alone
-            if image.mode.startswith(DEEP):
-                raise ValueError("its grey has 16 bits, not 8")
-            return image.height, image.width
-    except UnidentifiedImageError:  # whose text is the path
-        raise ValueError("not a PNG file") from None
+    return header.height, header.width

@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field, model_validator
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import WHOLE, Rows, Source
 
 STEMS = {"train": "train", "test": "t10k"}  # what the publishers call the splits
 CLASSES = 10
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
-DOWNLOAD = "download it again"
 
 
 class Idx(Source):
@@ -101,7 +100,7 @@ class Idx(Source):
     def splits(self) -> dict[str, int]:
         """`train` and `test`, or `all`."""
         rows = {split: len(part.labels) for split, part in self._parts.items()}
-        return {"all": sum(rows.values())} if self.merge else rows
+        return {WHOLE: sum(rows.values())} if self.merge else rows
 
     @property
     def files(self) -> list[Path]:

@@ -15,7 +15,7 @@ from pydantic import Field, FilePath
 
 from shards.errors import SourceError
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import WHOLE, Rows, Source
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.IGNORECASE)
@@ -64,7 +64,7 @@ class Mulan(Source):
     @property
     def splits(self) -> dict[str, int]:
         """One split of all rows."""
-        return {"all": len(self._table.labels)}
+        return {WHOLE: len(self._table.labels)}
 
     @property
     def files(self) -> list[Path]:
@@ -82,7 +82,7 @@ class Mulan(Source):
     def _names(self) -> list[str]:
         try:
             root = ElementTree.parse(self.xml).getroot()
-        except ElementTree.ParseError as fault:
+        except (ElementTree.ParseError, LookupError, ValueError) as fault:  # of its encoding
             raise SourceError(
                 f"{self.xml.name}: not XML ({fault}); expected Mulan's labels"
             ) from None

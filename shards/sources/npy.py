@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import SourceError
+from shards.index import UNREADABLE
 
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
@@ -19,7 +20,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return dict(stored)
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as fault:
+    except UNREADABLE as fault:
         pickles = "allow_pickle" in str(fault) and zipfile.is_zipfile(path)
         reason = PICKLES if pickles else "expected what numpy.savez writes"
         raise SourceError(f"{path.name}: cannot be read: {reason}") from None
@@ -32,7 +33,7 @@ def map_npy(path: Path) -> NDArray[Any]:
     """
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as fault:
+    except UNREADABLE as fault:
         reason = (
             PICKLES
             if "Python objects" in str(fault)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import SourceError
-from shards.sources.zips import AGAIN, HTML, is_html
+from shards.errors import DOWNLOAD, SourceError
+from shards.sources.zips import HTML, is_html
 
 MOST_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
 BYTES = ("u1", b"u1")  # the only dtype of an array, as Python 3 and Python 2 write its name
@@ -48,7 +48,7 @@ def read_pickle(data: bytes, where: str) -> Any:
         return _Machine(where).run(data)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as fault:
         found = HTML if is_html(data) else f"a pickle cut short or damaged ({fault})"
-        raise SourceError(f"{where}: {found}; expected a whole pickle; {AGAIN}") from None
+        raise SourceError(f"{where}: {found}; expected a whole pickle; {DOWNLOAD}") from None
 
 
 class _Machine:
@@ -179,7 +179,7 @@ class _Machine:
     def _refused(self, found: str) -> SourceError:
         return SourceError(
             f"{self.where}: a pickle with {found}; expected lists, texts, numbers and arrays of "
-            f"bytes alone; it was not executed; {AGAIN} from its publisher"
+            f"bytes alone; it was not executed; {DOWNLOAD} from its publisher"
         )
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, FilePath, field_validator
 
 from shards.errors import SourceError
 from shards.manifest import Labels, View
-from shards.sources.base import Rows, Source
+from shards.sources.base import WHOLE, Rows, Source
 
 MISSING = ("", "?", "nan")
 LARGEST = float(np.finfo(np.float32).max)
@@ -71,7 +71,7 @@ class Table(Source):
     @property
     def splits(self) -> dict[str, int]:
         """One split of all rows."""
-        return {"all": len(self._table.numbers)}
+        return {WHOLE: len(self._table.numbers)}
 
     @property
     def files(self) -> list[Path]:

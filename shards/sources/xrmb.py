@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 from shards.manifest import Labels, View
-from shards.matlab import DOWNLOAD, MatlabFile
+from shards.matlab import MatlabFile
 from shards.sources.base import Rows, Source
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory

@@ -6,11 +6,10 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from shards.errors import SourceError
+from shards.errors import DOWNLOAD, SourceError
 
 ZIP = b"PK\x03\x04"  # how a zip begins
 HTML = "an HTML page (a download quota page?)"
-AGAIN = "download it again"
 
 
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
@@ -26,7 +25,7 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
             found = f"a zip cut short or damaged ({fault})"
         else:
             found = f"no zip (it begins with {head[:8]!r})"
-        raise SourceError(f"{path.name}: {found}; expected {expected}; {AGAIN}") from None
+        raise SourceError(f"{path.name}: {found}; expected {expected}; {DOWNLOAD}") from None
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
@@ -37,7 +36,7 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
         if ".." in parts or not parts[0] or "\\" in info.filename:
             raise SourceError(
                 f"{path.name}: the path {info.filename!r} may leave its folder; expected "
-                f"FOLDER/NAME without '..' or a backslash; {AGAIN} from its publisher"
+                f"FOLDER/NAME without '..' or a backslash; {DOWNLOAD} from its publisher"
             )
         if info.is_dir() or parts[0] == "__MACOSX" or parts[-1].startswith("."):
             continue
@@ -54,9 +53,9 @@ def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
     """The bytes of a file in a zip, their checksum verified."""
     try:
         return archive.read(member)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as fault:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as fault:
         raise SourceError(
-            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; {AGAIN}"
+            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; {DOWNLOAD}"
         ) from None
 
 

@@ -129,7 +129,7 @@ def test_skipped_rows_are_counted_named_and_told_by_the_run(
     pretrain(config(folder, workers=2, verify=False))
     told = capsys.readouterr().out
     for key in keys:
-        assert f"sample {key}: view 'image': it begins with" in told
+        assert f"sample {key}: view 'image' begins with" in told
     assert told.count("skipped row") == 2 + 10
     assert "test-000001.tar has 0 bytes; the manifest says" in told
     result = json.loads((folder.parent / "run" / "result.json").read_text())
@@ -152,7 +152,7 @@ def test_a_flipped_byte_costs_one_sample_where_checksums_are_compared(
 
 def test_by_default_the_first_fault_ends_the_run(folder: Path) -> None:
     key = zero(folder, 7)
-    with pytest.raises(ShardError, match=f"sample {key}: view 'image': it begins with"):
+    with pytest.raises(ShardError, match=f"sample {key}: view 'image' begins with"):
         pretrain(config(folder, on_error="raise", verify=False))
     (folder / "train-000002.tar").unlink()
     with pytest.raises(ShardError, match=r"train-000002.tar is missing; the manifest lists it"):

@@ -30,9 +30,9 @@ def jpeg(number: int, height: int = 8, width: int = 8) -> bytes:
     return data
 
 
-def png(number: int) -> bytes:
+def png(picture: Any) -> bytes:
     stream = BytesIO()
-    Image.fromarray(pixels(number)).save(stream, "PNG")
+    Image.fromarray(pixels(picture) if isinstance(picture, int) else picture).save(stream, "PNG")
     return stream.getvalue()
 
 

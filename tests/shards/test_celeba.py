@@ -307,7 +307,6 @@ DAMAGED[DAMAGED.index(jpeg(2)) + 400] ^= 1  # of 000007.jpg
 FIRST, THIRD = "img_align_celeba/000001.jpg", "img_align_celeba/000007.jpg"
 WHOLE = f"expected {ZIPPED}, or a folder of the pictures; download it again"
 NO_PICTURE = "is no picture; expected NAME.jpg, its name of letters, digits, '-' and '_'; give"
-NO_JPEG = "cannot be read as a JPEG"
 BAD_ZIPS: list[tuple[dict[str, bytes], str]] = [
     ({ZIPPED: PAGE}, f"{ZIPPED}: an HTML page (a download quota page?); {WHOLE}"),
     ({ZIPPED: LIST.encode()}, f"{ZIPPED}: no zip (it begins with b'4\\nBald Y'); {WHOLE}"),
@@ -321,10 +320,16 @@ BAD_ZIPS: list[tuple[dict[str, bytes], str]] = [
         f"{ZIPPED}: 000001.jpg comes twice, as {FIRST} and as 000001.jpg; expected a name for each "
         "picture; remove one of them",
     ),
-    (with_picture(FIRST, PAGE), f"{ZIPPED}: 000001.jpg {NO_JPEG} (it begins with b'\\n <!DOCT');"),
-    (with_picture(FIRST, b""), f"{ZIPPED}: 000001.jpg {NO_JPEG} (it begins with b'')"),
-    (with_picture(FIRST, jpeg(0)[:9]), f"{ZIPPED}: 000001.jpg {NO_JPEG}"),
-    (with_picture(FIRST, jpeg(0)[:-2]), f"{ZIPPED}: 000001.jpg {NO_JPEG} (it is cut short); exp"),
+    (
+        with_picture(FIRST, PAGE),
+        f"{ZIPPED}: 000001.jpg begins with b'\\n <!DOCT'; expec",
+    ),
+    (with_picture(FIRST, b""), f"{ZIPPED}: 000001.jpg begins with b''; expected a JPEG"),
+    (with_picture(FIRST, jpeg(0)[:9]), f"{ZIPPED}: 000001.jpg is a damaged JPEG ("),
+    (
+        with_picture(FIRST, jpeg(0)[:-2]),
+        f"{ZIPPED}: 000001.jpg is cut short; expected a whole",
+    ),
     (
         with_picture(THIRD, jpeg(0, (8, 9))),
         f"{ZIPPED}: 000007.jpg is 8 × 9 pixels; expected 4 × 6, as 000001.jpg is: the aligned "
@@ -343,7 +348,7 @@ def test_bad_folders(tmp_path: Path, missing: str) -> None:
     images = unpacked(tmp_path) / "img_align_celeba"
     options: dict[str, object] = {"images": images, "missing": missing}
     (images / "000007.jpg").write_bytes(jpeg(2)[:-2])
-    message = "img_align_celeba: 000007.jpg cannot be read as a JPEG (it is cut short); expected"
+    message = "img_align_celeba: 000007.jpg is cut short; expected a whole JPEG; download it again"
     assert message in fault_of(tmp_path, {}, merge=True, **options)
     (images / "list.txt").write_text("")
     message = "img_align_celeba: 'list.txt' is no picture; expected NAME.jpg, its name of letters"

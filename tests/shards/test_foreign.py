@@ -1,5 +1,7 @@
 """Tars of others: indexed where they lie, verified, shown, and trained on."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from shards.sources import make
 from shards.verify import verify
 from tests.experiments import FRAMES, merge
 from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
+from tests.shards.tiny import bomb
 
 
 @pytest.fixture
@@ -128,8 +131,10 @@ BAD = [
     ({"jpg": b""}, "member 'jpg' begins with b''; expected a JPEG or a PNG"),
     (
         {"jpg": png(1)[:16] + b"\0\1\0\0\0\1\0\0" + png(1)[24:]},
-        "member 'jpg' is a damaged PNG (",  # a bomb by its header, whose checksum is another
+        "member 'jpg' is a damaged PNG (",  # its header has another checksum
     ),
+    ({"jpg": bomb()}, "member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pixels"),
+    ({"jpg": png(np.zeros((8, 8), np.uint16))}, "member 'jpg' is a PNG whose grey has 16 bits; ex"),
     ({"npy": npy([1, 2])}, "member 'npy' is int64 (2,); expected a vector of float32"),
     ({"npy": npy([[1, 2]], "f4")}, "member 'npy' is float32 (1, 2); expected a vector of flo"),
     ({"npy": npy([1, np.nan], "f4")}, "member 'npy' has a NaN or infinite value; expected fi"),
@@ -353,3 +358,16 @@ def test_training_on_tars_of_others(tmp_path: Path) -> None:
         row["loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row
     ]
     assert len(losses) == 2 and np.isfinite(losses).all()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0))])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(ShardError, match="a.index.npz: the disk is full; .* free some space"):
+            run(tmp_path, image=["jpg"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+    assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1

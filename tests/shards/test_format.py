@@ -12,9 +12,10 @@ import webdataset
 
 from shards.build import build
 from shards.errors import ShardError
-from shards.index import ShardIndex, map_arrays, scan
+from shards.index import ShardIndex, array_at, map_arrays
 from shards.manifest import Labels, load_manifest
 from shards.sources import make
+from shards.tarball import walk
 from tests.shards.tiny import arrays_source, whole
 
 
@@ -81,13 +82,37 @@ def test_plain_webdataset_reads_the_same_bytes(vectors: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(np.concatenate(labels), rows.labels)
 
 
-def test_index_says_what_a_scan_of_the_tar_finds(vectors: Path) -> None:
+def test_index_says_what_a_walk_of_the_tar_finds(vectors: Path) -> None:
     index = ShardIndex.read(vectors / "train-000002.index.npz")
-    members = list(scan(vectors / "train-000002.tar"))
-    assert [member.offset for member in members] == index.offsets.ravel().tolist()
-    assert [member.length for member in members] == index.lengths.ravel().tolist()
+    places = [place for _, place in walk(vectors / "train-000002.tar")]
+    assert [place.offset for place in places] == index.offsets.ravel().tolist()
+    assert [place.length for place in places] == index.lengths.ravel().tolist()
     with pytest.raises(ShardError, match="no member 'jpg'; it has view1.npy, view2.npy"):
         index.column("jpg")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, ",  # no end
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (02,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (0, -2), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (0,), }",
+    ],
+)
+def test_headers_of_arrays_that_are_none(header: str) -> None:
+    data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode()
+    with pytest.raises(ShardError, match="^a.tar: "):
+        array_at(np.frombuffer(data, np.uint8), 0, len(data), "a.tar")
+
+
+@pytest.mark.parametrize(("flag", "value"), [(6, 128), (8, 1), (10, 97)])
+def test_a_damaged_index_is_an_error(vectors: Path, flag: int, value: int) -> None:
+    """Of its zip: a version that is none, encryption, a method of compression."""
+    data = bytearray((vectors / "train-000000.index.npz").read_bytes())
+    data[data.index(b"PK\1\2") + flag] = value
+    with pytest.raises(ShardError, match="^a.index.npz: not an index .*; expected an npz of keys"):
+        ShardIndex.parse(bytes(data), "a.index.npz")
 
 
 def test_arrays_of_a_tar_share_one_mapping(tmp_path: Path) -> None:

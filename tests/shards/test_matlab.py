@@ -327,3 +327,17 @@ def test_a_full_disk(tmp_path: Path, scratch_folder: Path) -> None:
         scratch.file("X1.bin", 1_234_567, fill)
     assert str(fault.value) == message
     assert not sum(path.stat().st_size for path in scratch.folder.iterdir())
+
+
+def test_leftovers_that_another_process_removes_first(
+    tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(folder: Path) -> bool:
+        if folder == left:
+            raise FileNotFoundError(folder)
+        return True
+
+    (tmp_path / "a.mat").write_bytes(b"")
+    (left := scratch_folder / f"heron-{os.getuid()}-0123").mkdir()
+    monkeypatch.setattr("shards.scratch._is_ours", gone)
+    assert Scratch(tmp_path / "a.mat").folder.exists()

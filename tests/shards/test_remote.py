@@ -23,7 +23,7 @@ from tests.shards.servers import Fault, Web, web
 DATA = bytes(range(256)) * 1000
 SIZE = len(DATA)
 SUM = hashlib.sha256(DATA).hexdigest()
-RETRY = Retry(attempts=3, pause_s=0.001, timeout_s=0.3)
+RETRY = Retry(attempts=3, pause_s=0.001, timeout_s=0.8)
 EXPECTED = f"expected 256,000 bytes with sha256 {SUM}; restore it from a good copy"
 
 
@@ -78,7 +78,7 @@ def test_a_file_comes_whole_in_spite_of(
         assert f"{site.url}/set/a.tar: " in line and f"; attempt {number} of 3 follows in" in line
     if faults and faults[0] == Fault("stall", 5000):  # goes on where it broke
         assert [asked for _, asked in site.requests[:2]] == [None, "bytes=5000-"]
-        assert "nothing came for 0.3 s" in warnings[0]
+        assert "nothing came for 0.8 s" in warnings[0]
     if len(faults) == 2 and faults[1].kind == "flip":  # a flipped byte: all of it again
         assert site.requests[2] == ("set/a.tar", None)
 
@@ -90,7 +90,7 @@ FAILED = "failed 3 times, the last time with: "
     ("faults", "requests", "message"),
     [
         ([Fault("status")] * 3, 3, FAILED + "HTTP 503 Service Unavailable; expected the whole fil"),
-        ([Fault("stall", 9)] * 3, 3, FAILED + "nothing came for 0.3 s; expected the whole file"),
+        ([Fault("stall", 9)] * 3, 3, FAILED + "nothing came for 0.8 s; expected the whole file"),
         ([Fault("close", 9)] * 3, 3, FAILED + "ClientPayloadError: Response payload is not compl"),
         ([Fault("cut", 500)] * 2, 2, "500 bytes with sha256 [0-9a-f]{64}; " + EXPECTED),
         ([Fault("flip", 70)] * 2, 2, "256,000 bytes with sha256 [0-9a-f]{64}; " + EXPECTED),
@@ -268,8 +268,10 @@ def test_s3_credentials(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         store("s3://shards/set", tmp_path / "other").local("a.tar", SIZE, SUM)
 
 
-def test_the_hub(tmp_path: Path) -> None:
+def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its protocol as far as a file needs it, on loopback: the hub itself is not asked."""
+    # Another test may have imported the library while it was to ask nobody.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     listing = [{"type": "file", "path": "x/a.tar", "size": SIZE, "oid": "0" * 40}]
     with web(
         {

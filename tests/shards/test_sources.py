@@ -45,6 +45,7 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
 @pytest.mark.parametrize(
     ("arff", "xml", "message"),
     [
+        (ARFF, XML.replace("utf-8", "utf-9"), "tiny.xml: not XML (unknown encoding: utf-9)"),
         (ARFF, XML.replace("keen", "kind"), "tiny.arff: no attribute 'kind', which tiny.xml names"),
         (
             ARFF,
@@ -144,9 +145,12 @@ def test_arrays_errors(
 
 def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
-    path.write_text("<html>")
-    with pytest.raises(SourceError, match="bad.npz: cannot be read: expected what numpy.savez"):
-        _ = make("arrays", {"npz": path}).views
+    np.savez_compressed(path, view=np.zeros((50, 3)))
+    packed = path.read_bytes()
+    for data in (b"<html>", packed[:40] + b"\xff" * 20 + packed[60:]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match="bad.npz: cannot be read: expected what numpy.savez"):
+            _ = make("arrays", {"npz": path}).views
 
 
 def test_faces_are_the_same_however_they_are_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shards.build import build, npy
 from shards.index import ShardIndex
 from shards.sources import make
 from shards.verify import verify
-from tests.shards.tiny import arrays_source
+from tests.shards.tiny import arrays_source, bomb
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_altered_cut_missing_and_extra_files_all_at_once(folder: Path) -> None:
     found = faults(folder)
     assert "train-000000.tar: altered: sha256 is" in found
     assert "train-000001.tar: 1,500 bytes; expected" in found
-    assert "train-000001.tar is cut inside member 'train-000002.view1.npy' (byte 0)" in found
+    assert "train-000001.tar is cut inside 'train-000002.view1.npy' (" in found
     assert "test-000000.index.npz: missing" in found
     assert "stray-000000.tar: extra" in found
     (folder / "test-000000.tar").unlink()
@@ -89,7 +89,10 @@ def nan_block() -> bytes:
         (lambda m: m.extend(m[:3]), "sample train-000000: duplicate key: it comes again"),
         (lambda m: m.insert(1, m[0]), "duplicate key: member 'view1.npy' comes twice"),
         (lambda m: m.pop(1), "sample train-000000: found ['view1.npy', 'labels.npy']; expected"),
-        (lambda m: m.append(("../x.npy", b"")), "'../x.npy': a member is KEY.SUFFIX, no path"),
+        (
+            lambda m: m.append(("../x.npy", b"")),
+            "'../x.npy' (byte 26624), a path out of a fol",
+        ),
         (lambda m: m.append(("x.pkl", b"")), "sample x: member 'pkl' is a pickle, never decoded"),
         (lambda m: m.append(("x", b"")), "holds 'x': a member is KEY.SUFFIX"),
         (lambda m: m.append(("x.npy", b"")), "3 samples, other than the 2 of its index"),
@@ -119,10 +122,13 @@ def test_damaged_tars(folder: Path) -> None:
     path = folder / "train-000000.tar"
     good = path.read_bytes()
     for data, message in [
-        (good[:5000], "is cut inside member 'train-000000.view1.npy' (byte 0)"),
-        (good[: good.rindex(b"train-000001.labels.npy")], "is cut where a header was due"),
-        (b"<html>" + good[6:], "has a bad header"),
-        (b"", "is cut where a header was due (byte 0)"),
+        (good[:5000], "is cut inside 'train-000000.view1.npy' (5,248 bytes, of which"),
+        (
+            good[: good.rindex(b"train-000001.labels.npy")],
+            "has no end mark: it is cut, or unf",
+        ),
+        (b"<html>" + good[6:], "is no tar (it begins with b'<html>"),
+        (b"", "is empty (0 bytes); expected a tar"),
     ]:
         path.write_bytes(data)
         assert f"train-000000.tar {message}" in faults(folder)
@@ -142,6 +148,24 @@ def test_labels_and_counts_of_the_index(folder: Path) -> None:
     assert "train-000000.index.npz: 80 rows; expected 512" in faults(folder)
 
 
+def test_a_member_that_is_larger_than_its_index_says(folder: Path) -> None:
+    def change(members: list[tuple[str, bytes]]) -> None:
+        members[0] = (members[0][0], members[0][1] + bytes(600))
+
+    rewrite(folder, change)
+    found = faults(folder)
+    assert "train-000000.tar sample train-000000: lies elsewhere than its index says" in found
+    assert "member 'view1.npy' is altered: another crc32" in found
+    assert "an array of float32 (256, 5) at byte 512 is cut or too long" in found
+
+
+def test_a_bomb_is_not_set_off(tmp_path: Path) -> None:
+    build(make("faces", {"train": 2, "test": 0, "size": 32}), tmp_path, progress=False)
+    rewrite(tmp_path, lambda members: members.__setitem__(0, (members[0][0], bomb())))
+    found = faults(tmp_path)
+    assert "sample 000001: member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pix" in found
+
+
 def test_images(tmp_path: Path) -> None:
     out = tmp_path / "faces"
     build(make("faces", {"train": 4, "test": 2, "size": 32}), out, progress=False)
@@ -157,6 +181,6 @@ def test_images(tmp_path: Path) -> None:
 
     rewrite(out, change)
     found = faults(out)
-    assert "sample 000001: member 'jpg' is no image" in found
+    assert "sample 000001: member 'jpg' begins with b'<html>'; expected a JPEG or a PNG" in found
     assert "sample 000002: view 'image' is (64, 64, 3); expected (32, 32, 3)" in found
     assert "test-000000.tar sample 000005: duplicate key: train-000000.tar has it too" in found

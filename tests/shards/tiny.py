@@ -1,5 +1,6 @@
 """Small sources and folders for the tests of shards."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,9 @@ def mulan_options(
 
 def whole(source: Source, split: str) -> Rows:
     return source.read(split, 0, source.splits[split])
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that says that it has four billion pixels."""
+    header = b"IHDR" + (1 << 16).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
+    return b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4, "big")

@@ -1,0 +1,43 @@
+"""Moments: the mean and the standard deviation of the columns of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.manifest import View
+
+
+class Moments:
+    """Mean and variance of columns, block by block in float64 (Chan, Golub and LeVeque 1979)."""
+
+    def __init__(self) -> None:
+        """Begin with no rows."""
+        self.rows = 0
+        self.mean: NDArray[np.float64] = np.zeros(1)
+        self.squares: NDArray[np.float64] = np.zeros(1)  # of distances to the mean
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Merge a block [rows, width]."""
+        values = np.asarray(block, np.float64)
+        mean = values.mean(0)
+        total = self.rows + len(values)
+        shift = mean - self.mean
+        self.squares = (
+            self.squares
+            + ((values - mean) ** 2).sum(0)
+            + shift**2 * (self.rows * len(values) / total)
+        )
+        self.mean = self.mean + shift * (len(values) / total)
+        self.rows = total
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """The standard deviation of every column, over all rows (not n - 1)."""
+        return np.sqrt(self.squares / max(1, self.rows))
+
+    def onto(self, view: View) -> View:
+        """The view with these statistics."""
+        return view.model_copy(update={"mean": self.mean.tolist(), "std": self.std.tolist()})

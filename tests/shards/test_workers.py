@@ -1,0 +1,100 @@
+"""Worker processes: each item once, and an end at once, whatever happens."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shards.errors import ShardError, SourceError
+from shards.workers import in_parallel
+
+
+def work(item: str) -> tuple[str, int]:
+    """What an item asks for."""
+    if item == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == "leave":
+        os._exit(3)
+    if item == "bug":
+        raise KeyError(item)
+    if item == "fault":
+        raise SourceError("a.txt: wrong")
+    time.sleep(600 if item == "sleep" else 0)
+    return item.upper(), os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_item_once(workers: int) -> None:
+    items = list("abcdefg")
+    found = dict(in_parallel(work, items, workers))
+    assert {item: result[0] for item, result in found.items()} == {i: i.upper() for i in items}
+    used = {process for _, process in found.values()}
+    assert os.getpid() not in used if workers == 2 else used == {os.getpid()}
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("item", "fault", "message"),
+    [
+        ("die", ShardError, r"^die: the process .* ended by SIGKILL \(was memory short\?\); expec"),
+        ("leave", ShardError, "^leave: the process that worked on it ended with status 3; .*run"),
+        ("fault", SourceError, "^a.txt: wrong$"),
+        ("bug", KeyError, "^'bug'"),
+    ],
+)
+def test_a_fault_ends_all(item: str, fault: type[Exception], message: str) -> None:
+    with pytest.raises(fault, match=message) as raised:
+        list(in_parallel(work, ["sleep", item], 2))
+    notes = getattr(raised.value, "__notes__", [])
+    assert ["raise KeyError(item)" in note for note in notes] == [True] * (item == "bug")
+    assert not multiprocessing.active_children()
+
+
+def test_who_goes_on_no_further_leaves_no_process() -> None:
+    with closing(in_parallel(work, ["a", "sleep"], 2)) as found:
+        assert next(found)[0] == "a"
+        assert len(multiprocessing.active_children()) == 2
+    assert not multiprocessing.active_children()
+
+
+SLEEPY = """
+import sys
+from shards.workers import in_parallel
+from tests.shards.test_workers import work
+if __name__ == "__main__":
+    for _, (_, process) in in_parallel(work, ["a", "b", "sleep", "sleep"], 2):
+        print(process, flush=True)
+"""
+
+
+def test_an_interrupt_from_the_terminal_ends_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    run = subprocess.Popen(
+        [sys.executable, str(tmp_path / "sleepy.py")],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that the signal goes to its processes, as from a terminal
+    )
+    limit = threading.Timer(60, run.kill)
+    limit.start()
+    assert run.stdout is not None
+    workers = [int(run.stdout.readline()) for _ in "ab"]
+    time.sleep(0.2)  # the last items are sent
+    began = time.monotonic()
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate()
+    limit.cancel()
+    assert time.monotonic() - began < 20
+    assert said.rstrip().endswith("KeyboardInterrupt") and said.count("Traceback") == 1, said
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
