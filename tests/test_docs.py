@@ -1,4 +1,4 @@
-"""The worked example of the guide is code that works."""
+"""The worked example of the guide is code that works, and the tests that guides name are there."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,8 @@ from torch import Tensor
 from pipeline.objectives import engine
 from tests.objectives.test_terms import assert_same, draw
 
+TESTS = Path(__file__).parent
+DATA = (TESTS.parent / "docs" / "data.md").read_text()
 GUIDE = (Path(__file__).parent.parent / "docs" / "objectives.md").read_text()
 
 
@@ -34,3 +36,9 @@ def test_the_worked_example_is_the_loss_it_says() -> None:
     assert_same(names["decoupled"](z, tau=tau), looped(z, tau), z)
     shares = [names["decoupled"](z, tau=tau, rows=r) for r in (slice(0, 3), slice(3, 7))]
     assert_same(torch.stack(shares).sum(), looped(z, tau), z)
+
+
+def test_the_tests_that_guides_name_are_there() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", DATA)
+    assert len(named) > 20
+    assert [n for n in named if f"def {n[1]}(" not in (TESTS / n[0]).read_text()] == []
