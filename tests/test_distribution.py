@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline import collectives
-from pipeline.config import Cnn, Convnet, Mlp, Model, Resnet
+from pipeline.architecture import Cnn, Convnet, Mlp, Model, Resnet
 from pipeline.data.batches import Batch
 from pipeline.data.plan import share, shares
 from pipeline.draws import keys

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.config import Convnet, Linear, Mlp, Resnet, Vgg
-from pipeline.config import Encoder as Asked
+from pipeline.architecture import Convnet, Linear, Mlp, Resnet, Vgg
+from pipeline.architecture import Encoder as Asked
 from pipeline.draws import uniforms
 from pipeline.errors import ConfigError
 

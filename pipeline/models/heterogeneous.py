@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import Model
+from pipeline.architecture import Model
 from pipeline.errors import ConfigError
 from pipeline.models.encoders import build_encoder, mlp
 

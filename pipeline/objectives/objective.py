@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipeline.config import Model, View
+from pipeline.architecture import Model
+from pipeline.config import View
 from pipeline.errors import ConfigError, TrainingError
 from pipeline.objectives.batch import GlobalBatch
 from pipeline.objectives.catalogue import KNOWN, TERMS

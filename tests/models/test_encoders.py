@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
+from pipeline.architecture import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
 from pipeline.errors import ConfigError
 from pipeline.models.encoders import build_encoder, vgg
 

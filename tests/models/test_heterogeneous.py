@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import Mlp, Model
+from pipeline.architecture import Mlp, Model
 from pipeline.errors import ConfigError
 from pipeline.models.heterogeneous import Heterogeneous
 
