@@ -15,6 +15,7 @@ from pipeline.data.reader import Reader
 from pipeline.data.skipped import Skipped
 from pipeline.data.streams import Streams, open_streams
 from pipeline.pretrain import pretrain
+from pipeline.tracking import read_metrics
 from shards.build import build
 from shards.errors import ShardError
 from shards.sources import make
@@ -197,12 +198,18 @@ def ranks_run(path: str) -> dict[str, Any]:
     return {name: result[name] for name in ("f1_weighted", "skipped_rows")}
 
 
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+
+
 def test_two_processes_skip_and_score_what_one_does(folder: Path) -> None:
     zero(folder, 11, at=700, count=1)
     zero(folder, 30)
     (folder / "test-000000.tar").write_bytes(b"")
     alone = pretrain(config(folder))
+    expected = losses(folder.parent / "run")
     assert alone["skipped_rows"] == 12
     for found in ranks.run(2, ranks_run, str(folder)):
         assert found["skipped_rows"] == 12
         assert found["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)
+    assert losses(folder.parent / "run") == pytest.approx(expected, rel=1e-4)
