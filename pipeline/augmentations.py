@@ -110,6 +110,10 @@ def _written_out(value: Any) -> Any:
     """A bare name is an augmentation with its defaults, `simclr` three of them."""
     if not isinstance(value, list):
         return value
+    for item in value:
+        if isinstance(item, str) and item not in (*Augmentation.model_fields, "simclr"):
+            known = ", ".join([*Augmentation.model_fields, "simclr"])
+            raise ValueError(f"no augmentation {item!r}; expected one of {known}")
     items = [part for item in value for part in (SIMCLR if item == "simclr" else [item])]
     return [
         {item: {}} if isinstance(item, str) and item in Augmentation.model_fields else item

@@ -132,7 +132,8 @@ def load(
 def _decisive(config: Config) -> dict[str, Any]:
     """What decides how a run goes on: not where it lies, how long it is, or how it is watched."""
     tree = config.model_dump(mode="json", exclude={"run", "evaluate", "train"})
-    for key in ("path", "build", "workers", "verify"):
+    where = "path", "build", "workers", "verify", "cache", "storage_options"
+    for key in (*where, "on_error", "max_bad_fraction"):
         del tree["data"][key]
     if config.optim.schedule == "cosine":
         tree["train"] = {"epochs": config.train.epochs}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -106,17 +107,30 @@ class Data(Section):
     cache: Cache = Cache()
     storage_options: dict[str, Any] = {}
 
-    @field_validator("storage_options")
+    @field_validator("path", "storage_options")
     @classmethod
-    def _no_secrets(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _no_secrets(cls, value: Any) -> Any:
         """What a run was configured with is written beside its results."""
-        for name in options:
-            if any(word in name.lower() for word in ("secret", "token", "password", "key")):
-                raise ValueError(
-                    f"{name} would be written into the run's folder; expected credentials in the "
-                    "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"
-                )
-        return options
+        if (secret := _secret(value)) is not None:
+            raise ValueError(
+                f"{secret} would be written into the run's folder; expected credentials in the "
+                "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+            )
+        return value
+
+
+def _secret(value: Any, name: str = "") -> str | None:
+    """The name of something that looks like a credential, in storage options or in a URL."""
+    if isinstance(value, dict):
+        return next((s for key, v in value.items() if (s := _secret(v, str(key)))), None)
+    words = "secret", "token", "password", "key", "signature"
+    if name:
+        named = any(word in name.lower() for word in words)
+        return name if named and value not in (None, True, False, "anon") else None
+    parts = urlsplit(str(value))
+    if "://" in str(value) and parts.password:
+        return "the password in the URL"
+    return next((w for w in parse_qs(parts.query) if any(x in w.lower() for x in words)), None)
 
 
 class Optim(Section):

@@ -67,7 +67,10 @@ class Evaluator:
         scores = self.score(predictions)
         if not probed:
             return predictions, scores
-        probe = self._probe(self.predict(model, roles.labelled, hidden=True), predictions)
+        labelled = self.predict(model, roles.labelled, hidden=True)
+        if not len(labelled.y) or not len(predictions.y):
+            return predictions, scores  # a probe needs both
+        probe = self._probe(labelled, predictions)
         if alone:
             return probe, self.score(probe)
         return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
@@ -81,7 +84,8 @@ class Evaluator:
         own = rows[share(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
-        logits, features, readable = [], [], []
+        logits, features = [], []
+        readable: list[bool] = []
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
         for start in range(0, max(len(own), 1), size):
@@ -91,10 +95,11 @@ class Evaluator:
             logits.append(part.logits)
             if hidden:
                 features.append(part.hidden)
-            readable.append([int(row) not in self.reader.lost for row in batch.rows])
+            here = own[start : start + size]
+            readable += [row not in self.reader.lost for row in here.tolist()]
         model.train()
         sizes = shares(len(rows), world_size())
-        flags = torch.tensor(sum(readable, []), device=self.views.device, dtype=torch.uint8)
+        flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
         kept = gather(flags, sizes).bool().cpu().numpy()
         probability = None
         if logits[0] is not None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -75,7 +76,8 @@ def pretrain(config: Config) -> dict[str, Any]:
     streams = open_streams(config)
     if config.data.verify and accelerator.is_local_main_process:
         streams.reader.verify_payloads()
-    skipped = Skipped(streams.rows, config.data.max_bad_fraction)
+    used = np.concatenate([streams.rows, streams.roles.test])
+    skipped = Skipped(used, config.data.max_bad_fraction)
     for found in collectives.gather_objects(streams.reader.lost):
         streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
     views = Views(streams.reader, config.data, device)
@@ -141,6 +143,7 @@ def pretrain(config: Config) -> dict[str, Any]:
         if earlier:
             tracker.say(f"checkpoints of an earlier run are now in {earlier}")
         tracker.say(*skipped.add([streams.reader.lost]))
+        skipped.refuse()
         train_seconds = 0.0
         for t in range(done, steps):
             # A step: read, embed, gather, compare, descend.
@@ -160,6 +163,7 @@ def pretrain(config: Config) -> dict[str, Any]:
             )
             if values.pop("skipped"):
                 tracker.say(*skipped.add(collectives.gather_objects(batch.lost)))
+                skipped.refuse()
             refuse_nonfinite(values, t, saved, features)
             optimizer.zero_grad()
             accelerator.backward(loss * world)  # DDP means over processes, the loss is a sum
@@ -217,6 +221,7 @@ def pretrain(config: Config) -> dict[str, Any]:
     if main:
         write_result(folder, result)
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
+    skipped.refuse()  # rows of the test set, with which the scores may not count
     return result
 
 

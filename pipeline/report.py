@@ -66,7 +66,8 @@ def write_report(
         figures["auc"] = ("AUC of each label", _bars(names, auc))
     if embedding.hidden is not None and len(embedding.hidden) >= 5:
         exclusive = bool((embedding.y.sum(1) == 1).all())
-        drawing = _map(embedding.hidden, embedding.y, names, exclusive)
+        named = names if embedding.y.any() else []  # rows that have no label have no colour
+        drawing = _map(embedding.hidden, embedding.y, named, exclusive)
         figures["map"] = (f"{len(embedding.hidden):,} test embeddings in two dimensions", drawing)
     parts = []
     for name, (title, figure) in figures.items():

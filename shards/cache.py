@@ -215,7 +215,7 @@ class Cache:
         if fault.errno not in DISK_FULL:
             return ShardError(
                 f"cache {self.folder}: {fault}; expected a folder that can be written; "
-                "set data.cache.path or HERON_CACHE to one"
+                "set data.cache.dir or HERON_CACHE to one"
             )
         needed = "" if size is None else f" for a file of {size:,} bytes"
         return ShardError(

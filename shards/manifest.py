@@ -130,7 +130,8 @@ class Labels(Record):
 
     def known(self, array: NDArray[Any]) -> NDArray[np.bool_]:
         """Which rows of an array of labels are labelled, [rows]."""
-        known: NDArray[np.bool_] = (array != self.unlabelled).reshape(len(array), -1).any(1)
+        stated = array != self.unlabelled
+        known: NDArray[np.bool_] = stated.any(axis=tuple(range(1, array.ndim)))
         return known
 
     @property

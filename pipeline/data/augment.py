@@ -27,7 +27,8 @@ Draws = Float[Tensor, "batch draws"]
 def crop(x: Images, options: Crop, draws: Draws, size: Sequence[int]) -> Resized:
     """A random part of each picture, perhaps mirrored, resampled to a size.
 
-    Where pixels come out larger than they went in, each is the mean of several samples.
+    Where pixels come out larger than they went in, each is the mean of several samples. A part
+    that would be higher or wider than the picture keeps its ratio and is made smaller.
 
     Args:
         x: pictures.
@@ -35,13 +36,16 @@ def crop(x: Images, options: Crop, draws: Draws, size: Sequence[int]) -> Resized
         draws: columns 0 to 3 are area, two offsets and flip, 4 is the ratio.
         size: height and width that come out, in pixels.
     """
+    if not len(x):  # a process may have no rows, which affine_grid refuses
+        return x.new_empty(0, x.shape[1], *size)
     height, width = x.shape[2:]
     (low, high), (narrow, wide) = options.area, options.ratio
     area = low + (high - low) * draws[:, 0]
     ratio = math.log(narrow) + (math.log(wide) - math.log(narrow)) * draws[:, 4]
     # In units of the picture's sides, so that ratio 1 is the shape of what comes out.
     across = (ratio + math.log(size[1] * height / (size[0] * width))).exp()
-    sides = torch.stack([(area * across).sqrt(), (area / across).sqrt()], 1).clamp(max=1)
+    sides = torch.stack([(area * across).sqrt(), (area / across).sqrt()], 1)
+    sides = sides / sides.amax(1, keepdim=True).clamp(min=1)
     offset = (2 * draws[:, 1:3] - 1) * (1 - sides)
     flip = torch.where(draws[:, 3] < 1 - options.flip, 1.0, -1.0)
     theta = torch.zeros(len(x), 2, 3, device=x.device)

@@ -69,6 +69,7 @@ class ProcessBatches(Dataset[Batch | ShardError]):
         self.streams = streams
         self.seed = seed
         self.rank, self.world = rank, world
+        self._sorted: dict[str, Rows] = {}  # the rows of a stream that has lost some
 
     def __getitem__(self, t: int) -> Batch | ShardError:
         """The share of global batch t; a fault is a value, to cross from a worker whole."""
@@ -100,7 +101,7 @@ class ProcessBatches(Dataset[Batch | ShardError]):
             stored,
             torch.from_numpy(self.streams.targets(labelled)),
             numbers,
-            keys(self.seed, epoch, numbers),
+            keys(self.seed, epoch, torch.from_numpy(wanted)),
             [len(part) for _, part in drawn],
             torch.from_numpy(reader.paths(labelled)),
             {int(row): reader.lost[int(row)] for row in wanted[wanted != rows]},
@@ -123,28 +124,32 @@ class ProcessBatches(Dataset[Batch | ShardError]):
         return stored
 
     def _replace(self, rows: Rows, drawn: Sequence[tuple[Stream, Rows]]) -> Rows:
-        """Replace lost rows by the next rows, in the data set's order, that are not; their places.
+        """Replace lost rows by the next of their stream that are not, and give their places."""
+        if not (lost := self.streams.reader.lost):
+            return np.empty(0, np.int64)
+        places = np.flatnonzero([int(row) in lost for row in rows])
+        first = 0
+        for stream, part in drawn:
+            for place in places[(places >= first) & (places < first + len(part))].tolist():
+                rows[place] = self._next(stream, int(rows[place]))
+            first += len(part)
+        return places
+
+    def _next(self, stream: Stream, row: int) -> int:
+        """The next row of a stream that is not lost, in the data set's order.
 
         So what takes a row's place is the same on any number of processes and after a restart.
         """
-        if not (lost := self.streams.reader.lost):
-            return np.empty(0, np.int64)
-        gone = np.fromiter(lost, np.int64, len(lost))
-        places = np.flatnonzero(np.isin(rows, gone))
-        first = 0
-        for stream, part in drawn:
-            here = places[(places >= first) & (places < first + len(part))]
-            first += len(part)
-            if not len(here):
-                continue
-            left = np.setdiff1d(np.concatenate(stream.shards), gone)
-            if not len(left):
-                raise ShardError(
-                    f"no row of the {stream.name} stream can be read; the last fault: "
-                    f"{lost[int(rows[here[0]])]}"
-                )
-            rows[here] = left[np.searchsorted(left, rows[here]) % len(left)]
-        return places
+        if stream.name not in self._sorted:
+            self._sorted[stream.name] = np.sort(np.concatenate(stream.shards))
+        rows, lost = self._sorted[stream.name], self.streams.reader.lost
+        at = int(np.searchsorted(rows, row))
+        for step in range(1, len(rows)):
+            if (found := int(rows[(at + step) % len(rows)])) not in lost:
+                return found
+        raise ShardError(
+            f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"
+        )
 
 
 def read(reader: Reader, views: Sequence[str], rows: Rows) -> dict[str, Tensor]:

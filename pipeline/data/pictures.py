@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from shards.manifest import View
 from shards.picture import Kind, read_header
 
+PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # faults it raises
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
 
@@ -27,11 +28,13 @@ class Canvas:
         stored: height, width and channels as the manifest says, -1 where they vary.
         shape: height, width and channels that come out.
         varying: pictures are of several sizes, each brought to `shape`.
+        draft: they may be decoded smaller than they are.
     """
 
     stored: tuple[int, ...]
     shape: tuple[int, ...]
     varying: bool = False
+    draft: bool = True
 
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decode the bytes of one picture into `out`, of `shape`.
@@ -50,18 +53,19 @@ class Canvas:
                 least = self.shape[:2] if self.shape != self.stored else (0, 0)
                 simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1], buffer=out)
             else:
-                out[:] = _resized(_png(data), self.shape[:2])
-        except (ValueError, OSError, SyntaxError) as fault:  # the last two are Pillow's
+                out[:] = _resized(_png(data, size), self.shape[:2])
+        except (ValueError, *PILLOWS) as fault:
             raise ValueError(f"is a damaged {header.kind} ({fault})") from None
 
     def _fitted(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
         """The square about the centre, resampled to the canvas."""
         if kind == "JPEG":
-            divisor = next((d for d in DRAFTS if min(size) >= d * self.shape[0]), 1)
+            drafts = DRAFTS if self.draft else ()
+            divisor = next((d for d in drafts if min(size) >= d * self.shape[0]), 1)
             least = [-(-n // divisor) if divisor > 1 else 0 for n in size]
             picture = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1])
         else:
-            picture = _png(data)
+            picture = _png(data, size)
         height, width = picture.shape[:2]
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
@@ -129,12 +133,7 @@ def canvas(stored: View, views: Sequence[Asked], draft: bool, side: int | None) 
                 f"data.canvas is {square}, less than the views' size of {needed}; "
                 f"expected at least {needed}"
             )
-        return Canvas(stored.shape, (square, square, stored.shape[2]), varying=True)
-    if side is not None:
-        raise ConfigError(
-            f"data.canvas is {side}, but the pictures of '{stored.name}' are all "
-            f"{_by(stored.shape)}; leave it out"
-        )
+        return Canvas(stored.shape, (square, square, stored.shape[2]), True, draft)
     scale = max((_scale(view, stored.shape) for view in views), default=1.0)
     divisor = next((d for d in DRAFTS if d * scale <= 1), 1) if draft else 1
     height, width = (-(-n // divisor) for n in stored.shape[:2])
@@ -159,8 +158,10 @@ def _scale(view: Asked, stored: Sequence[int]) -> float:
     )
 
 
-def _png(data: bytes) -> NDArray[np.uint8]:
+def _png(data: bytes, size: Sequence[int]) -> NDArray[np.uint8]:
     with Image.open(BytesIO(data), formats=["PNG"]) as image:
+        if (image.height, image.width) != tuple(size):
+            raise ValueError("it has two headers, of two sizes")
         return np.asarray(image.convert("RGB"))
 
 

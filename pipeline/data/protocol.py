@@ -103,12 +103,16 @@ def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
     The classes are the label vectors as they stand, as in HeroCon's Scene protocol; vectors
     rarer than the number of folds are spread as they come.
     """
+    if not len(labels):
+        raise ConfigError(
+            f"data.protocol.folds is {folds}, but no row has a label; leave folds out"
+        )
     flat = labels.reshape(len(labels), -1)
     classes = np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1)
-    if np.bincount(classes, minlength=1).max() < folds:
+    if np.bincount(classes).max() < folds:
         raise ConfigError(
             f"data.protocol.folds is {folds}, but no label vector occurs as often; "
-            f"expected at most {np.bincount(classes, minlength=1).max()}"
+            f"expected at most {np.bincount(classes).max()}"
         )
 
     with warnings.catch_warnings():  # label vectors rarer than folds are part of the protocol

@@ -1,5 +1,6 @@
 """Rows of a data set by number: vectors mapped in place, pictures decoded, labels in memory."""
 
+import errno
 import zlib
 from collections import OrderedDict
 from functools import cached_property
@@ -19,7 +20,8 @@ from shards.manifest import Manifest, Shard, View, load_manifest
 from shards.sources.base import sha256
 from shards.store import LocalStore, Store, open_store
 
-OPEN = 256  # shards that a process keeps open
+OPEN = 128  # shards that a process keeps open: up to three descriptors each
+SHORT = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # of the process, not faults of the data
 
 
 class Reader:
@@ -168,15 +170,16 @@ class Reader:
         return targets
 
     def truth(self, rows: Rows) -> NDArray[np.float32]:
-        """What the rows are, as 0/1 columns, for scoring.
+        """What the rows are, as 0/1 columns, for scoring; zeros where that is not known.
 
         Raises:
             ConfigError: complementary labels of a row leave more than one class.
         """
-        targets = self.targets(rows)
+        targets, known = self.targets(rows), self.known(rows)
+        targets[~known] = 0
         if self.manifest.labels.kind != "complementary":
             return targets
-        left = targets.shape[1] - targets.sum(1)
+        left = np.where(known, targets.shape[1] - targets.sum(1), 1)
         if (left != 1).any():
             row = int(np.flatnonzero(left != 1)[0])
             raise ConfigError(
@@ -184,7 +187,7 @@ class Reader:
                 f"leave {int(left[row])} classes; expected 1 in rows that are tested or probed; "
                 "store there every class but the right one"
             )
-        return 1 - targets
+        return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
 
     def paths(self, rows: Rows) -> NDArray[np.int64]:
         """Hierarchical labels, [rows, levels]; [rows, 0] where labels are of another kind."""
@@ -233,14 +236,24 @@ class Reader:
         for at in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
             if not len(at):
                 continue
+            number = int(shards[at[0]])
             try:
-                opened = self._shard(int(shards[at[0]]))
-                if pictures:
-                    self._pictures(opened, view, column, samples, rows, at, out)
-                else:
-                    out[at] = opened.rows(view, column, samples[at], places[at])
-            except (ShardError, OSError) as fault:
-                self._lose(rows[at], str(fault))
+                opened = self._shard(number)
+            except (ShardError, OSError) as fault:  # then none of its rows can be read
+                if isinstance(fault, OSError) and fault.errno in SHORT:
+                    raise
+                self._lose(np.arange(*self.starts[number : number + 2]), str(fault))
+                continue
+            if pictures:
+                self._pictures(opened, view, column, samples, rows, at, out)
+                continue
+            for sample, fault_of in opened.faults(view, column).items():
+                if (samples[at] == sample).any():
+                    block = self.indexes[number].starts[sample : sample + 2]
+                    self._lose(np.arange(*(self.starts[number] + block)), fault_of)
+                    at = at[samples[at] != sample]
+            if len(at):
+                out[at] = opened.rows(view, column, samples[at], places[at])
         return out
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -266,7 +279,7 @@ class Reader:
             sample = int(samples[place])
             try:
                 canvas.decode(opened.payload(sample, column), out[place])
-            except (ValueError, ShardError) as fault:
+            except (ValueError, ShardError, OSError) as fault:
                 where = f"{opened.where} sample {opened.index.keys[sample]}"
                 self._lose(
                     rows[place : place + 1],

@@ -2,20 +2,23 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from pipeline.data.plan import Rows
 from shards.errors import ShardError
 
 
 class Skipped:
     """The rows that all processes have skipped so far, and why."""
 
-    def __init__(self, rows: int, most: float) -> None:
-        """Allow the share `most` of so many rows.
+    def __init__(self, rows: Rows, most: float) -> None:
+        """Allow a share of the rows that the run draws or scores.
 
         Args:
-            rows: that the run draws from.
+            rows: their numbers, once or more often; others do not count.
             most: `data.max_bad_fraction`.
         """
-        self.rows, self.most = rows, most
+        self.rows, self.most = np.unique(rows), most
         self.found: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -23,18 +26,28 @@ class Skipped:
         return len(self.found)
 
     def add(self, found: Iterable[Mapping[int, str]]) -> list[str]:
-        """Take what every process lost; a line for each row that was not known yet.
-
-        Raises:
-            ShardError: more rows are lost than a run may go on without.
-        """
+        """Take what every process lost; a line for each fault that was not known yet."""
         new = {row: fault for lost in found for row, fault in lost.items()}
+        known = np.fromiter(new, np.int64, len(new))
+        new = {row: new[row] for row in np.intersect1d(known, self.rows).tolist()}
         new = {row: fault for row, fault in new.items() if row not in self.found}
         self.found |= new
-        lines = [f"skipped row {row}: {fault}" for row, fault in sorted(new.items())]
-        if len(self) > self.most * self.rows:
+        rows: dict[str, list[int]] = {}
+        for row, fault in new.items():
+            rows.setdefault(fault, []).append(row)
+        return [f"skipped {_named(numbers)}: {fault}" for fault, numbers in rows.items()]
+
+    def refuse(self) -> None:
+        """Raise ShardError where more rows are lost than a run may go on without."""
+        if len(self) > self.most * len(self.rows):
             raise ShardError(
-                f"{len(self):,} of {self.rows:,} rows cannot be read, more than "
-                f"data.max_bad_fraction = {self.most:g} of them; the last is {lines[-1]}"
+                f"{len(self):,} of the run's {len(self.rows):,} rows cannot be read, more than "
+                f"data.max_bad_fraction = {self.most:g} of them; the last fault: "
+                f"{list(self.found.values())[-1]}"
             )
-        return lines
+
+
+def _named(rows: list[int]) -> str:
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    return f"{len(rows):,} rows, {rows[0]} to {rows[-1]}"

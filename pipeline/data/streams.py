@@ -51,9 +51,10 @@ class Streams:
         return y if drawn is None else complementary(y, rows, drawn, self.protocol)
 
     @property
-    def rows(self) -> int:
-        """How many rows the streams draw from."""
-        return sum(s.rows for s in (self.labelled, self.unlabelled) if s is not None)
+    def rows(self) -> Rows:
+        """The rows that the streams draw from."""
+        drawn = [s for s in (self.labelled, self.unlabelled) if s is not None]
+        return np.concatenate([shard for stream in drawn for shard in stream.shards])
 
     def describe(self) -> list[str]:
         """A line a stream: rows, batch, and what an epoch leaves over."""
@@ -98,7 +99,14 @@ def open_reader(data: Data) -> Reader:
         for view in asked:
             input_shape(stored, view)
         if stored.kind == "image":
-            reader.canvases[name] = canvas(stored, asked, data.draft, data.canvas)
+            in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
+            draft = data.draft and not in_blocks
+            reader.canvases[name] = canvas(stored, asked, draft, data.canvas)
+    if data.canvas is not None and not any(c.varying for c in reader.canvases.values()):
+        raise ConfigError(
+            f"data.canvas is {data.canvas}, but no view holds pictures of several sizes; "
+            "leave it out"
+        )
     return reader
 
 
@@ -110,7 +118,9 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
     """
     largest = max(shard.bytes for shard in reader.shards)
     total = sum(shard.bytes for shard in reader.shards)
-    streams = data.canonical_streams or MOST_STREAMS
+    batches = data.batch.labelled, data.batch.unlabelled
+    default = sum(MOST_STREAMS if b == "all" else default_streams(b) for b in batches if b)
+    streams = data.canonical_streams or default
     needed = min(total, 2 * streams * largest)
     if limit < needed:
         raise ConfigError(
@@ -118,6 +128,8 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
             f"are read at a time by {streams} canonical streams; expected at least {needed:,}, or "
             "fewer data.canonical_streams"
         )
+    if total <= limit:
+        return OPEN
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (data.workers + 1)
     return max(1, min(OPEN, limit // (2 * processes * largest)))
 

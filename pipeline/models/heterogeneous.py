@@ -53,7 +53,7 @@ class Heterogeneous(nn.Module):
 
         Args:
             config: widths and kinds.
-            shapes: of one sample of each view, as stored.
+            shapes: of one sample of each view, as the model sees it.
             labels: width of the classifier's output.
             classify: build the classifier.
             project: build the projectors.

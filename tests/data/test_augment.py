@@ -41,7 +41,9 @@ def test_a_crop_is_a_loop_over_pixels() -> None:
     for n, u in enumerate(DRAWN.double().tolist()):
         area = (0.3 + 0.3 * u[0]) * height * width  # in pixels
         shape = size[1] / size[0] * math.exp(math.log(0.5) + (math.log(2) - math.log(0.5)) * u[4])
-        w, h = min(width, math.sqrt(area * shape)), min(height, math.sqrt(area / shape))
+        w, h = math.sqrt(area * shape), math.sqrt(area / shape)
+        fits = max(1.0, w / width, h / height)
+        w, h = w / fits, h / fits
         left, top = (width - w) * u[1], (height - h) * u[2]
         fine = max(1, math.ceil(max(height / size[0], width / size[1]) * 0.6**0.5 - 0.25))
         for i in range(size[0]):
@@ -79,6 +81,10 @@ def test_crops_stay_inside_and_have_their_area() -> None:
     ratio = spans[:, 0] / spans[:, 1]
     assert 0.73 < ratio.min() < 0.8
     assert 1.25 < ratio.max() < 1.36
+
+
+def test_a_process_without_rows_crops_none() -> None:
+    assert crop(PICTURES[:0], Crop(), DRAWN[:0], (6, 5)).shape == (0, 3, 6, 5)
 
 
 def test_fit_is_the_centre_without_distortion() -> None:
@@ -150,5 +156,7 @@ def test_augmentations_are_named_or_written_out() -> None:
     assert View.model_validate(view.model_dump(mode="json")) == view
     with pytest.raises(ValueError, match="one of crop, color, flip, blur, noise, not crop and fl"):
         View.model_validate({"stored": "a", "augment": [{"crop": {}, "flip": {}}]})
+    with pytest.raises(ValueError, match="no augmentation 'jitter'; expected one of crop, color"):
+        View.model_validate({"stored": "a", "augment": ["jitter"]})
     with pytest.raises(ValueError, match=r"from 0.9 to 0.2; expected the lesser first"):
         View.model_validate({"stored": "a", "augment": [{"crop": {"area": [0.9, 0.2]}}]})

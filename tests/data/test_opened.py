@@ -1,15 +1,21 @@
 """Rows of an open shard, however they lie in it."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pipeline.config import Data
+from pipeline.data.batches import Batch, read
 from pipeline.data.opened import OpenShard
 from pipeline.data.reader import Reader
+from pipeline.data.streams import open_reader
+from pipeline.data.views import Views
 from shards.build import build
 from shards.cache import Held
-from shards.errors import ShardError
 from shards.foreign import index
 from shards.layout import Layout
 from shards.sources import make
@@ -41,6 +47,7 @@ def test_blocks_at_unequal_distances(tmp_path: Path) -> None:
     stored = reader.view("view")
     sample, place = np.array([2, 0, 1]), np.array([187, 0, 255])
     regular = opened.rows(stored, 0, sample, place)
+    assert opened._grids["view"] is not None
     opened._grids["view"] = None
     assert np.array_equal(opened.rows(stored, 0, sample, place), regular)
     assert np.array_equal(regular, view[[699, 0, 511]])
@@ -75,6 +82,26 @@ def test_a_block_of_another_shape_is_named(tmp_path: Path) -> None:
     reader = built(tmp_path, view=np.ones((5, 3), "f4"), labels=np.arange(5) % 3)
     wide = reader.view("view").model_copy(update={"shape": (4,)})
     held = Held(tmp_path / "mine" / reader.shards[0].file)
-    opened = OpenShard(held, "here", reader.indexes[0])
-    with pytest.raises(ShardError, match=r"here sample .*: view 'view' is float32 \(5, 3\); expe"):
-        opened.rows(wide, 0, np.array([0]), np.array([0]))
+    (fault,) = OpenShard(held, "here", reader.indexes[0]).faults(wide, 0).values()
+    assert re.search(r"here sample .*: view 'view' is float32 \(5, 3\); expected", fault)
+
+
+@pytest.mark.parametrize(("size", "augment"), [(2, []), ([3, 4], ["crop"]), (4, ["simclr"])])
+def test_raw_pictures_are_made_smaller_on_the_device(
+    tmp_path: Path, size: Any, augment: list[str]
+) -> None:
+    """Nothing is decoded, so there is no draft."""
+    pictures = RANDOM.integers(0, 256, (30, 8, 8, 3)).astype(np.uint8)
+    built(tmp_path, image=pictures, labels=np.arange(30) % 3)
+    views = [{"stored": "image", "size": size, "augment": augment}]
+    batch = {"labelled": 4}
+    path = str(tmp_path / "mine")
+    config = Data.model_validate({"path": path, "batch": batch, "views": views})
+    reader = open_reader(config)
+    rows = np.arange(5)
+    assert np.array_equal(reader.read("image", rows), pictures[:5])
+    made = Views(reader, config, torch.device("cpu"))
+    stored = read(reader, ["image"], rows)
+    numbers = torch.from_numpy(rows)
+    (x,) = made(Batch(stored, torch.empty(0), numbers, numbers, [5]), True)
+    assert list(x.shape) == [5, 3, *(size if isinstance(size, list) else [size, size])]

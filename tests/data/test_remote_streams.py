@@ -88,5 +88,12 @@ def test_nothing_is_built_behind_a_url(tmp_path: Path) -> None:
 
 
 def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="aws_secret would be written into the run's folder"):
-        frames(tmp_path, data={"storage_options": {"aws_secret": "x"}})
+    for data, what in [
+        ({"storage_options": {"aws_secret": "x"}}, "aws_secret"),
+        ({"storage_options": {"client_kwargs": {"aws_secret_access_key": "x"}}}, "aws_secret_acc"),
+        ({"path": "https://me:x@host/frames"}, "the password in the URL"),
+        ({"path": "https://host/frames?X-Amz-Signature=x"}, "X-Amz-Signature"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{what}.* would be written into the run's folder"):
+            frames(tmp_path, data=data)
+    frames(tmp_path, data={"storage_options": {"token": "anon", "anon": True}})

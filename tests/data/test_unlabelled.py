@@ -59,6 +59,8 @@ def test_roles_follow_the_labels(tmp_path: Path) -> None:
         assert set(roles.labelled) <= set(known)
         assert set(roles.test) == set(known) - set(roles.labelled)
         assert set(roles.unlabelled) == set(range(60)) - set(roles.labelled)
+    with pytest.raises(ConfigError, match="folds is 600, but no label vector occurs as often"):
+        assign(reader, "all", Protocol(folds=600))
     everything = assign(reader, "all", Protocol())
     assert everything.labelled.tolist() == known.tolist()
     assert not len(everything.test)  # those that are left have no label
@@ -72,6 +74,8 @@ def test_data_without_labels_is_trained_on_and_not_scored(tmp_path: Path) -> Non
     result = pretrain(config(path))
     assert result["steps"] == 6
     assert "accuracy" not in result
+    with pytest.raises(ConfigError, match="folds is 3, but no row has a label"):
+        assign(Reader(path), "all", Protocol(folds=3))
     assert (tmp_path / "run" / "report.html").exists()
     with pytest.raises(ConfigError, match="labelled is 5, but there are 0 labelled rows"):
         pretrain(config(path, data=config(path).data.model_dump() | {"batch": {"labelled": 5}}))
