@@ -97,6 +97,8 @@ def test_command(command: str, place: Path) -> None:
         first = [line.split(" | ")[0] for line in output.splitlines()]
         assert [name for name in first if name[2:] in TERMS] == [f"| {name}" for name in TERMS]
         assert "nan" not in output
+    if "benchmarks.data" in command:
+        assert all(f"| {what} | ours |" in output for what in ("pictures", "half", "vectors"))
     if "reproduce" in command:
         rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ")]
         assert [row[0] for row in rows[1:]] == [f"| {name}" for name in TABLES["scene"].methods]
