@@ -1,0 +1,147 @@
+"""Loaders of pictures and of vectors: the bare loops, ours, a folder of files, and webdataset.
+
+Each gives, without end, the rows of one batch after another, held in memory and decoded.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.race import PREFETCH
+from benchmarks.sets import open_set
+from pipeline.data.batches import ProcessBatches, batches
+
+FOREVER = 1 << 40
+SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents
+
+
+def bare_pictures(
+    folder: Path, batch: int, size: int | None, part: tuple[int, int]
+) -> Iterator[int]:
+    """Read the bytes where they are known to lie, decode them into one array, again and again.
+
+    The rows are those of our first epoch, in its order; process i of n takes every n-th batch.
+    """
+    streams = open_set(folder, ["image"], batch, size, 0)
+    reader, stream = streams.reader, streams.labelled
+    assert stream is not None
+    files = [os.open(folder / shard.file, os.O_RDONLY) for shard in reader.shards]
+    steps = []
+    for t in range(stream.steps_per_epoch)[part[0] :: part[1]]:
+        rows = stream.at(t)
+        shards = np.searchsorted(reader.starts, rows, side="right") - 1
+        samples = (rows - reader.starts[shards]).tolist()
+        indexes = [reader.indexes[shard] for shard in shards]
+        steps.append(
+            [
+                (files[shard], int(index.lengths[sample, 0]), int(index.offsets[sample, 0]))
+                for shard, index, sample in zip(shards.tolist(), indexes, samples, strict=True)
+            ]
+        )
+    shape = reader.shape("image")
+    height, width = shape[:2] if shape != reader.view("image").shape else (0, 0)
+    out = np.empty((batch, *shape), np.uint8)
+    while True:
+        for step in steps:
+            for row, (file, length, offset) in zip(out, step, strict=True):
+                data = os.pread(file, length, offset)
+                simplejpeg.decode_jpeg(data, min_height=height, min_width=width, buffer=row)
+            yield batch
+
+
+def bare_vectors(shards: Path, folder: Path, batch: int, part: tuple[int, int]) -> Iterator[int]:
+    """Index a mapped .npy file a view by the rows of our first epoch, in its order."""
+    names = [path.stem for path in sorted(folder.glob("*.npy"))]
+    stream = open_set(shards, names, batch, None, 0).labelled
+    assert stream is not None
+    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
+    steps = [stream.at(t) for t in range(stream.steps_per_epoch)[part[0] :: part[1]]]
+    while True:
+        for rows in steps:
+            found = [array[rows] for array in arrays]
+            yield len(found[0])
+
+
+def ours(
+    folder: Path, views: list[str], batch: int, size: int | None, workers: int
+) -> Iterator[int]:
+    """The batches of a run: stored views, labels, row numbers and keys."""
+    streams = open_set(folder, views, batch, size, workers)
+    for found in batches(ProcessBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
+        yield len(found.rows)
+
+
+class Files(Dataset[tuple[NDArray[np.uint8], int]]):
+    """What torchvision's ImageFolder does with its default loader."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.glob("*/*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, row: int) -> tuple[NDArray[np.uint8], int]:
+        path = self.paths[row]
+        with path.open("rb") as stream:
+            return np.asarray(Image.open(stream).convert("RGB")), int(path.parent.name)
+
+
+def stacked(samples: list[tuple[NDArray[Any], int]]) -> tuple[Tensor, Tensor]:
+    """A batch of samples of an array and a label."""
+    arrays, labels = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack(arrays)), torch.tensor(labels)
+
+
+def files(folder: Path, batch: int, workers: int) -> Iterator[int]:
+    """Pillow on files, in a DataLoader that shuffles."""
+    return every(Files(folder), batch, workers, shuffle=True, collate_fn=stacked)
+
+
+def every(dataset: Any, batch: int, workers: int, **options: Any) -> Iterator[int]:
+    """Epoch after epoch of a data set in PyTorch's DataLoader."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch, num_workers=workers, drop_last=True, **options, **ahead(workers)
+    )
+    while True:
+        for found in loader:
+            yield len(next(iter(found.values())) if isinstance(found, dict) else found[0])
+
+
+def ahead(workers: int) -> dict[str, Any]:
+    """What every loader's workers have: they stay from epoch to epoch, and read ahead."""
+    return {"prefetch_factor": PREFETCH, "persistent_workers": True} if workers else {}
+
+
+def web_pictures(folder: Path, batch: int, workers: int) -> Iterator[int]:
+    """Webdataset on our shards, decoding with Pillow."""
+    return web(folder, "rgb8", ["jpg", "labels.npy"], batch, workers)
+
+
+def web_vectors(folder: Path, batch: int, workers: int) -> Iterator[int]:
+    """Webdataset on tars of a member for every view of every row."""
+    suffixes = ["view1.npy", "view2.npy", "labels.npy"]
+    return web(folder, None, suffixes, batch, workers)
+
+
+def web(
+    folder: Path, decoder: str | None, suffixes: list[str], batch: int, workers: int
+) -> Iterator[int]:
+    """The pipeline of webdataset's documents."""
+    import webdataset  # in the extra `dev`
+
+    tars = [str(path) for path in sorted(folder.glob("*.tar"))]
+    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(SHUFFLE)
+    samples = samples.decode(decoder) if decoder else samples.decode()
+    dataset = samples.to_tuple(*suffixes).batched(batch, partial=False).repeat()
+    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers, **ahead(workers))
+    for found in loader:
+        yield len(found[0])
