@@ -229,9 +229,9 @@ def culprits(features: Features) -> list[str]:
     for name in ("means", "deviations", "critics"):
         lists = enumerate(getattr(features, name))
         parts |= {f"bottleneck {name} of view {v + 1}": part for v, part in lists}
-    half = len(features.networks) // 2
+    views = len(features.networks) // NETWORKS
     for i, logits in enumerate(features.networks):
-        parts[f"logits of view {i % half + 1} by network {i // half + 1}"] = logits
+        parts[f"logits of view {i % views + 1} by network {i // views + 1}"] = logits
     own = []
     for name, part in parts.items():
         if part is not None and (bad := int((~part.isfinite()).any(1).sum())):

@@ -129,17 +129,15 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals) -> dict[str,
     model.precision = config.train.precision
     peak = throughput.peak_flops(device, config.train.precision)
     flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
-    momentum = None  # a slow copy that makes keys, where a term compares with them
-    if (term := objective.keyed) is not None:
-        known = streams.roles.labelled
-        ybar = torch.from_numpy(streams.targets(known))
-        momentum = slow_copy(model, term, torch.from_numpy(known), ybar).to(device)
-        synchronise(momentum)
-    selection = None  # what PLNL's networks remember of each row
-    if objective.selecting is not None:
-        known = streams.roles.labelled
-        ybar = torch.from_numpy(streams.targets(known))
-        selection = Selection(torch.from_numpy(known), ybar, objective.selecting).to(device)
+    momentum, selection = None, None  # a slow copy that makes keys; what PLNL knows of each row
+    if objective.keyed or objective.selecting:
+        known = torch.from_numpy(streams.roles.labelled)
+        ybar = torch.from_numpy(streams.targets(streams.roles.labelled))
+        if objective.keyed:
+            momentum = slow_copy(model, objective.keyed, known, ybar).to(device)
+            synchronise(momentum)
+        if objective.selecting:
+            selection = Selection(known, ybar, objective.selecting).to(device)
     memory = selection if momentum is None else momentum
     groups = model.classifier if isinstance(model.classifier, TaskGroups) else None
     pieces = microbatches.count(config.train.micro_batch, split, has_norm(model))

@@ -122,7 +122,7 @@ def _fit(
         run_config=tune.RunConfig(
             name=f"tune-{rungs[-1] or 'all'}",
             storage_path=str((ledger.out / RAY).absolute()),
-            callbacks=[_rows(study, task, ledger, say)],
+            callbacks=[rows(study, task, ledger, say)],
             failure_config=tune.FailureConfig(max_failures=study.retries),
             verbose=0,
         ),
@@ -130,7 +130,7 @@ def _fit(
     tuner.fit()
 
 
-def _rows(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
+def rows(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
     """Tune's callback that tells of trials as they go, and writes the rows of those that end."""
     from ray import tune
 
@@ -156,6 +156,9 @@ def _rows(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
                 self._failed(trial, (run / ERROR).read_text())
                 return
             step = trial.last_result.get("step")
+            if step is None:
+                self._failed(trial, "it ended without a result")
+                return
             if isinstance(study.search, Pbt) and step != last:
                 return  # the others are waited for
             early = step if last is not None and step < last else None

@@ -8,11 +8,11 @@ from typing import Any
 from launch.studies.ledger import write_rows
 from pipeline import checkpoint
 from pipeline.config import Config, dump_config, load_config
+from pipeline.data.mined import MINED
 from pipeline.errors import CheckpointError
 from pipeline.tracking import read_metrics
 
 LINEAGE = "lineage.jsonl"
-MINED = "negatives"  # of a run's folder: the tables of its mined negatives
 
 
 def adopt(source: Path, config: Config, values: Mapping[str, Any]) -> None:

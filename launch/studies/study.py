@@ -213,24 +213,23 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
     """
     tree = read_tree(path, "study", "base")
     other = tree.pop("small", None)
-    full = check(Study, _overridden(tree, () if small else overrides), f"study {path}")
+    full = check(Study, tree, f"study {path}")
     if other is None:
         if small:
             raise ConfigError(f"study {path} has no small version; expected a section 'small:'")
-        return full
-    if not isinstance(other, dict):
+    elif not isinstance(other, dict):
         raise ConfigError(f"study {path}: small is {other!r}; expected keys of the study")
-    given = overrides if small else ()
-    changed = check(Study, _overridden(tree | other, given), f"study {path}, small,")
-    return changed if small else full
+    else:
+        changed = check(Study, tree | other, f"study {path}, small,")
+        if small:
+            tree, full = tree | other, changed
+    return check(Study, _overridden(tree, overrides), f"study {path}") if overrides else full
 
 
 def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The tree with the overrides in `vary`, where a key varies, or else in `set`."""
-    if not overrides:
-        return tree
-    varied, fixed = (_keys(tree.get(place) or {}, place) for place in ("vary", "set"))
-    cased = {key for case in tree.get("cases") or [] for key in _keys(case, "cases")}
+    """The tree, which fits, with the overrides in `vary`, where a key varies, or else in `set`."""
+    varied, fixed = dict(tree.get("vary", {})), dict(tree.get("set", {}))
+    cased = {key for case in tree.get("cases", []) for key in case}
     changed = {**tree}
     for key, value in map(parse_override, overrides):
         for other in [*cased, *(varied.keys() - {key})]:
@@ -245,12 +244,6 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
         else:
             (changed if key in LAUNCHED else fixed)[key] = value
     return changed | {"vary": varied, "set": fixed}
-
-
-def _keys(found: Any, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where} of the study is {found!r}; expected keys of an experiment")
-    return dict(found)
 
 
 def dump_study(study: Study) -> str:

@@ -13,6 +13,7 @@ from pipeline.config import Negatives
 from pipeline.data.plan import Rows, Stream
 from shards.errors import ShardError
 
+MINED = "negatives"  # in a run's folder: the tables
 POLL_S = 0.02
 CONTEXT = multiprocessing.get_context("forkserver")  # that of reading processes
 

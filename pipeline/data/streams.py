@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config, Data, Protocol
-from pipeline.data.mined import AnyStream, MinedStream
+from pipeline.data.mined import MINED, AnyStream, MinedStream
 from pipeline.data.pictures import canvas, input_shape
 from pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from pipeline.data.protocol import Roles, assign, complementary
@@ -215,7 +215,7 @@ def _with_mined(random: Stream | None, config: Config, kind: str) -> MinedStream
             f"data.batch.labelled + negatives.mine is {batch}, but there are {random.rows} "
             f"labelled rows; expected at most {random.rows}"
         )
-    return MinedStream(random, config.negatives, Path(config.run.dir) / "negatives")
+    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED)
 
 
 def _check_labels(streams: Streams) -> None:

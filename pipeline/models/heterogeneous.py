@@ -188,18 +188,11 @@ class Heterogeneous(nn.Module):
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             drawn = keys + view if len(self.encoders) == 1 else keys  # masks of each view's own
-            pieces = [
-                encoder(part, key)
-                for part, key in zip(
-                    torch.split(x, list(parts)), torch.split(drawn, list(parts)), strict=True
-                )
-            ]
+            cut = [torch.split(rows, list(parts)) for rows in (x, drawn)]
+            pieces = [*map(encoder, *cut)]
             hidden.append(torch.cat(pieces))
             if len(self.second):
-                again = zip(
-                    torch.split(x, list(parts)), torch.split(drawn, list(parts)), strict=True
-                )
-                seconds.append(torch.cat([self.second[0](part, key) for part, key in again]))
+                seconds.append(torch.cat([*map(self.second[0], *cut)]))
             if len(self.projectors):
                 projector = self.projectors[view % len(self.projectors)]
                 projections.append(torch.cat([projector(piece) for piece in pieces]))
@@ -207,11 +200,12 @@ class Heterogeneous(nn.Module):
                 narrowed.append(self.bottlenecks[view](projections[view], keys))
         means, deviations, critics = zip(*narrowed, strict=True) if narrowed else ((), (), ())
         seen = torch.cat(hidden[: self.classified], 1)
-        logits = None if self.classifier is None else self.classifier(seen)
-        networks: list[Tensor] = []
+        logits, networks = None, []
         if self.classifier is not None and seconds:
             networks = [*map(self.classifier, hidden), *map(self.second[1], seconds)]
             logits = (networks[0] + networks[len(hidden)]) / 2
+        elif self.classifier is not None:
+            logits = self.classifier(seen)
         return Features(
             hidden=torch.cat(hidden, 1),
             logits=logits,

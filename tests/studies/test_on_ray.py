@@ -8,11 +8,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from launch.studies import drive
+from launch.studies.ledger import Ledger
+from launch.studies.study import load_study
+from launch.studies.trials import plan
+from launch.studies.worker import Task
 from pipeline.config import dump_config
 from pipeline.tracking import read_metrics
 from tests.experiments import frames
@@ -227,6 +232,24 @@ def test_data_that_cannot_be_made(tmp_path: Path, address: str) -> None:
     assert not (tmp_path / "out" / "study.yaml").exists()  # nothing ran: another may take the place
     status, said = runs.finish(start(path, "--address", address), 60)
     assert status == 1 and f"error: {tmp_path}/x holds no shards" in said, said
+
+
+def test_a_trial_that_ends_without_a_result_has_failed(tmp_path: Path) -> None:
+    class Told(NamedTuple):
+        config: dict[str, Any]
+        last_result: dict[str, Any]
+
+        def __str__(self) -> str:
+            return str(self.config["trial"])
+
+    study = load_study(write(tmp_path, vary={"workers": [1]}))
+    (trial,), ledger = plan(study), Ledger(study, tmp_path / "out")
+    ledger.begin()
+    task, said = Task(study, ledger.out, runs.ROOT, {trial.name: trial}, study.rungs), list[str]()
+    told = Told({"trial": trial.name, **trial.values}, {})
+    drive.rows(study, task, ledger, said.append).on_trial_complete(trial=told)
+    assert ledger.rows[trial.name]["status"] == "failed"
+    assert said == [f"{trial.name} failed: it ended without a result"]
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
