@@ -1,6 +1,7 @@
 """The command line: `heron VERB`, one verb a job."""
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -117,6 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `heron ... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell gives for SIGPIPE
     except EXPECTED as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

@@ -40,6 +40,7 @@ from pipeline.errors import (
 )
 from pipeline.evaluation import Evaluator
 from pipeline.exchange import Split, globalise, judge_tasks, part_tasks, remember, slow_copy
+from pipeline.hold import Hold
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import has_norm, synchronise
 from pipeline.models.selection import Selection
@@ -73,22 +74,24 @@ def pretrain(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: the configuration does not fit the data.
         ShardError: the data set is missing or damaged.
-        TrainingError: the loss is not finite, or fewer processes run than were asked for.
+        TrainingError: the loss is not finite, fewer processes run than were asked for, or another
+            run holds the folder.
         CheckpointError: a checkpoint does not fit, or cannot be written.
         Stopped: a signal came, and the state is saved.
         Lost: another process is gone.
     """
     watchdog = Watchdog(config.train.timeout_s)
-    with StopSignals(config.data.workers > 0) as signals, watchdog:
+    hold = Hold(Path(config.run.dir))
+    with StopSignals(config.data.workers > 0) as signals, watchdog, hold:
         try:
-            return train(config, watchdog, signals)
+            return train(config, watchdog, signals, hold)
         except RuntimeError as error:
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
             raise Lost(f"{watchdog.autopsy()}; {error}") from error
 
 
-def train(config: Config, watchdog: Watchdog, signals: StopSignals) -> dict[str, Any]:
+def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) -> dict[str, Any]:
     """See `pretrain`."""
     started = time.perf_counter()
     folder = Path(config.run.dir)
@@ -145,6 +148,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals) -> dict[str,
 
     # Resume: the position is a number, which the plan turns back into batches.
     saved = folder / "checkpoints"
+    hold.take(watchdog)
     snapshot, damaged = None, list[str]()
     if config.run.resume == "auto":
         snapshot, damaged = checkpoint.resume(saved, config)
@@ -195,7 +199,6 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals) -> dict[str,
     earlier = None
     if main:
         earlier = None if done else checkpoint.set_aside(saved)
-        folder.mkdir(parents=True, exist_ok=True)
         for stale in ("result.json", "report.html"):
             (folder / stale).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(text)

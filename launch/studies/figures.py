@@ -93,11 +93,17 @@ def curves(
 
 
 def heat_map(
-    y: str, across: str, down: str, columns: Sequence[Any], lines: Sequence[Any], means: Values
+    y: str,
+    across: str,
+    down: str,
+    columns: Sequence[Any],
+    lines: Sequence[Any],
+    means: Values,
+    mode: str | None = None,
 ) -> str:
     """The mean of y over two keys that are varied: see `launch.studies.points.grid`.
 
-    The best cell is framed, a missing one grey.
+    The best cell is framed, by `mode` or else `less_is_better`, a missing one grey.
     """
     size = 1.6 + 0.62 * len(columns), 1.5 + 0.45 * len(lines)
     figure = Figure(figsize=(max(4.2, size[0]), max(2.8, size[1])))
@@ -117,7 +123,8 @@ def heat_map(
         axes.text(j, i, text, ha="center", va="center", fontsize=8,
                   color=shade if math.isfinite(value) else "0.35")  # fmt: skip
     if np.isfinite(means).any():
-        pick = np.nanargmin(means) if less_is_better(y) else np.nanargmax(means)
+        least = less_is_better(y) if mode is None else mode == "min"
+        pick = np.nanargmin(means) if least else np.nanargmax(means)
         i, j = divmod(int(pick), means.shape[1])
         corner = j - 0.5, i - 0.5
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=2))

@@ -113,9 +113,8 @@ class Report:
         yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
     def _best(self) -> str:
-        measure = self.results.study.measure
-        name = measure.score or self.ys[0]
-        row = best(self.results, name, measure.mode if measure.score else None)
+        name = self.results.study.measure.score or self.ys[0]
+        row = best(self.results, name, self._mode(name))
         if row is None:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
         varied = ", ".join(f"{short(k)} {cell(row.get(k), k)}" for k in self.results.varied)
@@ -123,6 +122,11 @@ class Report:
         return paragraph(
             f"Best in {short(name)}: trial {row.trial} with {value} ({varied or '–'})."
         )
+
+    def _mode(self, name: str) -> str | None:
+        """What the study says is best of a column; None: it says nothing."""
+        measure = self.results.study.measure
+        return measure.mode if name == measure.score else None
 
     def _figures(self) -> Iterator[str]:
         x = self.x
@@ -169,7 +173,7 @@ class Report:
         if found is not None:
             across, down = short(found[0]), short(found[1])
             yield heading(_upper(f"{draw.label(y)} over {across} and {down}"))
-            yield draw.heat_map(y, *found)
+            yield draw.heat_map(y, *found, self._mode(y))
             yield paragraph("Means over repeats; the best is framed, a cell without a trial grey.")
 
     def _workers(self) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """The command line: statuses, messages, and help of every verb."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,18 @@ def test_expected_errors_are_a_line_and_status_1(
         error = capsys.readouterr().err
         assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert run(*frames, "--train", 400, "--test", 20, "--seed", 2, "--overwrite") == 0
+
+
+def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
+    """`heron shards show | head` is no error; 141 is what a shell gives for SIGPIPE."""
+    frames = ("shards", "build", "frames", "--out", tmp_path / "frames", "--quiet")
+    assert run(*frames, "--train", 30, "--test", 2) == 0
+    command = [sys.executable, "-m", "launch.cli", "shards", "show", str(tmp_path / "frames")]
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (found.returncode, found.stderr) == (141, b"")
 
 
 def test_help_of_every_verb_and_source(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.patches import Rectangle
 
 from launch.cli import main
+from launch.studies import figures
 from launch.studies.report import Report
 from launch.studies.rows import read_results
 from tests.studies import made
@@ -114,6 +117,20 @@ def test_a_heat_map_of_two_keys(tmp_path: Path) -> None:
     page = report(made.study(tmp_path / "study", lines, measure=measure))
     assert "F1, weighted over a.weight and b.weight" in page.text
     assert page.tags.count("img") == 2
+
+
+def test_a_heat_map_frames_what_the_study_calls_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed = list[tuple[float, float]]()
+
+    def rectangle(corner: tuple[float, float], *_: object, **__: object) -> Rectangle:
+        framed.append(corner)
+        return Rectangle(corner, 1, 1)
+
+    monkeypatch.setattr(figures, "Rectangle", rectangle)
+    means = np.array([[0.5, 0.9], [0.1, 0.7]])
+    for mode in (None, "max", "min"):
+        figures.heat_map("f1_weighted", "a", "b", [1, 2], [3, 4], means, mode)
+    assert framed == [(0.5, -0.5), (0.5, -0.5), (-0.5, 0.5)]
 
 
 def test_speed_up_of_workers(tmp_path: Path) -> None:
