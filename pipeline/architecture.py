@@ -40,6 +40,7 @@ class Convnet(Section):
 
     kind: Literal["convnet"] = "convnet"
     channels: Sizes = [16, 32]
+    kernel: Literal[1, 3, 5, 7] = 3
     widths: Sizes = [200, 200]
     shape: Annotated[list[Natural], Field(min_length=3, max_length=3)] | None = None
 

@@ -121,8 +121,10 @@ def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 
 
-def convnet(shape: Sequence[int], stages: Sequence[int], widths: Sequence[int]) -> list[nn.Module]:
-    """3 x 3 convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
+def convnet(
+    shape: Sequence[int], stages: Sequence[int], kernel: int, widths: Sequence[int]
+) -> list[nn.Module]:
+    """Convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
 
     HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size
     and no width; ours are free.
@@ -130,13 +132,14 @@ def convnet(shape: Sequence[int], stages: Sequence[int], widths: Sequence[int]) 
     Args:
         shape: of the input, (channels, height, width).
         stages: channels out of each stage.
+        kernel: height and width of a convolution, odd; what comes out is as large as what went in.
         widths: of the fully connected layers; the last is the width of the features.
     """
     channels, height, width = shape
     layers: list[nn.Module] = []
     for out in stages:
         layers += [
-            nn.Conv2d(channels, out, 3, padding=1),
+            nn.Conv2d(channels, out, kernel, padding=kernel // 2),
             nn.ReLU(),
             nn.BatchNorm2d(out),
             nn.MaxPool2d(2),
@@ -183,7 +186,7 @@ def build_encoder(config: Asked, shape: Sequence[int], salt: int) -> tuple[Encod
     """
     if isinstance(config, Convnet):
         planes = _planes(config, shape)
-        layers = convnet(planes, config.channels, config.widths)
+        layers = convnet(planes, config.channels, config.kernel, config.widths)
         if len(shape) == 1:
             layers = [nn.Unflatten(1, planes), *layers]
         return Encoder(layers), config.widths[-1]

@@ -1,6 +1,6 @@
 """Encoders: their layers, their shapes, a gradient for every parameter, and what does not fit."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -78,9 +78,12 @@ def test_a_convnet_sees_a_vector_as_the_image_it_is() -> None:
     torch.testing.assert_close(flat(x.flatten(1), keys), planes(x, keys))
 
 
-def test_a_convnet_is_convolution_relu_norm_pool_then_an_mlp() -> None:
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_a_convnet_is_convolution_relu_norm_pool_then_an_mlp(kernel: Literal[3, 5]) -> None:
     """N-MNIST: 28 x 28 is halved twice, and 32 planes of 7 x 7 are flattened."""
-    encoder, _ = build(Convnet(shape=[1, 28, 28]), [784])
+    encoder, _ = build(Convnet(shape=[1, 28, 28], kernel=kernel), [784])
+    sizes = [m.kernel_size for m in encoder.modules() if isinstance(m, nn.Conv2d)]
+    assert sizes == [(kernel, kernel)] * 2
     kinds = [type(m).__name__ for m in encoder.modules() if not list(m.children())]
     stage, layer = ["Conv2d", "ReLU", "BatchNorm2d", "MaxPool2d"], ["Linear", "ReLU", "BatchNorm1d"]
     assert kinds == ["Unflatten", *stage, *stage, "Flatten", *layer, *layer]
