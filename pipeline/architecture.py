@@ -33,15 +33,18 @@ class Cnn(Section):
 
 
 class Convnet(Section):
-    """Stages of a convolution, ReLU, BatchNorm and max-pool, then Linear-ReLU-BatchNorm layers.
+    """Stages of a convolution, ReLU, BatchNorm and max-pool, then connected layers as of `Mlp`.
 
-    A vector view is laid out as `shape`, [channels, height, width].
+    A vector view is laid out as `shape`, [channels, height, width]. Dropout is that of the
+    connected layers; without `norm` no layer has a BatchNorm.
     """
 
     kind: Literal["convnet"] = "convnet"
     channels: Sizes = [16, 32]
     kernel: Literal[1, 3, 5, 7] = 3
     widths: Sizes = [200, 200]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    norm: bool = True
     shape: Annotated[list[Natural], Field(min_length=3, max_length=3)] | None = None
 
 

@@ -121,31 +121,26 @@ def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 
 
-def convnet(
-    shape: Sequence[int], stages: Sequence[int], kernel: int, widths: Sequence[int]
-) -> list[nn.Module]:
+def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]:
     """Convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
 
     HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size
-    and no width; ours are free.
+    and no width; ours are free. A convolution leaves height and width as they are.
 
     Args:
+        config: channels, kernel, widths, dropout, norm.
         shape: of the input, (channels, height, width).
-        stages: channels out of each stage.
-        kernel: height and width of a convolution, odd; what comes out is as large as what went in.
-        widths: of the fully connected layers; the last is the width of the features.
+        salt: of the first dropout's random numbers.
     """
     channels, height, width = shape
     layers: list[nn.Module] = []
-    for out in stages:
-        layers += [
-            nn.Conv2d(channels, out, kernel, padding=kernel // 2),
-            nn.ReLU(),
-            nn.BatchNorm2d(out),
-            nn.MaxPool2d(2),
-        ]
+    for out in config.channels:
+        layers += [nn.Conv2d(channels, out, config.kernel, padding="same"), nn.ReLU()]
+        layers += [nn.BatchNorm2d(out)] if config.norm else []
+        layers.append(nn.MaxPool2d(2))
         channels, height, width = out, height // 2, width // 2
-    return [*layers, nn.Flatten(), *mlp(channels * height * width, widths, dropout=0, salt=0)]
+    flat = channels * height * width
+    return [*layers, nn.Flatten(), *mlp(flat, config.widths, config.dropout, salt, config.norm)]
 
 
 def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
@@ -186,7 +181,7 @@ def build_encoder(config: Asked, shape: Sequence[int], salt: int) -> tuple[Encod
     """
     if isinstance(config, Convnet):
         planes = _planes(config, shape)
-        layers = convnet(planes, config.channels, config.kernel, config.widths)
+        layers = convnet(config, planes, salt)
         if len(shape) == 1:
             layers = [nn.Unflatten(1, planes), *layers]
         return Encoder(layers), config.widths[-1]

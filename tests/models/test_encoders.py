@@ -19,6 +19,7 @@ CASES: list[tuple[Encoder, list[int], int]] = [
     (Cnn(channels=[4, 5]), IMAGE, 5),
     (Convnet(channels=[4, 5], widths=[8, 6]), IMAGE, 6),
     (Convnet(channels=[4], widths=[8, 6], shape=[3, 4, 4]), VECTOR, 6),
+    (Convnet(channels=[4, 5], kernel=5, widths=[8, 6], norm=False, dropout=0.3), IMAGE, 6),
     (SMALL, IMAGE, 8),
     (Vgg(channels=[4, 5], depths=[1, 2], widths=[8, 6], places=1), IMAGE, 6),
     (Vgg(channels=[4], depths=[1], widths=[6], places=2, norm=False, dropout=0.3), IMAGE, 6),
