@@ -16,7 +16,7 @@ from launch.studies.points import (
     short,
     worker_curves,
 )
-from launch.studies.rows import NEGATIVES, Results
+from launch.studies.rows import NEGATIVES, Results, is_cost
 from launch.studies.table import best, cell, shown, write_tables
 from pipeline.page import heading, page, paragraph, table
 from shards.manifest import whole_file
@@ -143,7 +143,7 @@ class Report:
                     "has all."
                 )
             drawn = found[: draw.MOST]
-            asked = self.results.study.measure.fits
+            asked = self.results.study.measure.fits if is_cost(y) else ()
             fits = [[FITS[name](curve.points) for name in asked] for curve in drawn]
             laws = [[one for one in of if not isinstance(one, str)] for of in fits]
             square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1

@@ -234,6 +234,14 @@ def less_is_better(name: str) -> bool:
     return name.endswith(LESS) and not name.endswith("_per_s")
 
 
+def is_cost(name: str) -> bool:
+    """Whether a column is a time, memory, bytes, a loss or a rate: what a law may be fitted to.
+
+    A score is not: it has an upper bound, which no power of x and no polynomial has.
+    """
+    return name.endswith((*LESS, "_per_s"))
+
+
 def plain(value: Any) -> str:
     """A value as text, as it is typed on the command line."""
     return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)

@@ -104,7 +104,7 @@ Search = Annotated[Grid | Random | Asha | Pbt, Field(discriminator="kind")]
 
 
 class Measure(Section):
-    """What is looked at: `y` over `x`, a line each value of `group`, and the fits wanted.
+    """What is looked at: `y` over `x`, a line each value of `group`, and the fits wanted of costs.
 
     A name is one of what varies, of result.json, or of what is measured of the steps. `score` is
     what the best trial is best in.

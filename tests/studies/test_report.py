@@ -45,6 +45,7 @@ def test_time_against_the_negative_set(tmp_path: Path, capsys: pytest.CaptureFix
     assert page.tags.count("img") == 2 and not {"script", "link", "iframe"} & set(page.tags)
     assert all(source.startswith("data:image/png;base64,") for source in page.fetched)
     assert "step_s = 2.00e-06 · x^1.700; 95% interval of the exponent 1.700 to 1.700" in page.text
+    assert "f1_weighted = " not in page.text  # a score is no power of anything
     assert "proportional to the square of |N_i|" in page.text
     assert "Measured: exponent 1.70; 2 is over its interval" in page.text
     assert "Time of a step, s against size of the negative set |N_i|" in page.text
