@@ -204,7 +204,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         (folder / "config.yaml").write_text(text)
 
     with Tracker(folder, done, steps, main) as tracker, closing(source), miner or nullcontext():
-        tracker.say(describe(config, streams, split, strategy, pieces), *damaged)
+        tracker.say(describe(config, streams, objective, split, strategy, pieces), *damaged)
         if earlier:
             tracker.say(f"checkpoints of an earlier run are now in {earlier}")
         tracker.say(*skipped.add([streams.reader.lost]))
@@ -311,20 +311,29 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
 
 
 def describe(
-    config: Config, streams: Streams, split: Split, strategy: Strategy, pieces: int
+    config: Config,
+    streams: Streams,
+    objective: Objective,
+    split: Split,
+    strategy: Strategy,
+    pieces: int,
 ) -> str:
     """The run in a few lines, with the arithmetic of its batch."""
     world = len(split.rows)
-    terms = config.objective.terms()
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
-        + " + ".join(f"{term.weight:g} {name}" for name, term in terms.items()),
+        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
         *streams.describe(),
         f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)"
         + (f", each in {pieces} micro-batches" if pieces > 1 else ""),
         f"{strategy.describe()}, {config.train.precision}",
     ]
+    if objective.supervised and streams.unlabelled:
+        lines.append(
+            "no term looks at unlabelled rows, only batch norm does: data.batch.unlabelled=0 saves "
+            "their part of a step"
+        )
     return "\n".join(lines)
 
 

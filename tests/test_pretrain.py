@@ -46,6 +46,17 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(("weight", "said"), [(0.5, False), (0.0, True)])
+def test_unlabelled_rows_that_no_term_looks_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: float, said: bool
+) -> None:
+    objective = {"weighted_unsupervised": {"weight": weight, "tau": 0.5}}
+    pretrain(frames(tmp_path, objective=objective, train={"steps": 1}))
+    out = capsys.readouterr().out
+    assert "global batch 31 = 31 over 1 process (10 labelled)" in out
+    assert ("no term looks at unlabelled rows" in out) == said
+
+
 def train_here(folder: str, run: str) -> float:
     """What a spawned process runs."""
     return float(pretrain(frames(Path(folder), run))["f1_weighted"])

@@ -45,6 +45,11 @@ class Objective:
         return "cross_entropy" in self.terms
 
     @property
+    def supervised(self) -> bool:
+        """Whether every term looks at labels, and none at a row that has none."""
+        return all(self._kinds(name) for name in self.terms)
+
+    @property
     def selecting(self) -> Plnl | None:
         """PLNL's term, if there is one."""
         return next((term for term in self.terms.values() if isinstance(term, Plnl)), None)
@@ -61,10 +66,9 @@ class Objective:
         Raises:
             ConfigError: names the term, what it needs and what there is.
         """
-        supervised = {name for name in self.terms if self._kinds(name)}
-        if labelled == 0 and supervised == self.terms.keys():
+        if labelled == 0 and self.supervised:
             raise ConfigError(
-                f"objective: {', '.join(sorted(supervised))} need labelled rows, and "
+                f"objective: {', '.join(sorted(self.terms))} need labelled rows, and "
                 "data.batch.labelled is 0: there is nothing to train on; expected above 0"
             )
         trained = self.terms.keys() & CLASSIFIERS and not self.needs("encode_labels")
