@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,7 @@ VERBS: dict[str, Verb | Mapping[str, Verb]] = {
     "study": STUDY,
     "report": REPORT,
 }
+OUTPUT = 1
 EXPECTED = (
     ConfigError,
     CheckpointError,
@@ -119,15 +121,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # `heron ... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what a shell gives for SIGPIPE
     except EXPECTED as fault:
+        if isinstance(fault, BrokenPipeError) and _is_unread():
+            return 141  # what a shell gives for SIGPIPE
         print(f"error: {fault}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130  # what a shell gives for Ctrl-C
     return status
+
+
+def _is_unread() -> bool:
+    """Whether who reads the output has gone, as in `heron ... | head`; the rest is not written."""
+    output = select.poll()
+    output.register(OUTPUT, 0)  # an error is told of in any case
+    if gone := any(event & select.POLLERR for _, event in output.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), OUTPUT)
+    return gone
 
 
 if __name__ == "__main__":

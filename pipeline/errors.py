@@ -16,6 +16,10 @@ class TrainingError(Exception):
     """A run that cannot start or cannot go on."""
 
 
+class Held(TrainingError):
+    """A run whose folder another run has."""
+
+
 class RetrievalError(Exception):
     """Embeddings, an index or a query that is not what it should be."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from pipeline.collectives import gather_objects, rank
-from pipeline.errors import TrainingError
+from pipeline.errors import Held, TrainingError
 from pipeline.watchdog import Watchdog
 
 LOCK = ".lock"
@@ -19,7 +19,11 @@ WITHOUT = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system that has
 
 
 class Hold:
-    """Holds a run's folder from `take` until it is left, or its process ends in any way."""
+    """Holds a run's folder until it is left, or its process ends in any way.
+
+    It is as good as the file system's `flock`: one that locks for a machine alone, or not at all,
+    does not tell of a run on another machine.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Nothing is held yet."""
@@ -29,46 +33,67 @@ class Hold:
     def take(self, watchdog: Watchdog) -> None:
         """Take the folder on the main process; every process must call it.
 
-        A file system without locks is trusted to have one run in a folder.
-
         Args:
             watchdog: is told that waiting may take long.
 
         Raises:
-            TrainingError: on every process, when another run still has it after `WAIT_S` seconds.
+            Held, TrainingError: on every process; see `acquire`.
         """
-        fault = ""
+        fault = None
         if rank() == 0:
-            with watchdog.busy():
-                fault = self._wait()
-        if fault := gather_objects(fault)[0]:
-            raise TrainingError(fault)
-
-    def _wait(self) -> str:
-        """Why the folder cannot be had; empty where it can."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self._folder / LOCK).open("a+")
-        until = time.monotonic() + WAIT_S
-        while True:
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < until:
-                    time.sleep(LOOK_S)
-                    continue
-                self._lock.seek(0)
-                who = self._lock.read().strip() or "a run that does not say which"
-                return (
-                    f"{self._folder} is still held by {who}, after {WAIT_S:.0f} s; expected one "
-                    "run in a folder: wait for its end, or choose another run.dir"
-                )
-            except OSError as error:
-                if error.errno not in WITHOUT:
-                    raise
+                with watchdog.busy():
+                    self.acquire()
+            except TrainingError as error:
+                fault = error
+        if (fault := gather_objects(fault)[0]) is not None:
+            raise fault
+
+    def acquire(self) -> None:
+        """Take the folder; it is made where it is not there.
+
+        Raises:
+            Held: another run still has it after `WAIT_S` seconds.
+            TrainingError: nothing can be written to it.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._folder / LOCK).open("a+")
+            self._wait(self._lock)
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
             self._lock.flush()
-            return ""
+        except OSError as error:
+            raise TrainingError(
+                f"{self._folder} cannot be held by a run: {error}; expected a folder that can be "
+                "written to: make room, or choose another run.dir"
+            ) from error
+
+    def _wait(self, lock: IO[str]) -> None:
+        until = time.monotonic() + WAIT_S
+        told = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                who = lock.read().strip() or "a run that does not say which"
+            except OSError as error:
+                if error.errno not in WITHOUT:
+                    raise
+                print(f"{self._folder} has no locks ({error}): see to it that one run is in it")
+                return
+            else:
+                return
+            if time.monotonic() >= until:
+                raise Held(
+                    f"{self._folder} is still held by {who}, after {WAIT_S:.0f} s; expected one "
+                    "run in a folder: wait for its end, or choose another run.dir"
+                )
+            if not told:
+                print(f"{self._folder} is held by {who}; waiting for its end", flush=True)
+                told = True
+            time.sleep(LOOK_S)
 
     def __enter__(self) -> Self:
         """What lets go when it is left."""

@@ -331,8 +331,13 @@ def describe(
     ]
     if objective.supervised and streams.unlabelled:
         lines.append(
-            "no term looks at unlabelled rows, only batch norm does: data.batch.unlabelled=0 saves "
-            "their part of a step"
+            "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
+            "and of what batch norm sees"
+            + (
+                "; an epoch is then one of labelled rows"
+                if streams.lead is streams.unlabelled
+                else ""
+            )
         )
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import hold
-from pipeline.errors import TrainingError
+from pipeline.errors import Held, TrainingError
 from pipeline.hold import LOCK, Hold
 from pipeline.pretrain import pretrain
 from pipeline.watchdog import Watchdog
@@ -36,7 +36,7 @@ def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.Mon
     config = frames(tmp_path)
     with Hold(tmp_path / "run") as first:
         first.take(Watchdog(60))
-        with pytest.raises(TrainingError, match=f"run is still held by process {os.getpid()} on"):
+        with pytest.raises(Held, match=f"run is still held by process {os.getpid()} on"):
             pretrain(config)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     assert pretrain(config)["steps"] == 5
@@ -51,9 +51,14 @@ def test_a_run_that_is_killed_lets_go(tmp_path: Path) -> None:
         killer.start()
         with Hold(tmp_path) as second:
             second.take(Watchdog(60))
-            assert not killer.is_alive()
+            assert other.wait(1) == -9
             assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-    assert other.returncode == -9
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    one, two = ranks.run(2, refused, str(tmp_path / "file"))
+    assert one == two and "file cannot be held by a run: [Errno 17] File exists" in one
 
 
 def refused(folder: str) -> str:
@@ -72,7 +77,9 @@ def test_every_process_is_told(tmp_path: Path) -> None:
     assert one == two and "expected one run in a folder: wait for its end" in one
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -80,3 +87,4 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with Hold(tmp_path) as first, Hold(tmp_path) as second:
         first.take(Watchdog(60))
         second.take(Watchdog(60))
+    assert capsys.readouterr().out.count("has no locks ([Errno 37] No locks available)") == 2

@@ -122,7 +122,7 @@ def _fit(
         run_config=tune.RunConfig(
             name=f"tune-{rungs[-1] or 'all'}",
             storage_path=str((ledger.out / RAY).absolute()),
-            callbacks=[rows(study, task, ledger, say)],
+            callbacks=[callback(study, task, ledger, say)],
             failure_config=tune.FailureConfig(max_failures=study.retries),
             verbose=0,
         ),
@@ -130,8 +130,15 @@ def _fit(
     tuner.fit()
 
 
-def rows(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
-    """Tune's callback that tells of trials as they go, and writes the rows of those that end."""
+def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
+    """A `ray.tune.Callback` that tells of trials as they go, and writes the rows of those that end.
+
+    Args:
+        study: that the trials are of.
+        task: what they run.
+        ledger: gets the rows.
+        say: prints a line.
+    """
     from ray import tune
 
     last = study.rungs[-1]
@@ -157,7 +164,7 @@ def rows(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
                 return
             step = trial.last_result.get("step")
             if step is None:
-                self._failed(trial, "it ended without a result")
+                self._failed(trial, f"it ended without a result; see {run}/log-0.txt")
                 return
             if isinstance(study.search, Pbt) and step != last:
                 return  # the others are waited for

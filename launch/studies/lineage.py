@@ -10,6 +10,7 @@ from pipeline import checkpoint
 from pipeline.config import Config, dump_config, load_config
 from pipeline.data.mined import MINED
 from pipeline.errors import CheckpointError
+from pipeline.hold import Hold
 from pipeline.tracking import read_metrics
 
 LINEAGE = "lineage.jsonl"
@@ -29,6 +30,7 @@ def adopt(source: Path, config: Config, values: Mapping[str, Any]) -> None:
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
+        Held: a worker still has the run's folder.
     """
     if fault := checkpoint.damage(source):
         raise CheckpointError(
@@ -42,16 +44,18 @@ def adopt(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         "config.yaml": dump_config(config),
         "model.json": (source / "model.json").read_text(),
     }
-    shutil.rmtree(run / MINED, ignore_errors=True)
-    if (tables := Path(donor.run.dir) / MINED).is_dir():
-        shutil.copytree(tables, run / MINED)
-    checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are of no use now
     line = {
         "step": snapshot.position.step,
         "from": Path(donor.run.dir).name,
         "values": dict(values),
     }
-    write_rows(run / LINEAGE, [*of(run), line])
+    with Hold(run) as hold:
+        hold.acquire()
+        shutil.rmtree(run / MINED, ignore_errors=True)
+        if (tables := Path(donor.run.dir) / MINED).is_dir():
+            shutil.copytree(tables, run / MINED)
+        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are of no use now
+        write_rows(run / LINEAGE, [*of(run), line])
 
 
 def of(run: Path) -> list[dict[str, Any]]:

@@ -149,6 +149,8 @@ class Report:
             square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
             yield draw.curves(f"{y} against {x}", drawn, laws, square)
             yield self._says(drawn, fits, square)
+            if self.results.study.measure.fits and not is_cost(y):
+                yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
             if grid(self.results, y) is None:  # a heat map has the numbers
                 yield _points(found)
 

@@ -235,9 +235,9 @@ def less_is_better(name: str) -> bool:
 
 
 def is_cost(name: str) -> bool:
-    """Whether a column is a time, memory, bytes, a loss or a rate: what a law may be fitted to.
+    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate.
 
-    A score is not: it has an upper bound, which no power of x and no polynomial has.
+    To these a law may be fitted; a score has an upper bound, which no power and no polynomial has.
     """
     return name.endswith((*LESS, "_per_s"))
 

@@ -13,7 +13,7 @@ from launch.studies.ledger import RUNGS, write_rows
 from launch.studies.study import Study
 from launch.studies.trials import Trial, configure
 from pipeline.config import Config
-from pipeline.errors import TrainingError
+from pipeline.errors import Held, TrainingError
 from pipeline.tracking import read_metrics
 
 ERROR = "error.txt"  # in a run's folder: why it cannot be run
@@ -162,6 +162,8 @@ def run_worker(given: dict[str, Any]) -> None:
     with log, redirect_stdout(log), redirect_stderr(log):
         try:
             pretrain(config)
+        except Held:
+            raise  # may be free at the next try
         except EXPECTED as error:
             (run / ERROR).write_text(f"rank {rank}: {type(error).__name__}: {error}")
             raise

@@ -12,7 +12,7 @@ def _options(term: str, weight: float) -> tuple[str, ...]:
 
 
 # LARS, whose steps are shares of the weights, hardly moves a decoder of codes as small as
-# X^T X = I makes them; and less dropout than the others have serves it better.
+# X^T X = I makes them; and on Scene and N-MNIST less dropout than the others have serves it better.
 _C2AE = ("optim={kind: adam, lr: 0.001}",)
 _C2AE_DROPOUT = (*_C2AE, "model.encoder.dropout=0.5")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from launch.cli import _parse, main
+from launch.cli import VERBS, _parse, main
+from launch.report_verb import REPORT
 from shards.sources import SOURCES
 
 
@@ -93,6 +94,17 @@ def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
     found = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (found.returncode, found.stderr) == (141, b"")
+
+
+def test_a_pipe_that_breaks_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setitem(VERBS, "report", REPORT._replace(run=fails))
+    assert run("report", "study") == 1
+    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
 
 
 def test_help_of_every_verb_and_source(capsys: pytest.CaptureFixture[str]) -> None:

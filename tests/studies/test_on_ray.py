@@ -247,9 +247,10 @@ def test_a_trial_that_ends_without_a_result_has_failed(tmp_path: Path) -> None:
     ledger.begin()
     task, said = Task(study, ledger.out, runs.ROOT, {trial.name: trial}, study.rungs), list[str]()
     told = Told({"trial": trial.name, **trial.values}, {})
-    drive.rows(study, task, ledger, said.append).on_trial_complete(trial=told)
+    drive.callback(study, task, ledger, said.append).on_trial_complete(trial=told)
     assert ledger.rows[trial.name]["status"] == "failed"
-    assert said == [f"{trial.name} failed: it ended without a result"]
+    run = trial.folder(ledger.out)
+    assert said == [f"{trial.name} failed: it ended without a result; see {run}/log-0.txt"]
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:

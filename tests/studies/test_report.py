@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from matplotlib.patches import Rectangle
@@ -46,6 +45,7 @@ def test_time_against_the_negative_set(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(source.startswith("data:image/png;base64,") for source in page.fetched)
     assert "step_s = 2.00e-06 · x^1.700; 95% interval of the exponent 1.700 to 1.700" in page.text
     assert "f1_weighted = " not in page.text  # a score is no power of anything
+    assert "No law is fitted to f1_weighted, which is no time, size or rate." in page.text
     assert "proportional to the square of |N_i|" in page.text
     assert "Measured: exponent 1.70; 2 is over its interval" in page.text
     assert "Time of a step, s against size of the negative set |N_i|" in page.text
@@ -120,7 +120,10 @@ def test_a_heat_map_of_two_keys(tmp_path: Path) -> None:
     assert page.tags.count("img") == 2
 
 
-def test_a_heat_map_frames_what_the_study_calls_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "corner"), [("max", (1.5, 1.5)), ("min", (-0.5, -0.5))])
+def test_a_heat_map_frames_what_the_study_calls_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, corner: tuple[float, float]
+) -> None:
     framed = list[tuple[float, float]]()
 
     def rectangle(corner: tuple[float, float], *_: object, **__: object) -> Rectangle:
@@ -128,10 +131,18 @@ def test_a_heat_map_frames_what_the_study_calls_best(monkeypatch: pytest.MonkeyP
         return Rectangle(corner, 1, 1)
 
     monkeypatch.setattr(figures, "Rectangle", rectangle)
-    means = np.array([[0.5, 0.9], [0.1, 0.7]])
-    for mode in (None, "max", "min"):
-        figures.heat_map("f1_weighted", "a", "b", [1, 2], [3, 4], means, mode)
-    assert framed == [(0.5, -0.5), (0.5, -0.5), (-0.5, 0.5)]
+    lines = [
+        made.trial(
+            f"{a}{b}",
+            {"objective.a.weight": 0.1 * a, "objective.b.weight": float(b)},
+            result={"f1_weighted": 0.5 + 0.01 * (a + b)},
+        )
+        for a in range(3)
+        for b in range(3)
+    ]
+    asked = {"x": "objective.a.weight", "y": ["f1_weighted"], "score": "f1_weighted", "mode": mode}
+    report(made.study(tmp_path / "study", lines, measure=asked))
+    assert framed == [corner]
 
 
 def test_speed_up_of_workers(tmp_path: Path) -> None:
