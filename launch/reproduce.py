@@ -40,13 +40,14 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
             hint = "; put key=value before --only" if "=" in name else ""
             known = ", ".join(table.methods)
             raise ConfigError(f"the table has no method '{name}'; expected one of {known}{hint}")
-    for name in only or table.methods:
-        method = table.methods[name]
-        for fold in range(table.runs):
-            folder = out / f"{name}-{fold}"
-            config = _config(table, method, fold, folder, overrides)
-            if not _is_done(folder, config):
-                pretrain(config)
+    configs = [  # all of them before the first run, so that one that is refused costs no run
+        _config(table, table.methods[name], fold, out / f"{name}-{fold}", overrides)
+        for name in only or table.methods
+        for fold in range(table.runs)
+    ]
+    for config in configs:
+        if not _is_done(Path(config.run.dir), config):
+            pretrain(config)
     text = render(table, out, overrides)
     (out / "table.md").write_text(text)
     return text
@@ -65,6 +66,8 @@ def render(table: Table, out: Path, overrides: list[str]) -> str:
         "|---|" + "---|---|---|" * len(table.scores),
     ]
     for name, method in table.methods.items():
+        if _clashes(table, method, overrides):
+            continue  # it cannot have been run with these
         folders = [out / f"{name}-{fold}" for fold in range(table.runs)]
         wanted = [_config(table, method, n, folder, overrides) for n, folder in enumerate(folders)]
         if not all(
@@ -98,8 +101,7 @@ def _config(table: Table, method: Method, fold: int, folder: Path, overrides: li
     own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
     if table.seeded:
         own.append(f"seed={fold}")
-    keys = {override.split("=")[0] for override in own}
-    if clash := [override for override in overrides if override.split("=")[0] in keys]:
+    if clash := _clashes(table, method, overrides):
         raise ConfigError(
             f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
             "run pipeline/pretrain.py"
@@ -108,6 +110,13 @@ def _config(table: Table, method: Method, fold: int, folder: Path, overrides: li
     if not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
     return config
+
+
+def _clashes(table: Table, method: Method, overrides: list[str]) -> list[str]:
+    """The overrides whose keys a method's runs set themselves."""
+    own = {"data.protocol.fold", "run.dir", *(["seed"] if table.seeded else [])}
+    own |= {override.split("=")[0] for override in method.overrides}
+    return [override for override in overrides if override.split("=")[0] in own]
 
 
 def _is_done(folder: Path, config: Config) -> bool:
