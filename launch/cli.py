@@ -53,7 +53,7 @@ VERBS: dict[str, Verb | Mapping[str, Verb]] = {
     "study": STUDY,
     "report": REPORT,
 }
-OUTPUT = 1
+OUTPUT = 1  # the file descriptor of what is printed
 EXPECTED = (
     ConfigError,
     CheckpointError,

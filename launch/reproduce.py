@@ -98,24 +98,28 @@ def render(table: Table, out: Path, overrides: list[str]) -> str:
 
 
 def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
-    own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
-    if table.seeded:
-        own.append(f"seed={fold}")
     if clash := _clashes(table, method, overrides):
         raise ConfigError(
             f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
             "run pipeline/pretrain.py"
         )
-    config = load_config(CONFIGS / table.config, [*overrides, *own], method.name)
+    config = load_config(
+        CONFIGS / table.config, [*overrides, *_own(table, method, fold, folder)], method.name
+    )
     if not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
     return config
 
 
+def _own(table: Table, method: Method, fold: int, folder: Path) -> list[str]:
+    """What a method's run sets itself."""
+    seed = [f"seed={fold}"] if table.seeded else []
+    return [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}", *seed]
+
+
 def _clashes(table: Table, method: Method, overrides: list[str]) -> list[str]:
     """The overrides whose keys a method's runs set themselves."""
-    own = {"data.protocol.fold", "run.dir", *(["seed"] if table.seeded else [])}
-    own |= {override.split("=")[0] for override in method.overrides}
+    own = {override.split("=")[0] for override in _own(table, method, 0, Path())}
     return [override for override in overrides if override.split("=")[0] in own]
 
 
