@@ -358,8 +358,7 @@ def main() -> int:
         pretrain(load_config(arguments.config, arguments.overrides, arguments.method))
     except Stopped as stopped:
         print(f"stopped: {stopped}; run again to go on", file=sys.stderr)
-        collectives.close()
-        return STOPPED
+        return ended(STOPPED)
     except Lost as lost:
         print(f"error: a process is gone: {lost}; run again to go on", file=sys.stderr, flush=True)
         leave(LOST)  # leaving the process group would wait for the one that is gone
@@ -369,8 +368,20 @@ def main() -> int:
     except Exception:
         traceback.print_exc()
         return failed()
+    return ended(0)
+
+
+def ended(status: int) -> int:
+    """The exit status after all is written.
+
+    Several processes leave out the interpreter's end: a thread of a process group can abort it,
+    and a run that is done would count as failed.
+    """
+    several = collectives.world_size() > 1
     collectives.close()
-    return 0
+    if several:
+        leave(status)
+    return status
 
 
 def failed() -> int:

@@ -1,5 +1,6 @@
 """Run a plain function on N gloo processes that meet through a file."""
 
+import faulthandler
 import os
 import tempfile
 import time
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+
+from pipeline.watchdog import leave
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -36,6 +39,7 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
 def _start(
     rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),
@@ -50,3 +54,4 @@ def _start(
     torch.save(result, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)  # a thread of a library can abort the interpreter's end

@@ -57,6 +57,10 @@ def end(pair: list[subprocess.Popen[str]]) -> list[int]:
     return [runs.finish(process, 120)[0] for process in pair]
 
 
+def test_a_run_that_is_done_does_not_fail_in_the_interpreters_end(tmp_path: Path) -> None:
+    runs.run_pair(runs.experiment(tmp_path, "done", train={"steps": 2}), runs.BAD_END)
+
+
 @pytest.mark.parametrize(("number", "kind"), list(zip(range(TRIES), itertools.cycle(MOMENTS))))
 def test_killed_and_started_again(straight: Path, number: int, kind: str) -> None:
     """The weights are those of the unkilled run, bit for bit; every step is told of once."""

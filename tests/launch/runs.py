@@ -45,6 +45,11 @@ def environment(**more: str) -> dict[str, str]:
 
 JOB = ("pipeline/pretrain.py",)
 SLOW_DISK = ("-m", "tests.launch.slow_disk")
+BAD_END = (  # where the interpreter's end aborts, as a thread of a process group can make it
+    "-c",
+    "import atexit, os, sys; from pipeline.pretrain import main; atexit.register(os.abort); "
+    "sys.exit(main())",
+)
 
 
 def start_pair(
@@ -76,9 +81,10 @@ def finish(process: subprocess.Popen[str], timeout_s: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-def run_pair(config: Path) -> None:
+def run_pair(config: Path, program: Sequence[str] = JOB) -> None:
     """Run to the end on two processes of this host."""
-    for status, output in [finish(process, 120) for process in start_pair(config, free_port())]:
+    pair = start_pair(config, free_port(), program)
+    for status, output in [finish(process, 120) for process in pair]:
         assert status == 0, output[-3000:]
 
 
