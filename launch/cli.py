@@ -16,7 +16,15 @@ from launch.serve_verb import SERVE
 from launch.shard_verbs import SHARD_VERBS
 from launch.study_verb import STUDY
 from launch.verb import Verb
-from pipeline.errors import CheckpointError, ConfigError, RetrievalError, StudyError, TrainingError
+from pipeline.errors import (
+    STOPPED,
+    CheckpointError,
+    ConfigError,
+    RetrievalError,
+    Stopped,
+    StudyError,
+    TrainingError,
+)
 from shards.errors import ShardError, SourceError
 
 EXAMPLES = """examples:
@@ -126,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 141  # what a shell gives for SIGPIPE
         print(f"error: {fault}", file=sys.stderr)
         return 1
+    except Stopped as stopped:
+        print(f"stopped: {stopped}; run again to go on", file=sys.stderr)
+        return STOPPED
     except KeyboardInterrupt:
         return 130  # what a shell gives for Ctrl-C
     return status

@@ -45,9 +45,8 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
         for name in only or table.methods
         for fold in range(table.runs)
     ]
-    for config in configs:
-        if not _is_done(Path(config.run.dir), config):
-            pretrain(config)
+    for config in [one for one in configs if not _is_done(one)]:
+        pretrain(config)
     text = render(table, out, overrides)
     (out / "table.md").write_text(text)
     return text
@@ -66,15 +65,17 @@ def render(table: Table, out: Path, overrides: list[str]) -> str:
         "|---|" + "---|---|---|" * len(table.scores),
     ]
     for name, method in table.methods.items():
-        if _clashes(table, method, overrides):
-            continue  # it cannot have been run with these
         folders = [out / f"{name}-{fold}" for fold in range(table.runs)]
-        wanted = [_config(table, method, n, folder, overrides) for n, folder in enumerate(folders)]
-        if not all(
-            (folder / "result.json").exists() and load_config(folder / "config.yaml") == config
-            for folder, config in zip(folders, wanted, strict=True)
-        ):
+        if not all((folder / "result.json").exists() for folder in folders):
             continue
+        try:
+            runs = [
+                _config(table, method, n, folder, overrides) for n, folder in enumerate(folders)
+            ]
+            if not all(_is_done(config) for config in runs):
+                continue
+        except ConfigError:
+            continue  # what is there was run with others
         results = [_result(folder) for folder in folders]
         cells = [name]
         published = method.published or [None] * len(table.scores)
@@ -103,35 +104,46 @@ def _config(table: Table, method: Method, fold: int, folder: Path, overrides: li
             f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
             "run pipeline/pretrain.py"
         )
-    config = load_config(
-        CONFIGS / table.config, [*overrides, *_own(table, method, fold, folder)], method.name
-    )
-    if not (Path(config.data.path) / MANIFEST).exists():
+    path, given = CONFIGS / table.config, [*overrides, *_own(table, method, fold, folder)]
+    config = load_config(path, given, method.name)
+    if method.schedules:
+        given += method.scheduled(config.train.epochs)
+        config = load_config(path, given, method.name)
+    here = config.data.build is None and "://" not in config.data.path
+    if here and not (Path(config.data.path) / MANIFEST).exists():
         raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
     return config
 
 
 def _own(table: Table, method: Method, fold: int, folder: Path) -> list[str]:
-    """What a method's run sets itself."""
+    """What a method's run sets itself, but for its schedules."""
     seed = [f"seed={fold}"] if table.seeded else []
-    return [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}", *seed]
+    run = f"run.dir={folder}", "run.resume=auto"
+    return [*method.overrides, f"data.protocol.fold={fold}", *run, *seed]
 
 
 def _clashes(table: Table, method: Method, overrides: list[str]) -> list[str]:
-    """The overrides whose keys a method's runs set themselves."""
-    own = {override.split("=")[0] for override in _own(table, method, 0, Path())}
-    return [override for override in overrides if override.split("=")[0] in own]
+    """The overrides of what a method's runs set themselves, or of a part of it."""
+    own = [override.split("=")[0] for override in _own(table, method, 0, Path())]
+    own += method.schedules
+    return [
+        override
+        for override in overrides
+        if any(f"{override.split('=')[0]}.".startswith(f"{key}.") for key in own)
+    ]
 
 
-def _is_done(folder: Path, config: Config) -> bool:
+def _is_done(config: Config) -> bool:
     """Whether the run is there; one of another configuration is not taken for it, nor lost."""
-    if not (folder / "result.json").exists():
+    folder = Path(config.run.dir)
+    if not (folder / "config.yaml").exists():
         return False
-    if load_config(folder / "config.yaml") != config:
+    found = load_config(folder / "config.yaml")
+    if found.model_copy(update={"run": config.run}) != config:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"
         )
-    return True
+    return (folder / "result.json").exists()
 
 
 def _result(folder: Path) -> dict[str, Any]:
@@ -142,9 +154,15 @@ def _result(folder: Path) -> dict[str, Any]:
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", choices=sorted(TABLES), help="which published table")
     parser.add_argument("overrides", nargs="*", help="key=value on every run")
-    parser.add_argument("--runs", type=int, help="folds or seeds to run (default: the table's)")
+    parser.add_argument("--runs", type=_number, help="folds or seeds to run (default: the table's)")
     parser.add_argument("--only", nargs="+", default=[], help="methods to run (default: all)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE-table)")
+
+
+def _number(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 1 on")
+    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launch.verb import Verb
 
@@ -17,6 +17,7 @@ INTERRUPTED = 130  # what a shell gives for Ctrl-C
 def table(study: "Study", ledger: "Ledger") -> str:
     """The rows as a Markdown table: what varied, what is measured, and how each ended."""
     from launch.studies.drive import shown
+    from launch.studies.ledger import known
 
     rows = [ledger.rows[name] for name in sorted(ledger.rows)]
     varied = [
@@ -29,9 +30,8 @@ def table(study: "Study", ledger: "Ledger") -> str:
     lines = ["| " + " | ".join(["trial", *varied, *measured, "status"]) + " |"]
     lines.append("|---" * (len(varied) + len(measured) + 2) + "|")
     for row in rows:
-        known: dict[str, Any] = (row["result"] or {}) | (row["measured"] or {})
         cells = [row["trial"], *(shown(row["values"].get(key)) for key in varied)]
-        cells += [shown(known.get(name)) for name in measured]
+        cells += [shown(known(row).get(name)) for name in measured]
         lines.append("| " + " | ".join([*cells, row["status"]]) + " |")
     return "\n".join(lines)
 

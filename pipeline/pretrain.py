@@ -211,7 +211,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         skipped.refuse()
         if done and due(done, per_epoch, config.train.evaluate_every_epochs) and done < steps:
             evaluate(done)  # the run that was cut short may not have come to it
-        train_seconds = 0.0
+        train_seconds = tracker.earlier_s
         for t in range(done, steps):
             # A step: read, embed, gather, compare, descend.
             watchdog.beat(t)
@@ -289,6 +289,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         embedding = evaluator.predict(model, sample, hidden=True)
         tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
         tracker.say(*skipped.add(collectives.gather_objects(streams.reader.lost)))
+    skipped.refuse()  # rows of the test set, with which the scores may not count
     result: dict[str, Any] = {
         **scores,
         "steps": steps,
@@ -297,16 +298,15 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         "seconds": time.perf_counter() - started,
         "world_size": world,
         "skipped_rows": len(skipped),
-        "peak_memory_bytes": throughput.peak_memory(device),
+        "peak_memory_bytes": throughput.peak_memory(device) if done < steps else None,
         "strategy": strategy.describe(),
         "precision": config.train.precision,
         "contrast": fused.describe(device),
         "version": importlib.metadata.version("heron-pretrain"),
     }
     if main:
-        write_result(folder, result)
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
-    skipped.refuse()  # rows of the test set, with which the scores may not count
+        write_result(folder, result)  # last: who finds it takes the run for done
     return result
 
 

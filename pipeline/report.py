@@ -23,11 +23,13 @@ _PANELS = 6  # labels shown on the map, where labels are not exclusive
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Write result.json; a score that is not a number becomes null."""
+    """Write result.json, all or nothing of it; a score that is not a number becomes null."""
     clean = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
     }
-    (folder / "result.json").write_text(json.dumps(clean, indent=1) + "\n")
+    part = folder / ".result.json.part"
+    part.write_text(json.dumps(clean, indent=1) + "\n")
+    part.replace(folder / "result.json")
 
 
 def write_report(

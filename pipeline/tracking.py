@@ -12,20 +12,25 @@ from shards.progress import progress_bar
 
 
 class Tracker:
-    """Writes on the main process; on the others every call does nothing."""
+    """Writes on the main process; on the others every call does nothing.
+
+    Attributes:
+        earlier_s: seconds that the steps before this start have taken, as far as it is known.
+    """
 
     def __init__(self, folder: Path, start: int, steps: int, main: bool) -> None:
         """Open the files; lines of steps from `start` on, left by a run cut short, are dropped.
 
         So is an evaluation at `start`, which a run that goes on from there makes again.
         """
-        self.main = main
+        self.main, self.earlier_s = main, 0.0
         if not main:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         found = [row for row in read_metrics(path) if row["step"] < start]
         kept = [row for row in found if row["step"] < start - 1 or "loss" in row]
+        self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.lines = path.open("a", buffering=1)
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)

@@ -14,6 +14,7 @@ from pipeline import checkpoint
 from pipeline.checkpoint import Position, Snapshot, complete, damage, save
 from pipeline.errors import CheckpointError
 from pipeline.pretrain import pretrain
+from pipeline.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 
@@ -61,6 +62,19 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(
         straight / "run" / "checkpoints" / "latest" / "model.safetensors"
     ).items():
         assert torch.equal(weights[name], value), name
+
+
+def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) -> None:
+    """Its steps' seconds are those of all; where it has no step left, nothing of its memory."""
+    copied(straight, tmp_path)
+    earlier = json.loads((straight / "run" / "result.json").read_text())
+    for steps in (9, 12):
+        changes = SAVING | {"steps": steps}
+        result = pretrain(frames(tmp_path, train=changes, run={"resume": "auto"}))
+        taken = [row.get("seconds", 0.0) for row in read_metrics(tmp_path / "run/metrics.jsonl")]
+        assert result["train_seconds"] == pytest.approx(sum(taken))
+        assert result["train_seconds"] >= earlier["train_seconds"] > 0
+        assert (result["peak_memory_bytes"] is None) == (steps == 9)
 
 
 def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:

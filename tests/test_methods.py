@@ -1,21 +1,18 @@
 """Presets: every method of configs/methods.yaml on every experiment that it is for."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from launch.reproduce import reproduce
 from launch.tables import TABLES
-from pipeline.config import METHODS, Config, dump_config, load_config
+from pipeline.config import METHODS, load_config
 from pipeline.errors import ConfigError
 from pipeline.objectives.objective import Objective
 from pipeline.pretrain import pretrain
 from pipeline.strategy import Strategy
 from pipeline.terms import Hard, Mulco
-from shards.manifest import MANIFEST
 from tests.experiments import frames, merge
 
 CONFIGS = METHODS.parent
@@ -119,11 +116,10 @@ def test_task_groups_are_deepmtmv_s_alone_and_its_options_stay() -> None:
 def test_every_row_of_a_table_is_a_run(name: str) -> None:
     table = TABLES[name]
     for shown, method in table.methods.items():
-        config = load_config(CONFIGS / table.config, method.overrides, method.name)
+        given = [*method.overrides, *method.scheduled(200)]
+        config = load_config(CONFIGS / table.config, given, method.name)
         assert config.objective.terms(), shown
         assert len(method.published or table.scores) == len(table.scores)
-        if (pico := config.objective.pico) is not None:
-            assert pico.phi_epochs == config.train.epochs
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -152,32 +148,3 @@ def test_unknown_methods_and_missing_classifiers_are_named() -> None:
         load_config(CONFIGS / "yeast.yaml", method="mulco-sift")
     with pytest.raises(ConfigError, match="method 'supcon' keeps the experiment's classifier, and"):
         load_config(CONFIGS / "cifar10.yaml", method="supcon")
-
-
-def test_a_row_that_a_table_lacks_is_named_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no method 'train.steps=1'; .*; put key=value before"):
-        reproduce(TABLES["scene"], tmp_path, [], ["DNN", "train.steps=1"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_override_that_one_method_sets_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others run with it and are in the table; with that method nothing runs at all."""
-
-    def run(config: Config) -> None:
-        folder = Path(config.run.dir)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(dump_config(config))
-        (folder / "result.json").write_text('{"f1_weighted": 0.5, "auc_macro": 0.75}')
-
-    monkeypatch.setattr("pipeline.pretrain.pretrain", run)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / MANIFEST).write_text("")
-    table = replace(TABLES["scene"], runs=1)
-    given = [f"data.path={tmp_path}/data", "model.encoder.dropout=0.7"]
-    text = reproduce(table, tmp_path / "dnn", given, ["DNN"])
-    assert "| DNN | 0.5902 ± 0.0122 | 0.5000 |" in text and "C2AE" not in text
-    with pytest.raises(ConfigError, match=r"dropout=0\.7: the table sets this itself"):
-        reproduce(table, tmp_path / "all", given, [])
-    assert not (tmp_path / "all").exists()

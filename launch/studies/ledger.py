@@ -12,6 +12,7 @@ from typing import Any
 from launch.studies.study import Study, dump_study
 from launch.studies.trials import Trial, command, configure
 from pipeline.errors import ConfigError
+from pipeline.hold import WITHOUT
 from pipeline.sections import read_tree
 from pipeline.tracking import read_metrics
 
@@ -26,6 +27,8 @@ FREE = ("concurrent", "retries")  # may change between two starts of a study
 def alone(out: Path) -> Iterator[None]:
     """While it is open, no other driver works in a study's folder.
 
+    A file system without locks cannot tell; that is said.
+
     Raises:
         ConfigError: one does already.
     """
@@ -38,6 +41,10 @@ def alone(out: Path) -> Iterator[None]:
                 f"{out} is being worked in by another heron study; wait for its end, or choose "
                 "another --out"
             ) from None
+        except OSError as error:
+            if error.errno not in WITHOUT:
+                raise
+            print(f"{out} has no locks ({error}): see to it that one heron study works in it")
         yield
 
 
@@ -118,13 +125,16 @@ class Ledger:
 
     def best(self) -> dict[str, Any] | None:
         """The row with the best score; of trials that failed or were stopped early, none."""
-        score, sign = self.study.measure.score, 1 if self.study.measure.mode == "max" else -1
+        score = self.study.measure.score
+        if score is None:
+            return None
+        sign = 1 if self.study.measure.mode == "max" else -1
         scored = [
             row
             for row in self.rows.values()
-            if row["status"] == "done" and (row["result"] or {}).get(score) is not None
+            if row["status"] == "done" and known(row).get(score) is not None
         ]
-        return max(scored, key=lambda row: sign * float(row["result"][score]), default=None)
+        return max(scored, key=lambda row: sign * float(known(row)[score]), default=None)
 
     def _refuse_another(self) -> None:
         path = self.out / STUDY
@@ -143,6 +153,11 @@ class Ledger:
             )
 
 
+def known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row tells of its run: its result, and what was measured of its steps."""
+    return (row["result"] or {}) | (row["measured"] or {})
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write the lines of a JSONL file, all or none of them."""
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -157,7 +172,7 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
     Returns:
         `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
-        `peak_memory_bytes` of the main process; `steps`, the number of steps counted.
+        `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
     """
     steps = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
     counted = steps[min(WARM, len(steps) - 1) :] if steps else []
@@ -167,7 +182,7 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
     return {
         **{ours: statistics.median(row[key] for row in counted) for key, ours in names.items()},
         "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
-        "steps": len(counted),
+        "counted_steps": len(counted),
     }
 
 

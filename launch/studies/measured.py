@@ -68,6 +68,8 @@ def _usable(row: Row) -> Workload:
     """The workload of a row whose step was measured, and is in one piece."""
     if "step_s" not in row.measured or row.batch is None:
         raise StudyError("no step was measured")
+    if row.get("peak_memory_bytes") is None:
+        raise StudyError("its memory was not measured: it went on after its last step")
     found = Workload.of_run(row.run)
     if found.config.train.micro_batch is not None:
         raise StudyError("its steps are cut into micro-batches")

@@ -37,33 +37,36 @@ KMNIST: dict[str, tuple[Figure | None, ...]] = {  # Table 2: s = 2, 3, 4, 5
     "MulCo soft": ((62.69, 0.85), (65.97, 1.47), (68.83, 1.43), (70.59, 0.82)),
     "MulCo weighted": ((62.67, 0.82), (66.07, 1.47), (68.81, 1.4), (70.55, 0.74)),
 }
-EPOCHS = {"yeast.yaml": 200, "texture.yaml": 100, "dermatology.yaml": 200, "kmnist.yaml": 12}
-
-
-def _scheduled(name: str, config: str) -> tuple[str, ...]:
-    """Schedules as long as the run; queues are MulCo's of the experiment.
-
-    PiCO's phi goes down over the run. ComCo's neighbours are positives in its last half, which is
-    its 100 epochs in runs of 200. PLNL has its two times 200 epochs in one run, of which the first
-    half is SCL-LOG alone.
-    """
-    epochs = EPOCHS[config]
-    schedules = {
-        "pico": (f"objective.pico.phi_epochs={epochs}", "objective.pico.queue=1024"),
-        "comco": (f"objective.comco.neighbour_epochs={epochs // 2}", "objective.comco.queue=1024"),
-        "plnl": (
-            f"objective.plnl.pretrain_epochs={epochs // 2}",
-            f"objective.plnl.warmup_epochs={max(epochs // 20, 3)}",
-            f"objective.plnl.consistency_epochs={epochs // 4}",
-        ),
-    }
-    return schedules.get(name, ())
+# PiCO's phi goes down over the run. ComCo's neighbours are positives in its last half, which is
+# its 100 epochs in runs of 200. PLNL has its two times 200 epochs in one run, of which the first
+# half is SCL-LOG alone.
+SCHEDULES = {
+    "PiCO": {"objective.pico.phi_epochs": (1.0, 1)},
+    "ComCo": {"objective.comco.neighbour_epochs": (0.5, 1)},
+    "PLNL": {
+        "objective.plnl.pretrain_epochs": (0.5, 1),
+        "objective.plnl.warmup_epochs": (0.05, 3),
+        "objective.plnl.consistency_epochs": (0.25, 1),
+    },
+}
+QUEUES = {  # MulCo's of the experiment
+    "PiCO": ("objective.pico.queue=1024",),
+    "ComCo": ("objective.comco.queue=1024",),
+}
+FEW = {"PLNL": ("objective.plnl.neighbours=50",)}  # its 500 are all rows of Dermatology
 
 
 def _mulco(
-    config: str, source: str, data: str, figures: Mapping[str, Figure | None], **options: int
+    config: str,
+    source: str,
+    data: str,
+    figures: Mapping[str, Figure | None],
+    special: Mapping[str, tuple[str, ...]],
 ) -> Table:
-    """A table of MulCo: accuracy in per cent as published, one figure a method."""
+    """A table of MulCo: accuracy in per cent as published, one figure a method.
+
+    `special` has overrides of a method by its name, and under "" those of all.
+    """
     names = {
         "UB-EXP": "ub-exp",
         "UB-LOG": "ub-log",
@@ -80,14 +83,14 @@ def _mulco(
         "MulCo soft": "mulco-soft",
         "MulCo weighted": "mulco-weighted",
     }
-    overrides = tuple(f"{key}={value}" for key, value in options.items())
     methods = {}
     for shown, name in names.items():
         found = figures.get(shown)
         scaled = None
         if found is not None:
             scaled = (found[0] / 100, None if found[1] is None else found[1] / 100)
-        methods[shown] = Method(name, (scaled,), overrides + _scheduled(name, config))
+        own = special.get("", ()) + QUEUES.get(shown, ()) + special.get(shown, ())
+        methods[shown] = Method(name, (scaled,), own, SCHEDULES.get(shown, {}))
     return Table(config, 5, source, data, methods, ACCURACY, seeded=True)
 
 
@@ -98,6 +101,7 @@ def _uci(name: str, column: int, file: str) -> Table:
         f"download {name} from the UCI repository and run: heron shards build table --csv {file} "
         f"--out data/{name}",
         {method: figures[column] for method, figures in UCI.items()},
+        FEW,
     )
     return replace(table, published_runs=3)
 
@@ -109,7 +113,7 @@ def _kmnist(sets: int) -> Table:
         "download KMNIST's four idx files into a folder and run: heron shards build idx --folder "
         "kmnist --out data/kmnist",
         {method: figures[sets - 2] for method, figures in KMNIST.items()},
-        **{"data.protocol.complementary": sets},
+        {"": (f"data.protocol.complementary={sets}",)},
     )
     return replace(table, runs=2)
 

@@ -14,11 +14,20 @@ class Method:
         name: of a method of configs/methods.yaml.
         published: a figure for each score of the table; None where none was published.
         overrides: what else belongs to the method on these data, such as its weights.
+        schedules: options counted in epochs: a share of the run's each, and the fewest.
     """
 
     name: str
     published: tuple[Figure | None, ...] = ()
     overrides: tuple[str, ...] = ()
+    schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    def scheduled(self, epochs: int) -> list[str]:
+        """The schedules of a run of so many epochs, as overrides."""
+        return [
+            f"{key}={max(round(share * epochs), fewest)}"
+            for key, (share, fewest) in self.schedules.items()
+        ]
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,16 @@ def test_by_default_the_first_fault_ends_the_run(folder: Path) -> None:
         pretrain(config(folder, on_error="raise"))
 
 
+def test_scores_of_too_few_rows_are_no_result(folder: Path) -> None:
+    """Found in the evaluation: whoever looks for a result would take the run for done."""
+    test = folder / "test-000000.tar"
+    test.write_bytes(test.read_bytes().replace(b"\xff\xd8\xff", b"\0\0\0"))
+    with pytest.raises(ShardError, match=r"10 of the run's 80 rows cannot be read"):
+        pretrain(config(folder, max_bad_fraction=0.12, verify=False))
+    assert (folder.parent / "run" / "checkpoints" / "latest").exists()
+    assert not (folder.parent / "run" / "result.json").exists()
+
+
 def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
     (folder / "train-000002.tar").unlink()
     with pytest.raises(

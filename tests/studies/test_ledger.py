@@ -1,5 +1,6 @@
 """The rows of a study: whole or not there, of one study, the best of those that did not fail."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
             "samples_per_s": 10.0,
             "data_wait_s": 0.5,
             "peak_memory_bytes": 7,
-            "steps": 5,
+            "counted_steps": 5,
         },
     }
 
@@ -78,7 +79,7 @@ def test_medians_of_few_steps(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     found = measure(tmp_path, None)
     assert found is not None
-    assert (found["step_s"], found["steps"], found["peak_memory_bytes"]) == (2.0, 1, None)
+    assert (found["step_s"], found["counted_steps"], found["peak_memory_bytes"]) == (2.0, 1, None)
 
 
 def test_the_best_is_not_one_that_failed(tmp_path: Path) -> None:
@@ -99,6 +100,10 @@ def test_the_best_is_not_one_that_failed(tmp_path: Path) -> None:
     low.rows = ledger.rows
     best = low.best()
     assert best is not None and best["trial"] == "000"
+    low.study = study(measure=TREE["measure"] | {"score": "step_s", "mode": "min"})
+    low.rows["002"]["measured"]["step_s"] = 4
+    best = low.best()  # by what is measured, as the report has it
+    assert best is not None and best["trial"] == "002"
 
 
 def test_a_row_that_was_cut_short_is_no_row(tmp_path: Path) -> None:
@@ -142,3 +147,14 @@ def test_one_driver_at_a_time(tmp_path: Path) -> None:
         pass
     with alone(tmp_path / "out"):
         pass
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with alone(tmp_path):
+        assert "see to it that one heron study works in it" in capsys.readouterr().out

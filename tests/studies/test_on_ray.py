@@ -188,7 +188,7 @@ def test_killed_interrupted_and_failing_trials(tmp_path: Path, address: str) -> 
     runs.assert_resumed(run, LENGTH)
     assert found["000"]["result"]["strategy"] == "DDP"
     assert found["000"]["result"]["world_size"] == 2
-    assert found["000"]["measured"]["steps"] == LENGTH - 3
+    assert found["000"]["measured"]["counted_steps"] == LENGTH - 3
     assert "TrainingError: optim.kind is lars, whose step depends" in found["002"]["error"]
     assert found["002"]["result"] is None
     tries = (run.with_name("002") / "log-0.txt").read_text()
