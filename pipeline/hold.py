@@ -5,11 +5,12 @@ import fcntl
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Self
 
 from pipeline.collectives import gather_objects, rank
-from pipeline.errors import Held, TrainingError
+from pipeline.errors import Held, Stopped, TrainingError
 from pipeline.watchdog import Watchdog
 
 LOCK = ".lock"
@@ -30,36 +31,38 @@ class Hold:
         self._folder = folder
         self._lock: IO[str] | None = None
 
-    def take(self, watchdog: Watchdog) -> None:
+    def take(self, watchdog: Watchdog, stop: Callable[[], object] = lambda: False) -> None:
         """Take the folder on the main process; every process must call it.
 
         Args:
             watchdog: is told that waiting may take long.
+            stop: whether not to wait any longer: a signal came.
 
         Raises:
-            Held, TrainingError: on every process; see `acquire`.
+            Held, Stopped, TrainingError: on every process; see `acquire`.
         """
-        fault = None
+        fault: TrainingError | Stopped | None = None
         if rank() == 0:
             try:
                 with watchdog.busy():
-                    self.acquire()
-            except TrainingError as error:
+                    self.acquire(stop)
+            except (TrainingError, Stopped) as error:
                 fault = error
         if (fault := gather_objects(fault)[0]) is not None:
             raise fault
 
-    def acquire(self) -> None:
+    def acquire(self, stop: Callable[[], object] = lambda: False) -> None:
         """Take the folder; it is made where it is not there.
 
         Raises:
             Held: another run still has it after `WAIT_S` seconds.
+            Stopped: it is not to be waited for any longer.
             TrainingError: nothing can be written to it.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self._folder / LOCK).open("a+")
-            self._wait(self._lock)
+            self._wait(self._lock, stop)
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
             self._lock.flush()
@@ -69,7 +72,7 @@ class Hold:
                 "written to: make room, or choose another run.dir"
             ) from error
 
-    def _wait(self, lock: IO[str]) -> None:
+    def _wait(self, lock: IO[str], stop: Callable[[], object]) -> None:
         until = time.monotonic() + WAIT_S
         told = False
         while True:
@@ -93,6 +96,8 @@ class Hold:
             if not told:
                 print(f"{self._folder} is held by {who}; waiting for its end", flush=True)
                 told = True
+            if stop():
+                raise Stopped(f"a signal came while {self._folder} was held by {who}")
             time.sleep(LOOK_S)
 
     def __enter__(self) -> Self:

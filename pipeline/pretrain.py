@@ -148,7 +148,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
 
     # Resume: the position is a number, which the plan turns back into batches.
     saved = folder / "checkpoints"
-    hold.take(watchdog)
+    hold.take(watchdog, lambda: signals.came)
     snapshot, damaged = None, list[str]()
     if config.run.resume == "auto":
         snapshot, damaged = checkpoint.resume(saved, config)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import hold
-from pipeline.errors import Held, TrainingError
+from pipeline.errors import Held, Stopped, TrainingError
 from pipeline.hold import LOCK, Hold
 from pipeline.pretrain import pretrain
 from pipeline.watchdog import Watchdog
@@ -40,6 +40,16 @@ def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.Mon
             pretrain(config)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     assert pretrain(config)["steps"] == 5
+
+
+def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    """A scheduler that wants the machine back would kill the run before a minute is over."""
+    came = iter([False, False, True])
+    with Hold(tmp_path) as first, Hold(tmp_path) as second:
+        first.take(Watchdog(60))
+        with pytest.raises(Stopped, match=f"came while {tmp_path} was held by process"):
+            second.take(Watchdog(60), lambda: next(came))
+    assert list(came) == []
 
 
 def test_a_run_that_is_killed_lets_go(tmp_path: Path) -> None:
