@@ -1,5 +1,7 @@
 """PLNL's loss, its guesses and its enhanced sets against loops, and runs that keep them."""
 
+import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests import baseline_oracles, ranks
 from tests.experiments import frames, merge
 from tests.objectives.test_family import CLASSES, sets
 from tests.objectives.test_terms import assert_same, draw, gradients
+from tests.test_strategies import choose
 
 BATCH = 7
 PLNL: Callable[..., Tensor] = plnl  # which takes its views as a list here
@@ -127,9 +130,12 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def trained(folder: str, name: str, steps: int, resume: str = "never") -> list[float]:
+def trained(
+    folder: str, name: str, steps: int, resume: str = "never", precision: str = "fp32"
+) -> list[float]:
     """Six steps an epoch, on 60 rows."""
-    settings = {"train": {"steps": steps, "epochs": 5}, "run": {"resume": resume}}
+    train = {"steps": steps, "epochs": 5, "precision": precision}
+    settings = {"train": train, "run": {"resume": resume}}
     pretrain(frames(Path(folder), name, **CHANGES, **settings))
     rows = read_metrics(Path(folder) / name / "metrics.jsonl")
     return [row["loss"] for row in rows if "loss" in row]
@@ -157,6 +163,38 @@ def test_two_processes_are_one_and_two_parts_are_the_whole(tmp_path: Path) -> No
     assert (kept["sets"].sum(2) > 2).any()
     mine = weights(tmp_path / "one", "model")
     assert not torch.equal(mine["classifier.weight"], mine["second.1.weight"])
+
+
+CELLS = [("zero3", "fp32"), ("zero2", "bf16")]
+if os.environ.get("HERON_WHOLE_MATRIX"):
+    stages = ("ddp", "zero0", "zero1", "zero2", "zero3")
+    CELLS = list(itertools.product(stages, ("fp32", "bf16")))
+
+
+def trained_under(folder: str) -> list[list[float]]:
+    losses = []
+    for strategy, precision in CELLS:
+        choose(strategy)
+        losses.append(trained(folder, f"{strategy}-{precision}", 15, precision=precision))
+    return losses
+
+
+def test_it_is_the_same_under_every_strategy(tmp_path: Path) -> None:
+    """What the networks remember as well; bfloat16 is near until it chooses otherwise."""
+    one = trained(str(tmp_path), "one", 15)
+    kept = weights(tmp_path / "one", "momentum")
+    for (strategy, precision), losses in zip(
+        CELLS, ranks.run(2, trained_under, str(tmp_path))[0], strict=True
+    ):
+        exact = precision == "fp32"
+        if exact:
+            assert losses == pytest.approx(one, rel=1e-4), strategy
+        else:  # nothing is chosen in the first epoch
+            assert losses[:6] == pytest.approx(one[:6], rel=2e-2), strategy
+        found = weights(tmp_path / f"{strategy}-{precision}", "momentum")
+        assert found.keys() == kept.keys() and int(found["closed"]) == 2
+        for key in ("guesses", "sets") if exact else ():
+            assert torch.equal(found[key], kept[key]), (strategy, key)
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
