@@ -31,7 +31,7 @@ EXAMPLES = """examples:
   heron shards build faces --out data/faces --workers 2
   heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml --out data/scene
   heron shards build table --csv yeast.csv --out data/yeast
-  heron shards build idx --folder mnist --merge true --view-kind noise --out data/n-mnist
+  heron shards build idx --folder mnist --view-kind noise --noise-std 0.0949 --out data/nmnist
   heron shards build folder --folder cifar10 --out data/cifar10
   heron shards build xrmb --single1 single1.mat --single2 single2.mat --out data/xrmb --workers 4
   heron shards index data/cats --image jpg --label cls --workers 2

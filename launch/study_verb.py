@@ -57,18 +57,23 @@ def _add(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from launch.studies.ledger import Ledger, alone
     from launch.studies.study import load_study
-    from launch.studies.trials import check, command, plan
+    from launch.studies.trials import check, command, plan, refuse_missing_data
+    from pipeline.errors import ConfigError
 
     study = load_study(arguments.study, arguments.small, arguments.overrides)
     name = arguments.study.stem + ("-small" if arguments.small else "")
     out = arguments.out or Path("studies") / name
     trials = plan(study)
-    check(study, trials, out)
+    configs = check(study, trials, out)
     print(f"{study.title}: {len(trials)} trials by {study.search.kind}, in {out}", flush=True)
     if arguments.dry_run:
         for trial in trials:
             shown = ", ".join(f"{key}={value}" for key, value in trial.values.items())
             print(f"{trial.name}: {shown}\n  {command(study, trial, out)}")
+        try:
+            refuse_missing_data(study, configs)
+        except ConfigError as fault:
+            print(f"not there yet: {fault}")
         return 0
     from launch.studies.cluster import joined
     from launch.studies.drive import drive

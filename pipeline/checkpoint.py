@@ -80,7 +80,7 @@ def keep(
             fault = (
                 f"the checkpoint of step {snapshot.position.step} could not be written to "
                 f"{folder}: {error}; the last one is {found[-1] if found else 'none'}; make room, "
-                "and run again to go on from there"
+                "and run again with run.resume=auto to go on from there"
             )
     if fault := gather_objects(fault)[0]:
         raise CheckpointError(fault)

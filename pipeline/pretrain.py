@@ -59,6 +59,7 @@ from pipeline.watchdog import Watchdog, leave
 from shards.errors import ShardError, SourceError
 
 EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
+AGAIN = "run again with run.resume=auto to go on"
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
 
 
@@ -357,10 +358,10 @@ def main() -> int:
     try:
         pretrain(load_config(arguments.config, arguments.overrides, arguments.method))
     except Stopped as stopped:
-        print(f"stopped: {stopped}; run again to go on", file=sys.stderr)
+        print(f"stopped: {stopped}; {AGAIN}", file=sys.stderr)
         return ended(STOPPED)
     except Lost as lost:
-        print(f"error: a process is gone: {lost}; run again to go on", file=sys.stderr, flush=True)
+        print(f"error: a process is gone: {lost}; {AGAIN}", file=sys.stderr, flush=True)
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
         print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)

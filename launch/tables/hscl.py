@@ -15,7 +15,8 @@ def _cifar10() -> Table:
         config="cifar10.yaml",
         runs=1,
         source="H-SCL, Table I, CIFAR-10, a linear probe (ResNet-50 and 200 epochs there)",
-        data="download CIFAR-10 as JPEG files, train/CLASS/*.jpg and test/CLASS/*.jpg, and run: "
+        data="download CIFAR-10 as JPEG files, train/CLASS/*.jpg and test/CLASS/*.jpg (for its "
+        "archive see heron shards build cifar --help), and run: "
         "heron shards build folder --folder cifar10 --out data/cifar10",
         methods={k: Method(name, ((mean, None),)) for k, (name, mean) in figures.items()},
         scores={"accuracy": "accuracy"},

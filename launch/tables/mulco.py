@@ -98,8 +98,8 @@ def _uci(name: str, column: int, file: str) -> Table:
     table = _mulco(
         f"{name}.yaml",
         f"MulCo (TKDD 2026), Table 3, {name.capitalize()}",
-        f"download {name} from the UCI repository and run: heron shards build table --csv {file} "
-        f"--out data/{name}",
+        f"download {name} (docs/results.md says where, and what to take out of the file) and run: "
+        f"heron shards build table --csv {file} --out data/{name}",
         {method: figures[column] for method, figures in UCI.items()},
         FEW,
     )

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
+from launch.cli import main
 from launch.studies.cluster import at_once, joined, refuse_unmet, room
 from launch.studies.study import Study, dump_study, load_study
 from launch.studies.trials import check, command, configure, plan
@@ -142,6 +143,29 @@ def test_overrides_are_every_trials_and_take_the_place_of_what_varies(tmp_path: 
         load_study(path, overrides=["optim.lr.more=1"])
     with pytest.raises(ConfigError, match="override 'workers' has no '='"):
         load_study(path, overrides=["workers"])
+    own = load_study(path, overrides=["cpus_per_worker=3", "concurrent=1", "retries=0"])
+    assert (own.cpus_per_worker, own.concurrent, own.retries) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_lars_under_zero_is_refused_before_the_first_trial(tmp_path: Path, stage: int) -> None:
+    study = load_study(write(tmp_path), overrides=[f"strategy=zero{stage}"])
+    with pytest.raises(ConfigError, match=f"trial 000 of .* lars under zero{stage}, which refuses"):
+        check(study, plan(study), tmp_path)
+    study = load_study(write(tmp_path), overrides=[f"strategy=zero{stage}", "optim.kind=sgd"])
+    assert check(study, plan(study), tmp_path)
+
+
+def test_a_dry_run_tells_of_data_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    path = write(tmp_path, set={"data.path": gone, "data.build": None}, data="ask for it")
+    assert main(["study", str(path), "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        told == f"not there yet: {gone} holds no shards, and the study trains on them; ask for it"
+    )
 
 
 LAUNCHED = [
