@@ -147,15 +147,6 @@ def test_overrides_are_every_trials_and_take_the_place_of_what_varies(tmp_path: 
     assert (own.cpus_per_worker, own.concurrent, own.retries) == (3, 1, 0)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_lars_under_zero_is_refused_before_the_first_trial(tmp_path: Path, stage: int) -> None:
-    study = load_study(write(tmp_path), overrides=[f"strategy=zero{stage}"])
-    with pytest.raises(ConfigError, match=f"trial 000 of .* lars under zero{stage}, which refuses"):
-        check(study, plan(study), tmp_path)
-    study = load_study(write(tmp_path), overrides=[f"strategy=zero{stage}", "optim.kind=sgd"])
-    assert check(study, plan(study), tmp_path)
-
-
 def test_a_dry_run_tells_of_data_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
