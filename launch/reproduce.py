@@ -31,7 +31,9 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
         The table as Markdown of the methods whose runs are all there, also in `out/table.md`.
 
     Raises:
-        ConfigError: the data is not there; says how to get it.
+        ConfigError: a method, an override or a folder's run does not fit, or the data is not there
+            and it says how to get it; all before the first run.
+        Stopped: a signal came, and the state of the run under way is saved.
     """
     from pipeline.pretrain import pretrain  # here, so that `heron --help` need not load torch
 

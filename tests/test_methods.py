@@ -116,10 +116,14 @@ def test_task_groups_are_deepmtmv_s_alone_and_its_options_stay() -> None:
 def test_every_row_of_a_table_is_a_run(name: str) -> None:
     table = TABLES[name]
     for shown, method in table.methods.items():
-        given = [*method.overrides, *method.scheduled(200)]
+        given = [*method.overrides]
+        epochs = load_config(CONFIGS / table.config, given, method.name).train.epochs
+        given += method.scheduled(epochs)
         config = load_config(CONFIGS / table.config, given, method.name)
         assert config.objective.terms(), shown
         assert len(method.published or table.scores) == len(table.scores)
+        if (pico := config.objective.pico) is not None:
+            assert pico.phi_epochs == config.train.epochs
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

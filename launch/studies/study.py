@@ -15,7 +15,7 @@ from pipeline.sections import Count, Natural, Section, check, parse_override, re
 Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3"]
 OWN = ("run.dir", "run.resume")  # of a trial, which the study gives
 LAUNCHED = ("workers", "strategy")  # what varies and is no key of the experiment
-HERE = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # overrides of the study
+OPTIONS = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # the study's own
 DIGITS = 4  # of a drawn number, so that a command holds the number itself
 
 
@@ -207,7 +207,7 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
         path: a YAML file.
         small: the small version; a key in it takes the place of the study's.
         overrides: `key=value` of every trial; of a key in `vary`, the values that it takes; of
-            `HERE`, the study's own.
+            `OPTIONS`, how trials are run.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, or a key or value does not fit, in
@@ -244,7 +244,7 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
         if key in varied:
             varied[key] = value if isinstance(value, list | dict) else [value]
         else:
-            (changed if key in HERE else fixed)[key] = value
+            (changed if key in OPTIONS else fixed)[key] = value
     return changed | {"vary": varied, "set": fixed}
 
 

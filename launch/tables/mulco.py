@@ -53,7 +53,7 @@ QUEUES = {  # MulCo's of the experiment
     "PiCO": ("objective.pico.queue=1024",),
     "ComCo": ("objective.comco.queue=1024",),
 }
-FEW = {"PLNL": ("objective.plnl.neighbours=50",)}  # its 500 are all rows of Dermatology
+NEIGHBOURS = {"PLNL": ("objective.plnl.neighbours=50",)}  # its 500 are all rows of Dermatology
 
 
 def _mulco(
@@ -101,7 +101,7 @@ def _uci(name: str, column: int, file: str) -> Table:
         f"download {name} (docs/results.md says where, and what to take out of the file) and run: "
         f"heron shards build table --csv {file} --out data/{name}",
         {method: figures[column] for method, figures in UCI.items()},
-        FEW,
+        NEIGHBOURS,
     )
     return replace(table, published_runs=3)
 
