@@ -45,6 +45,12 @@ class InputWeightedUnsupervised(Term):
     anchors: Literal["first", "all"] = "all"
 
 
+class SingleViewUnsupervised(Term):
+    """HeroCon's L_u of one view, Eq. 4."""
+
+    tau: Temperature = 1.0
+
+
 class WeightedSupervised(Term):
     """HeroCon's L_s, Eq. 7."""
 
@@ -195,6 +201,7 @@ class Objective(Section):
     cmc: Cmc | None = None
     weighted_unsupervised: WeightedUnsupervised | None = None
     input_weighted_unsupervised: InputWeightedUnsupervised | None = None
+    single_view_unsupervised: SingleViewUnsupervised | None = None
     weighted_supervised: WeightedSupervised | None = None
     supcon: SupCon | None = None
     hard: Hard | None = None

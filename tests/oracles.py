@@ -124,6 +124,23 @@ def input_weighted_unsupervised(
     return torch.stack(losses).mean()
 
 
+def single_view_unsupervised(
+    x: Sequence[Tensor], z: Sequence[Tensor], h: Sequence[Tensor], tau: float
+) -> Tensor:
+    """HeroCon Eq. 4, of each view on its own."""
+    losses = []
+    for own, seen, weight in zip(x, z, h, strict=True):
+        for i in range(len(seen)):
+            positive = inside = torch.exp(cos(own[i], seen[i]) / tau)
+            for k in range(len(seen)):
+                if k != i:
+                    one = torch.exp(1 - cos(seen[i], weight[k]))
+                    other = torch.exp(1 - cos(seen[k], weight[i]))
+                    inside = inside + (one + other) / 2 * torch.exp(cos(own[i], seen[k]) / tau)
+            losses.append(torch.log(inside) - torch.log(positive))
+    return torch.stack(losses).mean()
+
+
 def supcon(z: Sequence[Tensor], label: Tensor, tau: float) -> Tensor:
     """Khosla et al. 2020, Eq. 2, summed over anchors and divided by their number."""
     rows, y = [row for view in z for row in view], [int(c) for _ in z for c in label]

@@ -17,11 +17,10 @@ SHAPES = [(16, 16, 3)] * 2
 
 def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heterogeneous]:
     objective = Objective(Terms.model_validate(terms).terms())
-    parts = {part: objective.needs(part) for part in ("classify", "project", "weigh")}
     config = Model.model_validate(
         {"encoder": Cnn(channels=[4, 6]), "projection_width": 8} | options
     )
-    return objective, Heterogeneous(config, SHAPES, 5, **parts)
+    return objective, Heterogeneous(config, SHAPES, 5, **objective.parts)
 
 
 def test_batch_norms_that_a_step_meets_at() -> None:
@@ -61,6 +60,9 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     inputs, inputs_model = built({"input_weighted_unsupervised": {}})
     of_inputs = exchanges(inputs, inputs_model, SHAPES, Split([0, 0], [4, 5]), 5)
     assert [e.bytes for e in of_inputs if e.what == "inputs"] == [4 * 5 * 2 * 16 * 16 * 3]
+    single = exchanges(*built({"single_view_unsupervised": {}}), SHAPES, Split([0, 0], [4, 5]), 5)
+    scattered = {e.what for e in single if e.kind == "scattered"}
+    assert scattered == {"projections", "weights H(z)"}  # a process needs its own inputs alone
 
 
 def test_bytes_received_count_the_others_parts() -> None:

@@ -1,5 +1,6 @@
 """The model of HeroCon: an encoder and a projector a view, a weight net, a classifier."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Features(NamedTuple):
             the mean of both networks'.
         projections: z, a tensor [batch, projection width] a view, or none.
         weights: H(z), as the projections, or none.
+        mapped: linear maps of the raw inputs, as the projections, or none.
         codes: of C2AE, see `LabelAutoencoder.codes`, or none.
         means: of MIB's p(z|v), a tensor a view, or none; see `Bottleneck`.
         deviations: as the means.
@@ -37,6 +39,7 @@ class Features(NamedTuple):
     logits: Tensor | None
     projections: Sequence[Tensor]
     weights: Sequence[Tensor]
+    mapped: Sequence[Tensor] = ()
     codes: Sequence[Tensor] = ()
     means: Sequence[Tensor] = ()
     deviations: Sequence[Tensor] = ()
@@ -79,6 +82,7 @@ class Heterogeneous(nn.Module):
         classify: bool,
         project: bool,
         weigh: bool,
+        map_inputs: bool = False,
         encode_labels: bool = False,
         narrow: bool = False,
         pair: bool = False,
@@ -92,6 +96,7 @@ class Heterogeneous(nn.Module):
             classify: build the classifier.
             project: build the projectors.
             weigh: build the weight net H.
+            map_inputs: build a linear map of each view's input to the width of z.
             encode_labels: the classifier is C2AE's label autoencoder.
             narrow: build MIB's bottlenecks, on the projections.
             pair: build PLNL's second network; a prediction is then the mean of both networks'.
@@ -135,7 +140,10 @@ class Heterogeneous(nn.Module):
             if weigh
             else None
         )
-
+        self.maps = nn.ModuleList(
+            nn.Linear(math.prod(shape), config.projection_width, bias=False)
+            for shape in (shapes[:number] if map_inputs else [])
+        )
         self.bottlenecks = nn.ModuleList(
             Bottleneck(config.projection_width, view) for view in range(self.views if narrow else 0)
         )
@@ -184,7 +192,7 @@ class Heterogeneous(nn.Module):
             targets: the rows' labels as 0/1, which only a label autoencoder sees; None in
                 evaluation.
         """
-        hidden, projections, narrowed, seconds = [], [], [], []
+        hidden, projections, mapped, narrowed, seconds = [], [], [], [], []
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             drawn = keys + view if len(self.encoders) == 1 else keys  # masks of each view's own
@@ -196,6 +204,8 @@ class Heterogeneous(nn.Module):
             if len(self.projectors):
                 projector = self.projectors[view % len(self.projectors)]
                 projections.append(torch.cat([projector(piece) for piece in pieces]))
+            if len(self.maps):
+                mapped.append(self.maps[view % len(self.maps)](x.flatten(1)))
             if len(self.bottlenecks):
                 narrowed.append(self.bottlenecks[view](projections[view], keys))
         means, deviations, critics = zip(*narrowed, strict=True) if narrowed else ((), (), ())
@@ -211,6 +221,7 @@ class Heterogeneous(nn.Module):
             logits=logits,
             projections=projections,
             weights=[] if self.weight is None else [self.weight(z) for z in projections],
+            mapped=mapped,
             codes=self.classifier.codes(seen, targets)
             if isinstance(self.classifier, LabelAutoencoder) and targets is not None
             else [],

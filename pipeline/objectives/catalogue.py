@@ -18,6 +18,7 @@ from pipeline.objectives.mib import mib
 from pipeline.objectives.mulco import mulco
 from pipeline.objectives.pico import pico, pseudo_target_loss
 from pipeline.objectives.plnl import plnl
+from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supcon import supcon
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import (
@@ -41,6 +42,7 @@ class Definition:
         share_paths: needs the hierarchical labels of all labelled rows.
         project: needs projections; `weigh`: and H of them; `share_inputs`: and the raw inputs.
         encode_labels: needs C2AE's label autoencoder, which then is the classifier.
+        map_inputs: needs the own rows' raw inputs by a linear map.
         narrow: needs MIB's bottlenecks on the projections.
         pair: needs PLNL's second network.
         views: the fewest views it is defined for.
@@ -55,6 +57,7 @@ class Definition:
     weigh: bool = False
     share_inputs: bool = False
     encode_labels: bool = False
+    map_inputs: bool = False
     narrow: bool = False
     pair: bool = False
     views: int = 1
@@ -175,7 +178,7 @@ def _plnl(batch: GlobalBatch, options: Mapping[str, Any], epoch: float) -> Tenso
 
 
 # Parts of a model, as terms need them.
-PARTS = ("classify", "project", "weigh", "encode_labels", "narrow", "pair")
+PARTS = ("classify", "project", "weigh", "map_inputs", "encode_labels", "narrow", "pair")
 KNOWN = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
 ONE = ("multi_class", "hierarchical")  # one class a row
 WRONG = ("complementary",)  # labels that say what a row is not
@@ -199,6 +202,14 @@ TERMS = {
         project=True,
         share_inputs=True,
         views=2,
+    ),
+    "single_view_unsupervised": Definition(
+        lambda batch, options, _: single_view_unsupervised(
+            batch.mapped, batch.projections, batch.weights, rows=batch.rows, **options
+        ),
+        project=True,
+        weigh=True,
+        map_inputs=True,
     ),
     "weighted_supervised": Definition(
         lambda batch, options, _: weighted_supervised(

@@ -30,7 +30,7 @@ class Pairs:
     pairs) are added.
 
     Attributes:
-        anchors: [anchors, dim], one a head, in the working dtype.
+        anchors: [anchors, dim], one a head, in the working dtype; heads may differ in dim.
         keys: [keys, dim], one a head.
         anchor_tag: whole numbers; a pair whose tags agree is left out.
         key_tag: the same of the keys; None leaves no pair out.
@@ -44,8 +44,8 @@ class Pairs:
         floor: pairs with a smaller logit are left out.
     """
 
-    anchors: Sequence[Float[Tensor, "anchors dim"]]
-    keys: Sequence[Float[Tensor, "keys dim"]]
+    anchors: Sequence[Float[Tensor, "anchors _"]]
+    keys: Sequence[Float[Tensor, "keys _"]]
     anchor_tag: Int[Tensor, " anchors"] | None = None
     key_tag: Int[Tensor, " keys"] | None = None
     exclude: Int[Tensor, "anchors excluded"] | None = None

@@ -182,8 +182,8 @@ class _Blockwise(torch.autograd.Function):
 
 def blockwise(
     rule: Rule,
-    anchors: Sequence[Float[Tensor, "anchors dim"]],
-    keys: Sequence[Float[Tensor, "keys dim"]],
+    anchors: Sequence[Float[Tensor, "anchors _"]],
+    keys: Sequence[Float[Tensor, "keys _"]],
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
     part: int = 1,
 ) -> Float[Tensor, ""]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from pipeline.objectives import fused
 from pipeline.objectives.hard import debiased, hard
 from pipeline.objectives.mulco import mulco
+from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supcon import supcon
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import (
@@ -35,6 +36,7 @@ TERMS: dict[str, Callable[..., Tensor]] = {
         [a, b], [b * b, a * a], tau=0.2, anchors="first", negatives="cross_view"
     ),
     "HCL": lambda a, b: input_weighted_unsupervised([a, b], RAW, tau=0.2),
+    "L_u of one view": lambda a, b: single_view_unsupervised([a], [b], [b * b], tau=0.2),
     "L_s": lambda a, b: weighted_supervised(torch.cat([a, b], 1), Y.to(a), tau=0.2),
     "L_s, indicator": lambda a, b: weighted_supervised(
         a + b, Y.to(a), tau=0.2, distance="indicator", self_pairs=True

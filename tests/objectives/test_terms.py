@@ -10,6 +10,7 @@ from torch import Tensor
 from pipeline.objectives import engine
 from pipeline.objectives.classification import bce, cross_entropy
 from pipeline.objectives.engine import unit
+from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import weighted_unsupervised
 from tests import oracles
@@ -53,6 +54,29 @@ def test_unsupervised_is_its_oracle(anchors: Any, negatives: Any, tau: float, vi
     found = weighted_unsupervised(z, h, tau=tau, anchors=anchors, negatives=negatives)
     expected = oracles.weighted_unsupervised(z, h, tau, anchors, negatives)
     assert_same(found, expected, [*z, *h])
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_loss_of_one_view_is_its_oracle_and_its_shares_add_up(views: int, tau: float) -> None:
+    x, z, h = ([draw(7, 4, seed=10 * n + v) for v in range(views)] for n in range(3))
+    whole = single_view_unsupervised(x, z, h, tau=tau)
+    assert_same(whole, oracles.single_view_unsupervised(x, z, h, tau), [*x, *z, *h])
+    for cuts in ([0, 3, 7], [0, 0, 5, 7]):
+        shares = [
+            single_view_unsupervised([view[a:b] for view in x], z, h, tau=tau, rows=slice(a, b))
+            for a, b in itertools.pairwise(cuts)
+        ]
+        whole = single_view_unsupervised(x, z, h, tau=tau)
+        assert_same(torch.stack(shares).sum(), whole, [*x, *z, *h])
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_the_loss_of_one_view_without_other_samples_is_zero(batch: int) -> None:
+    parts = [draw(batch, 4, seed=n) for n in range(3)]
+    loss = single_view_unsupervised(*([part] for part in parts))
+    assert loss == 0
+    assert all(g.isfinite().all() for g in gradients(loss, parts))
 
 
 @pytest.mark.parametrize(("distance", "self_pairs", "tau"), SUPERVISED)

@@ -1,0 +1,64 @@
+"""HeroCon's L_u of one view: a sample's input attracts its representation, others repel."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pipeline.objectives.contrast import Matches, Pairs, contrast
+from pipeline.objectives.engine import unit, working_dtype
+
+
+def single_view_unsupervised(
+    x: Sequence[Float[Tensor, "rows dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
+    h: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 1.0,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HeroCon's weighted unsupervised loss L_u of a single view (KDD 2022, Eq. 4).
+
+    The mean over samples i, and over the views where there are several, of
+
+    .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
+
+    with f = exp(cos / tau) and the learnt g of `weighted_unsupervised`. The two halves of g f are
+    e/2 exp(x_i . z_k / tau - z_i . h_k) and e/2 exp((x_i / tau - h_i) . z_k).
+
+    Args:
+        x: inputs, brought to the width of z, a tensor a view; of `rows` alone.
+        z: projections, a tensor a view, of the whole batch.
+        h: H(z), same shapes.
+        tau: temperature, > 0.
+        rows: the samples whose anchors are summed here; the loss is still divided by the count of
+            the whole batch, so that the shares of all processes add up to the loss.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: tau <= 0.
+    """
+    dtype, batch = working_dtype(z[0].dtype, tau), z[0].shape[0]
+    samples = torch.arange(batch, device=z[0].device)
+    mean = 1 / (len(z) * max(batch, 1))
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        return torch.log1p(math.e / 2 * sums * torch.exp(-per_anchor[0])).sum() * mean
+
+    shares = []
+    for inputs, projections, weights in zip(x, z, h, strict=True):
+        a, v, w = (unit(part).to(dtype) for part in (inputs, projections, weights))
+        near = [torch.cat([a / tau, -v[rows]], 1), a / tau - w[rows]]
+        pairs = Pairs(
+            near,
+            [torch.cat([v, w], 1), v],
+            anchor_tag=samples[rows],
+            key_tag=samples,
+            exclude=samples[rows, None],
+        )
+        shares.append(contrast(pairs, finish, [(a * v[rows]).sum(1, keepdim=True) / tau]))
+    return torch.stack(shares).sum()
