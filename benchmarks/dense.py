@@ -23,6 +23,17 @@ def weighted_unsupervised(z: Sequence[Tensor], h: Sequence[Tensor], *, tau: floa
     return torch.log1p(negative / torch.exp(partners(vectors) / tau)).mean()
 
 
+def single_view_unsupervised(
+    x: Sequence[Tensor], z: Sequence[Tensor], h: Sequence[Tensor], *, tau: float
+) -> Tensor:
+    """HeroCon, Eq. 4, of one view."""
+    inputs, vectors, weights = stacked(x), stacked(z), stacked(h)
+    near = torch.exp(1 - vectors @ weights.T)
+    f = torch.exp(inputs @ vectors.T / tau)
+    negative = ((near + near.T) / 2 * f).masked_fill(itself(f), 0.0).sum(1)
+    return torch.log1p(negative / f.diagonal()).mean()
+
+
 def weighted_supervised(s: Tensor, y: Tensor, *, tau: float) -> Tensor:
     """HeroCon, Eq. 7, label by label."""
     s = F.normalize(s)

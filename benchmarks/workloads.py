@@ -14,6 +14,7 @@ from pipeline.objectives.engine import unit
 from pipeline.objectives.hard import debiased, hard
 from pipeline.objectives.hierarchical import hierarchical
 from pipeline.objectives.mulco import mulco
+from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supcon import supcon
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import (
@@ -91,6 +92,11 @@ class Term:
         return self.anchors * (rows or size) or QUERIES, self.keys * size
 
 
+def of_single_view(*, x: list[Tensor], rows: slice = slice(None), **inputs: Any) -> Tensor:
+    """The term itself, which is given the inputs of its own rows alone."""
+    return single_view_unsupervised([view[rows] for view in x], rows=rows, **inputs)
+
+
 def of_mulco(*, ybar: Tensor, **inputs: Any) -> Tensor:
     """Weighted MulCo, in which the queries' own probabilities play no part."""
     return mulco(prob_q=ybar, ybar=ybar, kind="weighted", **inputs)
@@ -143,6 +149,16 @@ TERMS = {
         {"tau": 0.5},
         products=6,
         exponentials=2.0,
+    ),
+    "single_view_unsupervised": Term(
+        lambda draw: {name: [draw.vectors()] for name in ("x", "z", "h")},
+        of_single_view,
+        dense.single_view_unsupervised,
+        {"tau": 0.5},
+        products=9,  # one head is twice as wide
+        exponentials=2.0,
+        anchors=1,
+        keys=1,
     ),
     "weighted_supervised": Term(
         draw_labels,
