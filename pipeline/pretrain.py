@@ -22,12 +22,13 @@ import torch
 
 from pipeline import checkpoint, collapse, collectives, microbatches, pretrained, throughput
 from pipeline.checkpoint import Position, Snapshot
+from pipeline.companions import Companions
 from pipeline.config import Config, dump_config, load_config
 from pipeline.data.batches import ProcessBatches, batches
 from pipeline.data.mined import MinedStream
 from pipeline.data.plan import shares
 from pipeline.data.skipped import Skipped
-from pipeline.data.streams import Streams, build_data, open_streams
+from pipeline.data.streams import build_data, open_streams
 from pipeline.data.views import Views
 from pipeline.errors import (
     LOST,
@@ -39,20 +40,18 @@ from pipeline.errors import (
     TrainingError,
 )
 from pipeline.evaluation import Evaluator
-from pipeline.exchange import Split, globalise, judge_tasks, part_tasks, remember, slow_copy
+from pipeline.exchange import Split
 from pipeline.hold import Hold
 from pipeline.models.heterogeneous import Heterogeneous
 from pipeline.models.normalisation import has_norm, synchronise
-from pipeline.models.selection import Selection
-from pipeline.models.task_groups import TaskGroups
 from pipeline.objectives import fused
 from pipeline.objectives.objective import Objective
 from pipeline.optim import build_optimizer, learning_rate
+from pipeline.preamble import preamble
 from pipeline.processes import prepare, start_processes
 from pipeline.report import write_report, write_result
 from pipeline.retrieval.mining import Miner
 from pipeline.signals import StopSignals
-from pipeline.strategy import Strategy
 from pipeline.tracking import Tracker
 from pipeline.values import refuse_nonfinite, total
 from pipeline.watchdog import Watchdog, leave
@@ -133,17 +132,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     model.precision = config.train.precision
     peak = throughput.peak_flops(device, config.train.precision)
     flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
-    momentum, selection = None, None  # a slow copy that makes keys; what PLNL knows of each row
-    if objective.keyed or objective.selecting:
-        known = torch.from_numpy(streams.roles.labelled)
-        ybar = torch.from_numpy(streams.targets(streams.roles.labelled))
-        if objective.keyed:
-            momentum = slow_copy(model, objective.keyed, known, ybar).to(device)
-            synchronise(momentum)
-        if objective.selecting:
-            selection = Selection(known, ybar, objective.selecting).to(device)
-    memory = selection if momentum is None else momentum
-    groups = model.classifier if isinstance(model.classifier, TaskGroups) else None
+    companions = Companions(objective, model, streams, split, device)
     pieces = microbatches.count(config.train.micro_batch, split, has_norm(model))
     synchronise(model)
 
@@ -161,8 +150,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         )
     if snapshot:
         model.load_state_dict(snapshot.model)
-    if snapshot and memory is not None:
-        memory.load_state_dict(snapshot.momentum or {})
+        companions.load(snapshot.momentum)
     optimizer = build_optimizer(config.optim, model.parameters())
     strategy = prepare(accelerator, model, optimizer, max(split.rows))
     if snapshot:
@@ -182,8 +170,8 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         if miner:
             miner.finish()  # a run that goes on from here needs the table
         place = Position(now, *divmod(now, per_epoch))
-        slow = None if memory is None else memory.state_dict()
-        found = Snapshot(place, strategy.model_state(), strategy.optimizer_state(), slow)
+        states = strategy.model_state(), strategy.optimizer_state(), companions.state()
+        found = Snapshot(place, *states)
         checkpoint.keep(saved, found, texts, config.train.keep_checkpoints, watchdog)
 
     def evaluate(now: int) -> None:
@@ -205,7 +193,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         (folder / "config.yaml").write_text(text)
 
     with Tracker(folder, done, steps, main) as tracker, closing(source), miner or nullcontext():
-        tracker.say(describe(config, streams, objective, split, strategy, pieces), *damaged)
+        tracker.say(preamble(config, streams, objective, split, strategy, pieces), *damaged)
         if earlier:
             tracker.say(f"checkpoints of an earlier run are now in {earlier}")
         tracker.say(*skipped.add([streams.reader.lost]))
@@ -225,7 +213,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
             cuts = microbatches.cut(batch.parts, split.firsts(batch.parts), pieces)
             features, backward = microbatches.embed(strategy, inputs, batch, cuts)
             epoch = t / per_epoch
-            whole = globalise(features, batch, inputs, split, objective, momentum, epoch, selection)
+            whole = companions.globalise(features, batch, inputs, epoch)
             loss, terms = objective(whole, epoch)
             scalars = {"loss": loss, "skipped": len(batch.lost), "signals": bool(signals.came)}
             values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, device)
@@ -234,20 +222,13 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
                 skipped.refuse()
             stop = values.pop("signals") > 0
             refuse_nonfinite(values, t, saved, features)
-            if groups is not None:
-                judge_tasks(groups, features, batch.targets, split, objective.exclusive)
+            companions.judge(features, batch.targets)
             backward(loss)
             values["gradient_norm"] = strategy.gradient_norm()
             refuse_nonfinite(values, t, saved, features)
             rate = learning_rate(config.optim, epoch, config.train.epochs)
             strategy.step(rate)
-            if momentum is not None:
-                with strategy.whole():
-                    momentum.follow(model)
-                remember(momentum, whole, split)
-            if groups is not None and due(t + 1, per_epoch, groups.config.every_epochs):
-                with strategy.whole():
-                    tracker.say(*part_tasks(groups, t))
+            tracker.say(*companions.follow(strategy, whole, t, per_epoch))
             del backward, features, inputs, loss  # not to lie beside those of the next step
             seconds = time.perf_counter() - clock
             train_seconds += seconds
@@ -309,38 +290,6 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
         write_result(folder, result)  # last: who finds it takes the run for done
     return result
-
-
-def describe(
-    config: Config,
-    streams: Streams,
-    objective: Objective,
-    split: Split,
-    strategy: Strategy,
-    pieces: int,
-) -> str:
-    """The run in a few lines, with the arithmetic of its batch."""
-    world = len(split.rows)
-    lines = [
-        f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
-        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
-        *streams.describe(),
-        f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
-        f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)"
-        + (f", each in {pieces} micro-batches" if pieces > 1 else ""),
-        f"{strategy.describe()}, {config.train.precision}",
-    ]
-    if objective.supervised and streams.unlabelled:
-        lines.append(
-            "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
-            "and of what batch norm sees"
-            + (
-                "; an epoch is then one of labelled rows"
-                if streams.lead is streams.unlabelled
-                else ""
-            )
-        )
-    return "\n".join(lines)
 
 
 def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:
