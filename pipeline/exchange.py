@@ -94,7 +94,7 @@ def globalise(
         inputs=[gather(x.flatten(1), shares.rows) for x in inputs]
         if objective.needs("share_inputs")
         else [],
-        mapped=features.mapped,
+        input_projections=features.input_projections,
         codes=[gather(code[:own], shares.labelled) for code in features.codes],
         means=features.means,
         deviations=features.deviations,
@@ -226,7 +226,8 @@ def culprits(features: Features) -> list[str]:
     parts = {"hidden features": features.hidden, "logits": features.logits}
     parts |= {f"projections of view {v + 1}": z for v, z in enumerate(features.projections)}
     parts |= {f"weights H(z) of view {v + 1}": h for v, h in enumerate(features.weights)}
-    parts |= {f"mapped inputs of view {v + 1}": x for v, x in enumerate(features.mapped)}
+    inputs = enumerate(features.input_projections)
+    parts |= {f"input projections of view {v + 1}": x for v, x in inputs}
     parts |= dict(zip(("codes", "codes of labels", "decoded labels"), features.codes, strict=False))
     for name in ("means", "deviations", "critics"):
         lists = enumerate(getattr(features, name))

@@ -87,6 +87,7 @@ OTHERS: dict[str, dict[str, Term]] = {
 }
 CODES: dict[str, Term] = {"c2ae": C2ae(weight=0.7)}
 OTHERS["label codes"] = CODES
+SINGLE: dict[str, Term] = {"bce": Term(), "single_view_unsupervised": SingleViewUnsupervised()}
 PAIR: dict[str, Term] = {
     "plnl": Plnl(pretrain_epochs=0, warmup_epochs=2, consistency_epochs=2, epochs=1, sure=0.3)
 }
@@ -236,6 +237,7 @@ def steps() -> dict[str, dict[str, Tensor]]:
         ),
         "label codes, two labelled": step("plain", shared=False, count=2, chosen=CODES),
         "bottlenecks in pieces": step("plain", shared=False, chosen=NARROW, pieces=4),
+        "inputs in pieces": step("cnn", shared=False, chosen=SINGLE, pieces=2),
         "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
     } | {
         name: step(

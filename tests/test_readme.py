@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.workloads import TERMS
 from launch.tables import TABLES
+from pipeline.objectives import catalogue
 from tests.shards.others import cats, write_wds
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +46,11 @@ load_config(path, overrides, options.pop("--method", None))
 assert not options and (asked.config_file is None or open(asked.config_file))
 print("report: none")
 """
+
+
+def test_terms_and_methods_are_as_many_as_it_says() -> None:
+    methods = yaml.safe_load((ROOT / "configs" / "methods.yaml").read_text())
+    assert f"{len(catalogue.TERMS)} terms, {len(methods)} methods" in README
 
 
 def commands() -> list[str]:

@@ -61,8 +61,8 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     of_inputs = exchanges(inputs, inputs_model, SHAPES, Split([0, 0], [4, 5]), 5)
     assert [e.bytes for e in of_inputs if e.what == "inputs"] == [4 * 5 * 2 * 16 * 16 * 3]
     single = exchanges(*built({"single_view_unsupervised": {}}), SHAPES, Split([0, 0], [4, 5]), 5)
-    scattered = {e.what for e in single if e.kind == "scattered"}
-    assert scattered == {"projections", "weights H(z)"}  # a process needs its own inputs alone
+    gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
+    assert gathered == ["projections", "weights H(z)", "labels", "moments"]
 
 
 def test_bytes_received_count_the_others_parts() -> None:

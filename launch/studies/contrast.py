@@ -82,7 +82,7 @@ def _batch(
     width = model.projection_width
     z = [leaf(rows, width) for _ in range(views)] if objective.needs("project") else []
     h = [leaf(rows, width) for _ in range(views)] if objective.needs("weigh") else []
-    mapped = [leaf(share, width) for _ in range(views)] if objective.needs("map_inputs") else []
+    x = [leaf(share, width) for _ in range(views)] if objective.needs("project_inputs") else []
     inputs = []
     if objective.needs("share_inputs"):
         wide = (int(torch.Size(shape).numel()) for shape in workload.shapes)
@@ -100,6 +100,6 @@ def _batch(
         places=torch.arange(labelled, device=device),
         paths=paths.to(device),
         inputs=inputs,
-        mapped=mapped,
+        input_projections=x,
     )
-    return batch, [hidden, *z, *h, *mapped, *([] if logits is None else [logits])]
+    return batch, [hidden, *z, *h, *x, *([] if logits is None else [logits])]

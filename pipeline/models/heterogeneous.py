@@ -27,7 +27,7 @@ class Features(NamedTuple):
             the mean of both networks'.
         projections: z, a tensor [batch, projection width] a view, or none.
         weights: H(z), as the projections, or none.
-        mapped: linear maps of the raw inputs, as the projections, or none.
+        input_projections: of the raw inputs, as the projections, or none.
         codes: of C2AE, see `LabelAutoencoder.codes`, or none.
         means: of MIB's p(z|v), a tensor a view, or none; see `Bottleneck`.
         deviations: as the means.
@@ -39,7 +39,7 @@ class Features(NamedTuple):
     logits: Tensor | None
     projections: Sequence[Tensor]
     weights: Sequence[Tensor]
-    mapped: Sequence[Tensor] = ()
+    input_projections: Sequence[Tensor] = ()
     codes: Sequence[Tensor] = ()
     means: Sequence[Tensor] = ()
     deviations: Sequence[Tensor] = ()
@@ -59,9 +59,10 @@ class Features(NamedTuple):
 class Heterogeneous(nn.Module):
     """Views in, features out.
 
-    Parts are built in one order (encoders, classifier, projectors, weight net), so that methods
-    that share a seed share the initial weights of the parts they share. A part is built only
-    where a term needs it: a parameter without a gradient would be refused by DDP.
+    Parts are built in one order (encoders, classifier, projectors, weight net, what single terms
+    need), so that methods that share a seed share the initial weights of the parts they share. A
+    part is built only where a term needs it: a parameter without a gradient would be refused by
+    DDP.
 
     Attributes:
         classified: how many views, from the first on, the classifier sees; evaluation needs and
@@ -82,7 +83,7 @@ class Heterogeneous(nn.Module):
         classify: bool,
         project: bool,
         weigh: bool,
-        map_inputs: bool = False,
+        project_inputs: bool = False,
         encode_labels: bool = False,
         narrow: bool = False,
         pair: bool = False,
@@ -96,7 +97,8 @@ class Heterogeneous(nn.Module):
             classify: build the classifier.
             project: build the projectors.
             weigh: build the weight net H.
-            map_inputs: build a linear map of each view's input to the width of z.
+            project_inputs: build a linear map of a view's input to the width of z; views that
+                share encoder and projector share it.
             encode_labels: the classifier is C2AE's label autoencoder.
             narrow: build MIB's bottlenecks, on the projections.
             pair: build PLNL's second network; a prediction is then the mean of both networks'.
@@ -140,10 +142,6 @@ class Heterogeneous(nn.Module):
             if weigh
             else None
         )
-        self.maps = nn.ModuleList(
-            nn.Linear(math.prod(shape), config.projection_width, bias=False)
-            for shape in (shapes[:number] if map_inputs else [])
-        )
         self.bottlenecks = nn.ModuleList(
             Bottleneck(config.projection_width, view) for view in range(self.views if narrow else 0)
         )
@@ -152,6 +150,11 @@ class Heterogeneous(nn.Module):
         if pair:
             other, _ = build_encoder(config.encoder, shapes[0], salt=SECOND)
             self.second.extend([other, nn.Linear(seen, labels)])
+        alike = config.shared_encoder and config.shared_projector
+        self.input_projectors = nn.ModuleList(
+            nn.Linear(math.prod(shape), config.projection_width, bias=False)
+            for shape in (shapes[: 1 if alike else None] if project_inputs else [])
+        )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
@@ -192,7 +195,7 @@ class Heterogeneous(nn.Module):
             targets: the rows' labels as 0/1, which only a label autoencoder sees; None in
                 evaluation.
         """
-        hidden, projections, mapped, narrowed, seconds = [], [], [], [], []
+        hidden, projections, of_inputs, narrowed, seconds = [], [], [], [], []
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             drawn = keys + view if len(self.encoders) == 1 else keys  # masks of each view's own
@@ -204,8 +207,9 @@ class Heterogeneous(nn.Module):
             if len(self.projectors):
                 projector = self.projectors[view % len(self.projectors)]
                 projections.append(torch.cat([projector(piece) for piece in pieces]))
-            if len(self.maps):
-                mapped.append(self.maps[view % len(self.maps)](x.flatten(1)))
+            if len(self.input_projectors):
+                projector = self.input_projectors[view % len(self.input_projectors)]
+                of_inputs.append(projector(x.flatten(1)))
             if len(self.bottlenecks):
                 narrowed.append(self.bottlenecks[view](projections[view], keys))
         means, deviations, critics = zip(*narrowed, strict=True) if narrowed else ((), (), ())
@@ -221,7 +225,7 @@ class Heterogeneous(nn.Module):
             logits=logits,
             projections=projections,
             weights=[] if self.weight is None else [self.weight(z) for z in projections],
-            mapped=mapped,
+            input_projections=of_inputs,
             codes=self.classifier.codes(seen, targets)
             if isinstance(self.classifier, LabelAutoencoder) and targets is not None
             else [],

@@ -74,8 +74,7 @@ class GlobalBatch:
         paths: hierarchical labels of all labelled rows, coarsest level first, where a term needs
             them.
         inputs: raw inputs of all rows, a tensor a view, where a term needs them.
-        mapped: linear maps of the own rows' raw inputs, a tensor a view, where a term needs
-            them.
+        input_projections: of the own rows' raw inputs, a tensor a view, where a term needs them.
         contrasts: of the momentum encoder, where a term has one.
         codes: of the label autoencoder for all labelled rows, where a term has one.
         means: of MIB's p(z|v) of the own rows, a tensor a view, where a term needs them.
@@ -96,7 +95,7 @@ class GlobalBatch:
     places: Tensor
     paths: Tensor
     inputs: Sequence[Tensor] = field(default_factory=list)
-    mapped: Sequence[Tensor] = field(default_factory=list)
+    input_projections: Sequence[Tensor] = field(default_factory=list)
     contrasts: Contrasts | None = None
     codes: Sequence[Tensor] = field(default_factory=list)
     means: Sequence[Tensor] = field(default_factory=list)

@@ -41,8 +41,8 @@ class Definition:
         share_hidden: needs S of all labelled rows.
         share_paths: needs the hierarchical labels of all labelled rows.
         project: needs projections; `weigh`: and H of them; `share_inputs`: and the raw inputs.
+        project_inputs: needs projections of the own rows' raw inputs.
         encode_labels: needs C2AE's label autoencoder, which then is the classifier.
-        map_inputs: needs the own rows' raw inputs by a linear map.
         narrow: needs MIB's bottlenecks on the projections.
         pair: needs PLNL's second network.
         views: the fewest views it is defined for.
@@ -56,8 +56,8 @@ class Definition:
     project: bool = False
     weigh: bool = False
     share_inputs: bool = False
+    project_inputs: bool = False
     encode_labels: bool = False
-    map_inputs: bool = False
     narrow: bool = False
     pair: bool = False
     views: int = 1
@@ -178,7 +178,7 @@ def _plnl(batch: GlobalBatch, options: Mapping[str, Any], epoch: float) -> Tenso
 
 
 # Parts of a model, as terms need them.
-PARTS = ("classify", "project", "weigh", "map_inputs", "encode_labels", "narrow", "pair")
+PARTS = ("classify", "project", "weigh", "project_inputs", "encode_labels", "narrow", "pair")
 KNOWN = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
 ONE = ("multi_class", "hierarchical")  # one class a row
 WRONG = ("complementary",)  # labels that say what a row is not
@@ -205,11 +205,15 @@ TERMS = {
     ),
     "single_view_unsupervised": Definition(
         lambda batch, options, _: single_view_unsupervised(
-            batch.mapped, batch.projections, batch.weights, rows=batch.rows, **options
+            batch.input_projections,
+            batch.projections,
+            batch.weights,
+            rows=batch.rows,
+            **options,
         ),
         project=True,
         weigh=True,
-        map_inputs=True,
+        project_inputs=True,
     ),
     "weighted_supervised": Definition(
         lambda batch, options, _: weighted_supervised(

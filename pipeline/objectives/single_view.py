@@ -25,11 +25,12 @@ def single_view_unsupervised(
 
     .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
 
-    with f = exp(cos / tau) and the learnt g of `weighted_unsupervised`. The two halves of g f are
-    e/2 exp(x_i . z_k / tau - z_i . h_k) and e/2 exp((x_i / tau - h_i) . z_k).
+    with f = exp(cos / tau) and the learnt g of `weighted_unsupervised`. With unit vectors x, z and
+    h the two halves of g f are e/2 exp(x_i . z_k / tau - z_i . h_k) and
+    e/2 exp((x_i / tau - h_i) . z_k).
 
     Args:
-        x: inputs, brought to the width of z, a tensor a view; of `rows` alone.
+        x: projections of the inputs, a tensor a view; of `rows` alone.
         z: projections, a tensor a view, of the whole batch.
         h: H(z), same shapes.
         tau: temperature, > 0.

@@ -17,7 +17,13 @@ from pipeline.retrieval.negatives import CELLS, Pairs, sums, tiers
 
 PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations
 CURVE = 41  # points of the curve of g, at most
-TERMS = "weighted_unsupervised", "nt_xent", "cmc", "input_weighted_unsupervised"
+TERMS = (
+    "weighted_unsupervised",
+    "nt_xent",
+    "cmc",
+    "input_weighted_unsupervised",
+    "single_view_unsupervised",
+)
 GAMMA = 0.5  # temperature of Assumption 1 where the run has none: the paper's, Section V-A
 HARDENINGS: dict[str, tuple[str, float]] = {  # eta of Assumption 1: none, and those of Figure 4
     "none": ("exp", 0),
@@ -58,12 +64,15 @@ class Temperatures:
         gamma = GAMMA if objective.hard is None else objective.hard.tau
         for name in TERMS:
             if (term := getattr(objective, name)) is not None:
+                source = f"objective.{name}.tau of {path}"
+                if name == "single_view_unsupervised":
+                    source += ", which compares inputs with projections; here it is projections"
                 return cls(
                     term.tau,
                     gamma,
                     getattr(term, "anchors", "all") == "first",
                     name == "cmc" or getattr(term, "negatives", "all_views") == "cross_view",
-                    f"objective.{name}.tau of {path}",
+                    source,
                 )
         return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
 

@@ -13,10 +13,11 @@ from pipeline.models.heterogeneous import Heterogeneous
 MLP = Mlp(widths=[7, 5])
 
 
-def build(views: int = 2, **options: Any) -> Heterogeneous:
+def build(views: int = 2, project_inputs: bool = False, **options: Any) -> Heterogeneous:
     torch.manual_seed(0)
-    config = Model(encoder=MLP, projection_width=4, **options)
-    return Heterogeneous(config, [[6]] * views, 3, classify=True, project=True, weigh=True)
+    config, shapes = Model(encoder=MLP, projection_width=4, **options), [[6]] * views
+    parts = {"classify": True, "project": True, "weigh": True, "project_inputs": project_inputs}
+    return Heterogeneous(config, shapes, 3, **parts)
 
 
 def test_the_first_view_alone_is_classified() -> None:
@@ -42,6 +43,20 @@ def test_encoders_that_evaluation_would_not_see_are_refused() -> None:
     with pytest.raises(ConfigError, match="'first_view', but each of 2 views .* set model.sha"):
         build(classify_on="first_view")
     assert build(views=1, classify_on="first_view").classified == 1
+
+
+def test_inputs_are_projected_by_a_map_of_each_projector() -> None:
+    plain, model = build(views=1), build(views=1, project_inputs=True)
+    x, keys = [torch.rand(4, 6)], torch.arange(4)
+    (found,) = model(x, keys, [4]).input_projections
+    (layer,) = model.input_projectors
+    torch.testing.assert_close(found, layer(x[0]))
+    parameters = dict(model.named_parameters())
+    for name, weights in plain.named_parameters():  # nothing else begins otherwise
+        torch.testing.assert_close(parameters[name], weights, msg=name)
+    shared = build(project_inputs=True, shared_encoder=True, shared_projector=True)
+    assert len(shared.input_projectors) == 1
+    assert len(build(project_inputs=True, shared_encoder=True).input_projectors) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pipeline.objectives import complementary, engine
 from pipeline.objectives.hard import debiased, hard
 from pipeline.objectives.hierarchical import hierarchical
 from pipeline.objectives.mulco import mulco
+from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supcon import supcon
 from pipeline.objectives.unsupervised import (
     cmc,
@@ -188,6 +189,7 @@ def terms(tau: float, label: Tensor, batch: int, dtype: torch.dtype) -> dict[str
         "cmc": lambda z: cmc(z, tau=tau),
         "weighted": lambda z: weighted_unsupervised(z, z, tau=tau),
         "input weighted": lambda z: input_weighted_unsupervised(z, raw, tau=tau),
+        "single view": lambda z: single_view_unsupervised(z[:1], z[1:], z[:1], tau=tau),
         "supcon": lambda z: supcon(z, label, tau=tau),
         "debiased": lambda z: debiased(z, tau=tau),
         "hierarchical": lambda z: hierarchical(z, levels, tau=tau),

@@ -12,7 +12,6 @@ from pipeline.objectives import engine
 from pipeline.objectives.comco import comco
 from pipeline.objectives.mib import mib
 from pipeline.objectives.pico import pico
-from pipeline.objectives.single_view import single_view_unsupervised
 from pipeline.objectives.supervised import weighted_supervised
 from pipeline.objectives.unsupervised import input_weighted_unsupervised
 from tests.objectives.test_family import terms
@@ -54,7 +53,6 @@ def family(batch: int) -> dict[str, Callable[..., Tensor]]:
     y = labels(batch, 5, dtype=torch.float32)
     x = [draw(batch, 6, seed=v, dtype=torch.float32).detach() for v in (5, 6)]
     found["input weighted"] = lambda z: input_weighted_unsupervised(z, x)
-    found["L_u of one view"] = lambda z: single_view_unsupervised(z[:1], z[1:], z[:1])
     found["L_s"] = lambda z: weighted_supervised(torch.cat(z, 1), y)
     found["MIB"] = lambda z: mib(z, z, [torch.ones_like(view) for view in z])
     number, held = torch.arange(batch) % 4, torch.eye(4)[torch.arange(batch) % 4]

@@ -18,7 +18,9 @@ from launch.studies.rows import read_results
 from launch.studies.scaling import Compute, Link, Measured, Model, fit, judge, messages, wire
 from launch.studies.workload import Setting, Workload
 from pipeline.errors import StudyError
+from pipeline.objectives.objective import Objective
 from pipeline.pretrain import pretrain
+from pipeline.terms import Objective as Terms
 from pipeline.traffic import Exchange
 from tests.experiments import frames
 from tests.studies import made
@@ -307,13 +309,14 @@ def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     assert len(timed.lines()) == 10 and "the objective alone, timed" in timed.html()
 
 
+@pytest.mark.parametrize("term", ["weighted_unsupervised", "single_view_unsupervised"])
 def test_a_pair_is_timed_on_the_objective_alone(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, term: str
 ) -> None:
     """A clock that counts pairs: every call of the objective takes a second a pair of rows."""
     clock = {"now": 0.0}
     seen: list[tuple[int, int]] = []
-    objective = workload.objective
+    objective = Objective(Terms.model_validate({"cross_entropy": {}, term: {}}).terms())
 
     def counted(batch: Any, epoch: float) -> Any:
         share = batch.rows.stop - batch.rows.start
