@@ -15,104 +15,91 @@ from typing import BinaryIO
 
 from shards.errors import DISK_FULL, SourceError
 
-LOCK = "lock"
-
 
 class Scratch:
-    """A folder of files unpacked from one file, shared by all processes that read that file.
+    """The files unpacked from one file, shared by all processes that read that file.
 
-    It lies in the system's temporary folder (TMPDIR), under the identity of the file: a changed
-    file has another. Each of its users holds a shared lock, which the kernel drops with its
-    process; whoever leaves and finds no other removes the folder. One that nobody locks was left
-    by a build that was killed, and goes when the next one begins.
+    They lie in the system's temporary folder (TMPDIR), under the identity of the packed file: a
+    changed one has others. Each of its users holds a shared lock on a file, which the kernel drops
+    with its process; the last one removes it. A file that nobody locks was left by a build that
+    was killed, and goes when the next one begins.
     """
 
     def __init__(self, packed: Path) -> None:
-        """Become a user of the scratch folder of a file."""
+        """Name the packed file, and remove what killed builds left."""
         self.packed = packed
-        parent, ours = Path(tempfile.gettempdir()), f"heron-{os.getuid()}"
-        self.folder = parent / f"{ours}-{_identity(packed)}"
-        for other in parent.glob(f"{ours}-*"):
-            with suppress(OSError):  # others look for leftovers too
-                if other != self.folder and _is_ours(other):
-                    _leave(other, _open(other))
-        weakref.finalize(self, _leave, self.folder, _join(self.folder))
+        self.folder = Path(tempfile.gettempdir()) / f"heron-{os.getuid()}"
+        state = packed.stat()
+        identity = packed.resolve(), state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        self._prefix = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+        with suppress(FileNotFoundError):  # others look for leftovers too
+            self._make_folder()
+            for path in self.folder.iterdir():
+                _leave(path, os.open(path, os.O_RDWR))
 
     def file(self, name: str, size: int, fill: Callable[[BinaryIO], None]) -> Path:
-        """A file of `size` bytes, which the first process that asks for it fills.
+        """Returns a file of `size` bytes, which the first process that asks for it fills.
 
-        The others wait. Raises SourceError where the disk is full.
+        The others wait. One byte behind the others says that all are there. Raises SourceError
+        where the disk is full.
         """
-        path = self.folder / name
-        if path.exists():
-            return path
-        part = path.with_name(f"{name}.part")
-        lock = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+        path = self.folder / f"{self._prefix}-{name}"
+        while True:
+            try:
+                self._make_folder()
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # the last user of another file has just removed the folder
+                continue
+            try:
+                with suppress(BlockingIOError):  # another process fills it, or uses it
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._fill(path, lock, size, fill)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                state = os.fstat(lock)
+                if state.st_nlink and state.st_size == size + 1:
+                    weakref.finalize(self, _leave, path, os.dup(lock))
+                    return path
+            finally:
+                os.close(lock)
+
+    def _make_folder(self) -> None:
+        """A temporary folder is everyone's: what others put there, links above all, is refused."""
+        with suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        state = self.folder.lstat()
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+            raise SourceError(
+                f"{self.folder}: found what another user put there; expected a folder of your "
+                "own; set TMPDIR to another folder"
+            )
+
+    def _fill(self, path: Path, lock: int, size: int, fill: Callable[[BinaryIO], None]) -> None:
+        if not os.fstat(lock).st_nlink:  # removed between the opening and the lock
+            return
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                with part.open("wb") as stream:
-                    fill(stream)
-                part.replace(path)
+            os.ftruncate(lock, 0)
+            with open(os.dup(lock), "r+b") as stream:
+                fill(stream)
+                stream.seek(size)
+                stream.write(b"\1")
         except BaseException as fault:
-            os.ftruncate(lock, 0)  # not removed: others may wait for its lock, to try it again
+            path.unlink()
             if isinstance(fault, OSError) and fault.errno in DISK_FULL:
                 raise SourceError(
                     f"{self.folder.parent}: the disk is full; {self.packed.name} needs "
-                    f"{size:,} bytes there to unpack {path.stem}; free some space, or set "
-                    "TMPDIR to a folder that has more"
+                    f"{size:,} bytes there to unpack {path.name.partition('-')[2]}; free some "
+                    "space, or set TMPDIR to a folder that has more"
                 ) from None
             raise
-        finally:
-            os.close(lock)
-        return path
 
 
-def _identity(path: Path) -> str:
-    path = path.resolve()
-    found = path.stat()
-    parts = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def _is_ours(folder: Path) -> bool:
-    """A temporary folder is everyone's: what others put there, links above all, is not touched."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-
-def _join(folder: Path) -> int:
-    """Make the folder where it is missing, and hold its lock."""
-    while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not _is_ours(folder):
-            raise SourceError(
-                f"{folder}: found what another user put there; expected a folder of your own; "
-                "set TMPDIR to another folder"
-            )
-        try:
-            lock = _open(folder)
-        except FileNotFoundError:  # its last user has just removed it
-            continue
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if os.fstat(lock).st_nlink:
-            return lock
-        os.close(lock)  # the same, between the opening and the lock
-
-
-def _leave(folder: Path, lock: int) -> None:
-    """Drop the lock, and remove the folder where nobody else holds it."""
+def _leave(path: Path, lock: int) -> None:
+    """Drop the lock, and remove the file and its folder where nobody else holds them."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The lock goes last: who comes before that waits for it, and then makes a new folder.
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):
-            path.unlink()
-        folder.rmdir()
+        path.unlink()
+        path.parent.rmdir()
     except OSError:
-        pass  # locked by another user of the folder, or already gone
+        pass  # used by another process, or gone, or there are other files
     finally:
         os.close(lock)

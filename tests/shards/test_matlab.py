@@ -2,14 +2,18 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import struct
 import tempfile
+import time
 import tracemalloc
 import zlib
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import h5py
 import numpy as np
 import pytest
 import scipy.io
@@ -85,7 +89,6 @@ def test_doubles_stored_as_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunks", [(1, 1000), (3, 7), (20, 1), (20, 1000), None])
 def test_v73_of_any_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
-    pytest.importorskip("h5py")
     arrays = {"wide": numbers(1000, 20), "whole": numbers(9, 1, "f8"), "u1": numbers(3, 2, "u1")}
     write_v73(tmp_path / "a.mat", arrays, chunks)
     read = MatlabFile(tmp_path / "a.mat")
@@ -96,8 +99,6 @@ def test_v73_of_any_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> No
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_memory_is_bounded(tmp_path: Path, form: str, scratch_folder: Path) -> None:
-    if form == "v7.3":
-        pytest.importorskip("h5py")
     array = np.broadcast_to(np.arange(32, dtype="f4"), (200_000, 32))  # 26 MB
     WRITERS[form](tmp_path / "a.mat", {"X1": array, "last": numbers(2, 2)})
     tracemalloc.start()
@@ -121,9 +122,8 @@ def test_a_variable_that_is_not_asked_for_is_not_unpacked(
     np.testing.assert_array_equal(file.matrix("few"), numbers(4, 2))
     with pytest.raises(SourceError, match=r"a.mat: noise is damaged \(Error -3 while decompress"):
         file.matrix("noise")
-    folder = next(scratch_folder.iterdir())
-    assert {path.name for path in folder.iterdir()} == {"lock", "few.bin", "noise.bin.part"}
-    assert not (folder / "noise.bin.part").stat().st_size
+    (left,) = (scratch_folder / f"heron-{os.getuid()}").iterdir()
+    assert left.name.endswith("-few")
     del file
     assert not list(scratch_folder.iterdir())
 
@@ -216,7 +216,6 @@ def test_other_classes(tmp_path: Path, value: object, kind: str) -> None:
 
 
 def test_other_classes_of_v73(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.mat"
     write_v73(path, {"X1": numbers(3, 2)})
     with h5py.File(path, "r+") as file:
@@ -248,7 +247,6 @@ def test_other_classes_of_v73(tmp_path: Path) -> None:
 
 
 def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("h5py")
     path = tmp_path / "a.mat"
     write_v73(path, {"X1": np.random.default_rng(0).normal(size=(3000, 4))}, (4, 3000))
     data = path.read_bytes()
@@ -262,24 +260,22 @@ def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.matlab.LARGEST_CHUNK", 90_000)
     with pytest.raises(SourceError, match="chunks of 96,000 bytes; expected 90,000 at most; run"):
         MatlabFile(path).matrix("X1")
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(SourceError, match="a.mat: a file of MATLAB v7.3.*pip install h5py"):
-        MatlabFile(path)
+
+
+def fill(stream: BinaryIO) -> None:
+    stream.write(b"unpacked")
 
 
 def test_scratch_is_shared_and_goes_with_its_last_user(
     tmp_path: Path, scratch_folder: Path
 ) -> None:
     (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    calls = []
-
-    def fill(stream: BinaryIO) -> None:
-        calls.append(stream.write(b"unpacked"))
-
     first, second = Scratch(packed), Scratch(packed)
-    path = first.file("X1.bin", 8, fill)
-    assert second.file("X1.bin", 8, fill) == path and path.read_bytes() == b"unpacked"
-    assert calls == [8] and path.parent.stat().st_mode & 0o777 == 0o700
+    path = first.file("X1", 8, fill)
+    assert second.file("X1", 8, lambda _: pytest.fail("filled twice")) == path
+    assert path.read_bytes()[:-1] == b"unpacked"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert Scratch(packed).folder.exists()  # whoever looks for leftovers leaves what is used
     del first
     assert path.exists()
     del second
@@ -287,34 +283,70 @@ def test_scratch_is_shared_and_goes_with_its_last_user(
     assert not list(scratch_folder.iterdir())
 
 
-def test_a_changed_file_has_another_scratch_folder(tmp_path: Path) -> None:
+def test_a_changed_file_has_another_scratch_file(tmp_path: Path) -> None:
     (packed := tmp_path / "a.mat").write_bytes(b"packed")
     first = Scratch(packed)
+    path = first.file("X1", 8, fill)
     packed.write_bytes(b"packed anew")
-    assert Scratch(packed).folder != first.folder and first.folder.exists()
+    second = Scratch(packed)
+    assert second.file("X1", 8, fill) != path and path.exists()
+
+
+def test_one_process_fills_a_file_and_the_others_wait(tmp_path: Path) -> None:
+    (packed := tmp_path / "a.mat").write_bytes(b"packed")
+    fills = tmp_path / "fills"
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(3)
+    users = [spawn.Process(target=_use, args=(packed, fills, barrier)) for _ in range(3)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    assert [user.exitcode for user in users] == [0, 0, 0]
+    assert fills.read_text() == "filled "
+
+
+def _use(packed: Path, fills: Path, barrier: Barrier) -> None:
+    def slowly(stream: BinaryIO) -> None:
+        stream.write(b"unpa")
+        stream.flush()
+        time.sleep(0.3)
+        stream.write(b"cked")
+        with fills.open("a") as log:
+            log.write("filled ")
+
+    tempfile.tempdir = str(packed.parent)
+    scratch = Scratch(packed)
+    barrier.wait()
+    assert scratch.file("X1", 8, slowly).read_bytes()[:-1] == b"unpacked"
+    barrier.wait()
 
 
 def test_what_a_killed_build_left_goes(tmp_path: Path, scratch_folder: Path) -> None:
     (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    (left := scratch_folder / f"heron-{os.getuid()}-0123").mkdir()
-    (left / "X1.bin.part").write_bytes(b"half")
+    (folder := scratch_folder / f"heron-{os.getuid()}").mkdir()
+    (left := folder / "0123-X1").write_bytes(b"half")
+    scratch = Scratch(packed)
+    assert not left.exists()
+    path = scratch.file("X1", 8, fill)
+    del scratch
+    folder.mkdir()
+    path.write_bytes(b"half of it")  # of this very file
+    scratch = Scratch(packed)
+    assert scratch.file("X1", 8, fill).read_bytes()[:-1] == b"unpacked"
+    del scratch
     (theirs := tmp_path / "theirs").mkdir()
     (theirs / "precious").touch()
-    (link := scratch_folder / f"heron-{os.getuid()}-4567").symlink_to(theirs)
-    scratch = Scratch(packed)
-    assert not left.exists() and (theirs / "precious").exists()
-    link.unlink()
-    folder = scratch.folder
-    del scratch
     folder.symlink_to(theirs)
     with pytest.raises(SourceError, match="found what another user put there; expected a folder"):
         Scratch(packed)
+    assert (theirs / "precious").exists()
 
 
 def test_a_full_disk(tmp_path: Path, scratch_folder: Path) -> None:
     (packed := tmp_path / "a.mat").write_bytes(b"packed")
 
-    def fill(stream: BinaryIO) -> None:
+    def full(stream: BinaryIO) -> None:
         stream.write(bytes(3000))
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -324,20 +356,7 @@ def test_a_full_disk(tmp_path: Path, scratch_folder: Path) -> None:
     )
     scratch = Scratch(packed)
     with pytest.raises(SourceError) as fault:
-        scratch.file("X1.bin", 1_234_567, fill)
+        scratch.file("X1", 1_234_567, full)
     assert str(fault.value) == message
-    assert not sum(path.stat().st_size for path in scratch.folder.iterdir())
-
-
-def test_leftovers_that_another_process_removes_first(
-    tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(folder: Path) -> bool:
-        if folder == left:
-            raise FileNotFoundError(folder)
-        return True
-
-    (tmp_path / "a.mat").write_bytes(b"")
-    (left := scratch_folder / f"heron-{os.getuid()}-0123").mkdir()
-    monkeypatch.setattr("shards.scratch._is_ours", gone)
-    assert Scratch(tmp_path / "a.mat").folder.exists()
+    assert not list(scratch.folder.iterdir())
+    assert scratch.file("X1", 8, fill).exists()
