@@ -30,7 +30,7 @@ AGAIN = "get it again from where it came"
 ORDER = "pack it again in the order of names (tar --sort=name)"
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Where the payload of a member lies in its tar, in bytes."""
 
     offset: int
@@ -39,14 +39,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """The samples of a tar, each the places of its members by suffix, and files that are of none.
+    """The samples of a tar, each a byte range by the suffix of a member, and files of no sample.
 
     As in WebDataset, `a/b.left.jpg` is member `left.jpg` of sample `a/b`: a key ends at the first
     dot of the file's name, and suffixes are lower case. A leading `./` is no part of a key.
     `strays` are files without a suffix and those that begin with a dot, such as macOS's `._b.jpg`.
     """
 
-    samples: dict[str, dict[str, Place]] = field(default_factory=dict)
+    samples: dict[str, dict[str, ByteRange]] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
 
 
@@ -57,33 +57,33 @@ def contents(tar: Path) -> Contents:
         ShardError: it is no tar, is cut or damaged, a key or a member comes twice, members of a
             sample lie apart, a name leads out of a folder, or a file is a link.
     """
-    found = Contents()
+    grouped = Contents()
     last = None
-    for path, place in walk(tar):
+    for path, span in walk(tar):
         folder, slash, name = path.rpartition("/")
         base, _, suffix = name.partition(".")
         if not base or not suffix:
-            found.strays.append(path)
+            grouped.strays.append(path)
             continue
         key, suffix = folder + slash + base, suffix.lower()
-        if key != last and key in found.samples:
+        if key != last and key in grouped.samples:
             raise ShardError(
                 f"{tar.name} sample {key} comes again after {last}: a duplicate key, or its files "
                 f"lie apart, and readers would see two halves; {ORDER}"
             )
-        members = found.samples.setdefault(key, {})
+        members = grouped.samples.setdefault(key, {})
         if suffix in members:
             raise ShardError(
                 f"{tar.name} sample {key}: member {suffix!r} comes twice; expected one; a key "
                 "ends at the first dot of a file's name: rename the files, and pack them again"
             )
-        members[suffix] = place
+        members[suffix] = span
         last = key
-    return found
+    return grouped
 
 
-def walk(tar: Path) -> Iterator[tuple[str, Place]]:
-    """Yields the path and place of every file of a tar: v7, ustar, pax or GNU.
+def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
+    """Yields the path and byte range of every file of a tar: v7, ustar, pax or GNU.
 
     Python's own reader ends without a word at a damaged header, and passes over a bad pax one.
 
@@ -121,7 +121,7 @@ def walk(tar: Path) -> Iterator[tuple[str, Place]]:
                 name = renamed.get(b"path", info.name.encode(errors="surrogateescape"))
                 renamed = {}
                 if info.isreg() and info.type not in LINKS:
-                    yield _checked(tar, start - BLOCK, name), Place(start, length)
+                    yield _checked(tar, start - BLOCK, name), ByteRange(start, length)
                 elif info.type != tarfile.DIRTYPE:
                     what = f"no file (type {info.type!r}); pack it again without"
                     shown = name.decode(errors="replace")
@@ -144,16 +144,16 @@ def _check_end(tar: Path, data: mmap.mmap, at: int) -> None:
         )
 
 
-def _no_header(tar: Path, found: bytes, at: int, size: int, fault: Exception) -> ShardError:
+def _no_header(tar: Path, block: bytes, at: int, size: int, fault: Exception) -> ShardError:
     """Say what the block is that should be a header."""
     for magic, what in COMPRESSED.items():
-        if not at and found.startswith(magic):
+        if not at and block.startswith(magic):
             return ShardError(
                 f"{tar.name} is compressed by {what}; expected a plain tar, since nobody can seek "
                 "in a compressed one; decompress it (pictures do not grow by it)"
             )
     if not at:
-        return ShardError(f"{tar.name} is no tar (it begins with {found[:16]!r}); {AGAIN}")
+        return ShardError(f"{tar.name} is no tar (it begins with {block[:16]!r}); {AGAIN}")
     if at >= size:
         return _broken(tar, at, "has no end mark: it is cut, or unfinished")
     cut = size - at < BLOCK
