@@ -103,9 +103,8 @@ class Cache:
             while True:
                 if (held := self._hold(path, size)) is not None:
                     return held
-                with _only_fetcher(path) as first:
-                    if first and not path.exists():
-                        return self._fetch(path, size, fetch)
+                if (part := self._begin(path)) is not None:
+                    return self._fetch(path, part, size, fetch)
         except OSError as fault:
             raise self._disk_fault(fault, size) from None
 
@@ -130,13 +129,28 @@ class Cache:
         os.utime(descriptor)  # the time of last use; readers' times may be off (noatime)
         return held
 
-    def _fetch(self, path: Path, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
-        """Fill a .part, and give it its name with no moment in which it has no lock."""
+    def _begin(self, path: Path) -> FileIO | None:
+        """Make and lock a .part; None where another process has one, once it is through with it."""
         part = path.with_suffix(".part")
         with self._alone():  # no evictor comes between the file and its lock
-            part.unlink(missing_ok=True)  # of a killed process: to fetch is cheaper than to trust
-            stream = FileIO(part, "x+")
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError, BlockingIOError), FileIO(part) as left:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()  # of a killed process: to fetch is cheaper than to trust
+            with suppress(FileExistsError):
+                if not path.exists():
+                    stream = FileIO(part, "x+")
+                    fcntl.flock(stream, fcntl.LOCK_EX)
+                    return stream
+        with suppress(FileNotFoundError), FileIO(part) as other:
+            log.info("%s: waiting for another process to fetch it", path)
+            fcntl.flock(other, fcntl.LOCK_SH)  # granted when it has its name, or is given up
+        return None
+
+    def _fetch(
+        self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
+    ) -> Held:
+        """Fill a .part, and give it its name with no moment in which it has no lock."""
+        part = path.with_suffix(".part")
         with stream:
             try:
                 if size is not None:
@@ -237,31 +251,6 @@ class _Growing:
 
     def seek(self, offset: int) -> int:
         return self.stream.seek(offset)
-
-
-@contextmanager
-def _only_fetcher(path: Path) -> Iterator[bool]:
-    """Whether we are to fetch a file; False when another process, that we waited for, has ended.
-
-    The lock has a file of its own: who waits for it must not wait for those who use what came.
-    """
-    lock = path.with_suffix(".lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: waiting for another process to fetch it", path)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if not _lies_at(descriptor, lock):
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.unlink()
-    finally:
-        os.close(descriptor)
 
 
 def _evict(path: Path) -> bool:
