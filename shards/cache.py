@@ -108,6 +108,13 @@ class Cache:
         except OSError as fault:
             raise self._disk_fault(fault, size) from None
 
+    def clear(self) -> None:
+        """Remove every file that nobody uses."""
+        if self.folder.exists():
+            with self._alone():
+                for path, _ in list(self._files()):
+                    _evict(path)
+
     def _hold(self, path: Path, size: int | None) -> Held | None:
         """A lock on the cached file, or None where there is none that is whole."""
         try:

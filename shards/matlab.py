@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,8 +16,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.cache import Cache, Held
 from shards.errors import DOWNLOAD, SourceError
-from shards.scratch import Scratch
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file
@@ -27,6 +29,7 @@ COMPLEX = 0x0800  # flag of a v5 array
 KINDS = ["", "cell", "struct", "object", "char", "sparse", "double", "single"]  # by their numbers
 KINDS += ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 NUMERIC = [*KINDS[6:], "logical"]
+NO_NUMBERS = np.dtype(np.void)
 STORED = ["", "i1", "u1", "i2", "u2", "i4", "u4", "f4", "", "f8", "", "", "i8", "u8"]  # the same
 
 
@@ -34,14 +37,14 @@ class Variable(NamedTuple):
     """A variable: its name, MATLAB's class of it (or "complex"), its shape, where its numbers are.
 
     `dtype` is that of the stored numbers, since MATLAB writes small whole numbers of a double as
-    bytes; None where the variable is no array of real numbers. The rest is of a v5 file: where
-    the element begins, its bytes before the numbers, and its length where it is compressed.
+    bytes, and NO_NUMBERS where the variable is no array of real ones. The rest is of a v5 file:
+    where the element begins, its bytes before the numbers, its length where it is compressed.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] = NO_NUMBERS
     start: int = 0
     skip: int = 0
     packed: int | None = None
@@ -51,8 +54,9 @@ class MatlabFile:
     """A MATLAB file of v5 (which `save -v6` and `-v7` write, too) or of v7.3.
 
     Opening it reads the heads of its variables alone. A matrix is mapped into memory where it
-    lies; a packed one is first unpacked, a piece at a time, into a scratch file that all processes
-    share that have this file open. (scipy.io.loadmat would hold the whole matrix in each.)
+    lies; a packed one is first unpacked, a piece at a time, into a file of the cache's folder that
+    all processes share, and that the last of them removes. (scipy.io.loadmat would hold the whole
+    matrix in memory, in each of them.)
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,10 +71,6 @@ class MatlabFile:
         self.variables = {variable.name: variable for variable in named}
         self._mapped: dict[str, NDArray[Any]] = {}
 
-    @cached_property
-    def _scratch(self) -> Scratch:
-        return Scratch(self.path)
-
     def shape(self, name: str) -> tuple[int, int]:
         """Returns rows and columns of a matrix; SourceError where it is none of real numbers."""
         if (variable := self.variables.get(name)) is None:
@@ -80,7 +80,7 @@ class MatlabFile:
                 f"publisher made it; {DOWNLOAD}"
             )
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
-        if variable.dtype is None or not rows * columns:
+        if variable.dtype == NO_NUMBERS or not rows * columns:
             raise SourceError(
                 f"{self.path.name}: {name} is {variable.kind} {_times(variable.shape)}; expected "
                 "a matrix of real numbers, full and not empty"
@@ -91,15 +91,33 @@ class MatlabFile:
         """Returns a matrix [rows, columns], mapped into memory, in the type that is stored."""
         if name not in self._mapped:
             shape, variable = self.shape(name), self.variables[name]
-            assert variable.dtype is not None  # shape() has seen to it
             path, offset = self.path, variable.start + variable.skip
             if self._hdf5 or variable.packed is not None:
-                unpack = partial(_unpack_hdf5 if self._hdf5 else _unpack, path, variable)
-                size = math.prod(shape) * variable.dtype.itemsize
-                path, offset = self._scratch.file(name, size, unpack), 0
+                path, offset = self._unpacked(variable), 0
             mapped = np.memmap(path, variable.dtype, "r", offset, shape, "F")
             self._mapped[name] = mapped.view(np.ndarray)  # a memmap's slices are slower
         return self._mapped[name]
+
+    def _unpacked(self, variable: Variable) -> Path:
+        """Returns a file of the numbers alone, which the first process that asks for it writes."""
+        cache = Cache(Cache(limit=0).folder / "unpacked", limit=1 << 60)
+        cache.clear()  # of what builds that were killed have left
+        state = self.path.stat()
+        identity = self.path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, variable
+        size = math.prod(variable.shape) * variable.dtype.itemsize
+
+        def unpack(stream: BinaryIO) -> None:
+            with open(os.dup(stream.fileno()), "r+b") as out:
+                (_unpack_hdf5 if self._hdf5 else _unpack)(self.path, variable, out)
+
+        held = cache.get(hashlib.sha256(repr(identity).encode()).hexdigest(), size, unpack)
+        weakref.finalize(self, _leave, held, cache)
+        return held.path
+
+
+def _leave(held: Held, cache: Cache) -> None:
+    held.close()
+    cache.clear()
 
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:
@@ -185,7 +203,7 @@ def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
 
 def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
     """Write the numbers of a compressed element."""
-    assert variable.dtype is not None and variable.packed is not None
+    assert variable.packed is not None
     size = left = math.prod(variable.shape) * variable.dtype.itemsize
     skip = variable.skip
     try:

@@ -2,16 +2,11 @@
 
 import errno
 import gc
-import multiprocessing
-import os
 import struct
-import tempfile
-import time
 import tracemalloc
 import zlib
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,9 +15,8 @@ import scipy.io
 import scipy.sparse
 from numpy.typing import NDArray
 
-from shards.errors import SourceError
+from shards.errors import ShardError, SourceError
 from shards.matlab import MatlabFile
-from shards.scratch import Scratch
 from tests.shards.matlab_files import (
     WRITERS,
     v5_header,
@@ -38,9 +32,8 @@ TYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8"]
 
 @pytest.fixture(autouse=True)
 def scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (folder := tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    monkeypatch.setenv("HERON_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "unpacked"
 
 
 def numbers(rows: int, columns: int, dtype: str = "f4") -> Array:
@@ -122,10 +115,13 @@ def test_a_variable_that_is_not_asked_for_is_not_unpacked(
     np.testing.assert_array_equal(file.matrix("few"), numbers(4, 2))
     with pytest.raises(SourceError, match=r"a.mat: noise is damaged \(Error -3 while decompress"):
         file.matrix("noise")
-    (left,) = (scratch_folder / f"heron-{os.getuid()}").iterdir()
-    assert left.name.endswith("-few")
+    assert len(unpacked(scratch_folder)) == 1
     del file
-    assert not list(scratch_folder.iterdir())
+    assert unpacked(scratch_folder) == []
+
+
+def unpacked(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name != "lock"]
 
 
 def v5(*elements: bytes) -> bytes:
@@ -262,101 +258,52 @@ def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         MatlabFile(path).matrix("X1")
 
 
-def fill(stream: BinaryIO) -> None:
-    stream.write(b"unpacked")
-
-
-def test_scratch_is_shared_and_goes_with_its_last_user(
-    tmp_path: Path, scratch_folder: Path
+def test_what_is_unpacked_is_shared_and_goes_with_its_last_user(
+    tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    first, second = Scratch(packed), Scratch(packed)
-    path = first.file("X1", 8, fill)
-    assert second.file("X1", 8, lambda _: pytest.fail("filled twice")) == path
-    assert path.read_bytes()[:-1] == b"unpacked"
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert Scratch(packed).folder.exists()  # whoever looks for leftovers leaves what is used
+    path, array = tmp_path / "a.mat", numbers(50, 4)
+    write_v5(path, {"X1": array}, compressed=True)
+    first, second = MatlabFile(path), MatlabFile(path)
+    first.matrix("X1")
+    (name,) = unpacked(scratch_folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.matlab._unpack", lambda *_: pytest.fail("unpacked twice"))
+        np.testing.assert_array_equal(second.matrix("X1"), array)
     del first
-    assert path.exists()
-    del second
     gc.collect()
-    assert not list(scratch_folder.iterdir())
-
-
-def test_a_changed_file_has_another_scratch_file(tmp_path: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    first = Scratch(packed)
-    path = first.file("X1", 8, fill)
-    packed.write_bytes(b"packed anew")
-    second = Scratch(packed)
-    assert second.file("X1", 8, fill) != path and path.exists()
-
-
-def test_one_process_fills_a_file_and_the_others_wait(tmp_path: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    fills = tmp_path / "fills"
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(3)
-    users = [spawn.Process(target=_use, args=(packed, fills, barrier)) for _ in range(3)]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join()
-    assert [user.exitcode for user in users] == [0, 0, 0]
-    assert fills.read_text() == "filled "
-
-
-def _use(packed: Path, fills: Path, barrier: Barrier) -> None:
-    def slowly(stream: BinaryIO) -> None:
-        stream.write(b"unpa")
-        stream.flush()
-        time.sleep(0.3)
-        stream.write(b"cked")
-        with fills.open("a") as log:
-            log.write("filled ")
-
-    tempfile.tempdir = str(packed.parent)
-    scratch = Scratch(packed)
-    barrier.wait()
-    assert scratch.file("X1", 8, slowly).read_bytes()[:-1] == b"unpacked"
-    barrier.wait()
+    assert unpacked(scratch_folder) == [name]
+    write_v5(path, {"X1": array + 1}, compressed=True)  # a changed file has another
+    third = MatlabFile(path)
+    np.testing.assert_array_equal(third.matrix("X1"), array + 1)
+    np.testing.assert_array_equal(second.matrix("X1"), array)
+    assert len(unpacked(scratch_folder)) == 2
+    del second, third
+    gc.collect()
+    assert unpacked(scratch_folder) == []
 
 
 def test_what_a_killed_build_left_goes(tmp_path: Path, scratch_folder: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    (folder := scratch_folder / f"heron-{os.getuid()}").mkdir()
-    (left := folder / "0123-X1").write_bytes(b"half")
-    scratch = Scratch(packed)
-    assert not left.exists()
-    path = scratch.file("X1", 8, fill)
-    del scratch
-    folder.mkdir()
-    path.write_bytes(b"half of it")  # of this very file
-    scratch = Scratch(packed)
-    assert scratch.file("X1", 8, fill).read_bytes()[:-1] == b"unpacked"
-    del scratch
-    (theirs := tmp_path / "theirs").mkdir()
-    (theirs / "precious").touch()
-    folder.symlink_to(theirs)
-    with pytest.raises(SourceError, match="found what another user put there; expected a folder"):
-        Scratch(packed)
-    assert (theirs / "precious").exists()
+    scratch_folder.mkdir(parents=True)
+    for name in ("0" * 64, "1" * 64 + ".part"):
+        (scratch_folder / name).write_bytes(b"half")
+    write_v5(tmp_path / "a.mat", {"X1": numbers(5, 4)}, compressed=True)
+    file = MatlabFile(tmp_path / "a.mat")
+    np.testing.assert_array_equal(file.matrix("X1"), numbers(5, 4))
+    assert len(unpacked(scratch_folder)) == 1
 
 
-def test_a_full_disk(tmp_path: Path, scratch_folder: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-
-    def full(stream: BinaryIO) -> None:
-        stream.write(bytes(3000))
+def test_a_full_disk(tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    message = (
-        f"{scratch_folder}: the disk is full; a.mat needs 1,234,567 bytes there to unpack X1; "
-        "free some space, or set TMPDIR to a folder that has more"
-    )
-    scratch = Scratch(packed)
-    with pytest.raises(SourceError) as fault:
-        scratch.file("X1", 1_234_567, full)
-    assert str(fault.value) == message
-    assert not list(scratch.folder.iterdir())
-    assert scratch.file("X1", 8, fill).exists()
+    write_v5(tmp_path / "a.mat", {"X1": numbers(5, 4)}, compressed=True)
+    file = MatlabFile(tmp_path / "a.mat")
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.matlab._unpack", full)
+        with pytest.raises(ShardError) as fault:
+            file.matrix("X1")
+    assert str(fault.value).startswith(f"cache {scratch_folder}: the disk is full (")
+    assert "for a file of 80 bytes; free some space" in str(fault.value)
+    assert "or set HERON_CACHE to a folder on a larger disk" in str(fault.value)
+    assert unpacked(scratch_folder) == []
+    np.testing.assert_array_equal(file.matrix("X1"), numbers(5, 4))
