@@ -50,7 +50,7 @@ class Held:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """A lock belongs to its process."""
+        """Refuse: a lock belongs to its process."""
         raise TypeError("a held file cannot be pickled; ask the store again in the other process")
 
 
@@ -82,9 +82,9 @@ class Cache:
         return min(MOST, int(OF_FREE * (self._free() + held)))
 
     def _free(self) -> int:
-        """The free bytes of the disk that the folder is on, or will be."""
-        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        return shutil.disk_usage(there).free
+        """Returns the free bytes of the disk that the folder is on, or will be."""
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return shutil.disk_usage(existing).free
 
     def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
         """Hold the file with a checksum; where it is not there, one process fetches it.
@@ -116,7 +116,7 @@ class Cache:
                     _evict(path)
 
     def _hold(self, path: Path, size: int | None) -> Held | None:
-        """A lock on the cached file, or None where there is none that is whole."""
+        """Locks the cached file; None where there is none that is whole."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -199,7 +199,7 @@ class Cache:
             pause = min(2 * pause, longest)
 
     def _make_room(self, size: int, part: Path) -> tuple[int, int]:
-        """Evict until so many bytes fit; the number of files that are left, and their bytes.
+        """Evict until so many bytes fit; returns how many files are left, and their bytes.
 
         Parts go first: where one has no lock, its process was killed.
         """
@@ -215,7 +215,7 @@ class Cache:
         return count, used
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Every file that counts: cached ones, and parts of those that are being fetched."""
+        """Yields every file that counts: cached ones, and parts of those that are being fetched."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if re.fullmatch(r"[0-9a-f]{64}(\.part)?", entry.name):
@@ -278,7 +278,7 @@ def _evict(path: Path) -> bool:
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has its name: others may have removed or renamed it."""
+    """Tells whether an open file still has its name: others may have removed or renamed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -286,7 +286,7 @@ def _lies_at(descriptor: int, path: Path) -> bool:
 
 
 def _intact(path: Path, size: int | None) -> bool:
-    """Whether a cached file has its size; where that is not known, it is small: its checksum."""
+    """Compares a cached file with its size; where none is known, it is small: with its checksum."""
     if size is not None:
         return path.stat().st_size == size
     with path.open("rb") as stream:

@@ -54,7 +54,7 @@ class Outcome:
     others: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """A line for each split and view, for the labels, and for all that was left out."""
+        """Returns a line for each split and view, for the labels, and for all that was left out."""
         lines = []
         for split, shards in self.manifest.splits.items():
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"

@@ -20,8 +20,8 @@ CELL = 96  # least width of a picture on the contact sheet, in pixels
 
 
 def show(folder: Path | str | Store) -> str:
-    """What is inside, as text: views, splits, labels and how frequent they are, provenance."""
-    store = folder if isinstance(folder, Store) else open_store(folder)
+    """Returns a table of views, splits, labels and how frequent they are, and the provenance."""
+    store = open_store(folder)
     return "\n".join(_lines(store, load_manifest(store)))
 
 
@@ -58,7 +58,7 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
-    """The share of labelled rows that have each label; of hierarchies, the finest level's."""
+    """Returns the share of labelled rows that have each label; of hierarchies, the finest level."""
     names = manifest.labels.names
     counts = np.zeros(len(names))
     rows = 0
@@ -88,7 +88,7 @@ def contact_sheet(
     captions: bool = False,
 ) -> None:
     """Draw the first pictures of a split (by default the first split) on one sheet."""
-    store = folder if isinstance(folder, Store) else open_store(folder)
+    store = open_store(folder)
     path = Path(path)
     if path.suffix.lower() not in PICTURES:
         raise ShardError(
@@ -142,19 +142,19 @@ def _pictures(
                     return
                 stream.seek(int(offsets[column]))
                 data = stream.read(int(lengths[column]))
-                found: list[tuple[str, Image.Image]]
+                pictures: list[tuple[str, Image.Image]]
                 if manifest.block_rows is None:
-                    found = [(key, Image.open(BytesIO(data)))]
+                    pictures = [(key, Image.open(BytesIO(data)))]
                 else:
-                    found = _raw(key, data, shard.file)[:count]
-                count -= len(found)
-                for name, picture in found:
+                    pictures = _raw(key, data, shard.file)[:count]
+                count -= len(pictures)
+                for name, picture in pictures:
                     yield name, picture.convert("RGB")
 
 
 def _raw(key: str, data: bytes, file: str) -> list[tuple[str, Image.Image]]:
-    """The raw pictures of a block [rows, height, width, channels]."""
+    """Returns the raw pictures of a block [rows, height, width, channels]."""
     block = array_at(np.frombuffer(data, np.uint8), 0, len(data), f"{file} sample {key}")
     if block.shape[-1] == 1:
         block = block[..., 0]  # grey, as Pillow has it
-    return [(f"{key}/{place}", Image.fromarray(pixels)) for place, pixels in enumerate(block)]
+    return [(f"{key}/{row}", Image.fromarray(pixels)) for row, pixels in enumerate(block)]
