@@ -15,6 +15,7 @@ from shards.errors import DOWNLOAD, SourceError
 from shards.sources.zips import HTML, is_html
 
 MOST_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
+MOST_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack
 # These make instances, or find them by number or by name: no list, number or array needs them.
 INSTANCES = ("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 EXPECTED = "expected lists, texts, numbers and arrays of bytes alone"
@@ -102,10 +103,14 @@ def read_pickle(data: bytes, where: str) -> Any:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse what would take far more memory than the file has bytes; nothing is made yet."""
+    """Refuse what would take far more memory than the file has bytes, before anything is made."""
+    tuples = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count == MOST_OPCODES:
             raise _Refused(f"more than {MOST_OPCODES:,} opcodes")
+        tuples += "TUPLE" in opcode.name
+        if tuples > MOST_TUPLES:
+            raise _Refused(f"more than {MOST_TUPLES:,} tuples")
         # Python's reader sets 16 bytes aside for each number up to that of a memo.
         if "PUT" in opcode.name and argument is not None and argument > MOST_OPCODES:
             raise _Refused(f"memo number {argument:,}")

@@ -29,6 +29,7 @@ REFUSED: list[tuple[bytes, str]] = [
     (pickle.dumps(np.asfortranarray(PIXELS[:2, :2]), 4), "an array in Fortran's order"),
     (b"cnumpy._core.multiarray\n_reconstruct\n)R(K\1)NI00\nC\0tb.", "an array of other than bytes"),
     (b"]" * (1 << 19) + b".", "more than 524,288 opcodes"),
+    (b"})" + b"\x85" * 500_000 + b"Ns.", "more than 1,000 tuples"),
     # Python's own reader sets 16 bytes aside for each number up to it.
     (b"]r\xfe\xff\xff\xff.", "memo number 4,294,967,294"),
 ]
