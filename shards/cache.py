@@ -90,7 +90,7 @@ class Cache:
         """Hold the file with a checksum; where it is not there, one process fetches it.
 
         Args:
-            sha256: of the whole file.
+            sha256: of the whole file, or of what identifies it where its size is known.
             size: its bytes, or None where only the checksum is known.
             fetch: writes the file to a stream, and raises where it is not the one asked for.
 
@@ -109,11 +109,10 @@ class Cache:
             raise self._disk_fault(fault, size) from None
 
     def clear(self) -> None:
-        """Remove every file that nobody uses."""
-        if self.folder.exists():
-            with self._alone():
-                for path, _ in list(self._files()):
-                    _evict(path)
+        """Remove every file that nobody uses, where there are any and they may be removed."""
+        with suppress(OSError), self._alone():
+            for path, _ in list(self._files()):
+                _evict(path)
 
     def _hold(self, path: Path, size: int | None) -> Held | None:
         """Locks the cached file; None where there is none that is whole."""
