@@ -25,7 +25,7 @@ POLL_S = 0.01, 0.25  # first and longest pause between looks for room
 log = logging.getLogger("heron")
 
 
-class Held:
+class LocalFile:
     """A local file that nobody evicts until it is closed, or its process ends.
 
     Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
@@ -54,7 +54,7 @@ class Held:
         raise TypeError("a held file cannot be pickled; ask the store again in the other process")
 
 
-class Cache:
+class ShardCache:
     """A folder of files named by their sha256, at most so many bytes of them.
 
     Files that are used by a process have a shared lock and stay; of the others, the least recently
@@ -86,7 +86,7 @@ class Cache:
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
+    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> LocalFile:
         """Hold the file with a checksum; where it is not there, one process fetches it.
 
         Args:
@@ -114,13 +114,13 @@ class Cache:
             for path, _ in list(self._files()):
                 _evict(path)
 
-    def _hold(self, path: Path, size: int | None) -> Held | None:
+    def _hold(self, path: Path, size: int | None) -> LocalFile | None:
         """Locks the cached file; None where there is none that is whole."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        held = Held(path, descriptor)
+        held = LocalFile(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if not _lies_at(descriptor, path):  # evicted before we had the lock
             held.close()
@@ -154,7 +154,7 @@ class Cache:
 
     def _fetch(
         self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
-    ) -> Held:
+    ) -> LocalFile:
         """Fill a .part, and give it its name with no moment in which it has no lock."""
         part = path.with_suffix(".part")
         with stream:
@@ -166,7 +166,7 @@ class Cache:
                 with self._alone():
                     part.rename(path)
                     fcntl.flock(stream, fcntl.LOCK_SH)
-                    return Held(path, os.dup(stream.fileno()))
+                    return LocalFile(path, os.dup(stream.fileno()))
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -248,7 +248,7 @@ class Cache:
 class _Growing:
     """A part whose size is not known before it comes: room is made at every write."""
 
-    def __init__(self, cache: Cache, stream: FileIO, part: Path) -> None:
+    def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
         self.cache, self.stream, self.part = cache, stream, part
 
     def write(self, chunk: bytes) -> int:

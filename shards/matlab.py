@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.cache import Cache, Held
+from shards.cache import LocalFile, ShardCache
 from shards.errors import DOWNLOAD, SourceError
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -100,7 +100,7 @@ class MatlabFile:
 
     def _unpacked(self, variable: Variable) -> Path:
         """Returns a file of the numbers alone, which the first process that asks for it writes."""
-        cache = Cache(Cache(limit=0).folder / "unpacked", limit=1 << 60)
+        cache = ShardCache(ShardCache(limit=0).folder / "unpacked", limit=1 << 60)
         cache.clear()  # of what builds that were killed have left
         state = self.path.stat()
         identity = self.path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, variable
@@ -115,7 +115,7 @@ class MatlabFile:
         return held.path
 
 
-def _leave(held: Held, cache: Cache) -> None:
+def _leave(held: LocalFile, cache: ShardCache) -> None:
     held.close()
     cache.clear()
 

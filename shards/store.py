@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shards.cache import Cache, Held
+from shards.cache import LocalFile, ShardCache
 from shards.errors import ShardError
 from shards.remote import Missing, Remote, Retry
 
@@ -38,7 +38,7 @@ class Store(ABC):
         """Returns the names of all files, or None where they cannot be listed."""
 
     @abstractmethod
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of one of the store's, until it is closed.
 
         Args:
@@ -86,9 +86,9 @@ class LocalStore(Store):
         """Returns the names of all files."""
         return {path.name for path in self.folder.iterdir()}
 
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in place."""
-        return Held(self.folder / _plain(name))
+        return LocalFile(self.folder / _plain(name))
 
     @contextmanager
     def copies(self, *names: str) -> Iterator[Path]:
@@ -101,12 +101,12 @@ class RemoteStore(Store):
     """A folder behind a URL: files are fetched whole into a cache, and used there."""
 
     remote: Remote
-    given: Cache | None = field(default=None, repr=False)
+    given: ShardCache | None = field(default=None, repr=False)
 
     @cached_property
-    def cache(self) -> Cache:
+    def cache(self) -> ShardCache:
         """The given cache, or the default one."""
-        return self.given or Cache()
+        return self.given or ShardCache()
 
     def where(self, name: str = "") -> str:
         """Returns the address, without secrets."""
@@ -122,7 +122,7 @@ class RemoteStore(Store):
         """Returns the names of all files; None over HTTP."""
         return self.remote.names()
 
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in the cache, which is fetched where it is not there."""
         fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
         return self.cache.get(sha256, size, fetch)
@@ -149,7 +149,7 @@ class RemoteStore(Store):
 
 def open_store(
     folder: str | Path | Store,
-    cache: Cache | None = None,
+    cache: ShardCache | None = None,
     options: dict[str, Any] | None = None,
     retry: Retry | None = None,
 ) -> Store:
@@ -158,7 +158,7 @@ def open_store(
     Args:
         folder: a local path, file:// or any URL that fsspec knows: s3, https, hf, gs, memory, …;
             a store is returned as it is.
-        cache: of remote files; by default `Cache()`.
+        cache: of remote files; by default `ShardCache()`.
         options: storage options of fsspec, of remote files.
         retry: of remote files; by default `Retry()`.
     """

@@ -24,7 +24,7 @@ PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What was looked at, and everything that was wrong with it."""
 
     shards: int
@@ -48,7 +48,7 @@ class Report:
         return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
 
 
-def verify(folder: Path | str | Store) -> Report:
+def verify(folder: Path | str | Store) -> Verification:
     """Compare a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
     Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
@@ -72,7 +72,7 @@ def verify(folder: Path | str | Store) -> Report:
                     faults += _shard_faults(copies, manifest, shard, seen)
                 except ShardError as fault:  # no use in going on with this one
                     faults.append(str(fault))
-    return Report(
+    return Verification(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
