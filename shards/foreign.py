@@ -180,19 +180,14 @@ def _finished(
             f"{folder} holds a build of ours, from {manifest.built_from.source}; expected tars of "
             "others; ours are indexed"
         )
-    present = {
-        split: [(tar.name, tar.stat().st_size) for tar in tars] for split, tars in splits.items()
-    }
-    listed = {
-        split: [(shard.file, shard.bytes) for shard in shards]
-        for split, shards in manifest.splits.items()
-    }
-    if manifest.built_from == draft.built_from and present == listed and not overwrite:
-        return manifest
-    if not overwrite:
+    if overwrite:
+        return None
+    present = {(split, t.name, t.stat().st_size) for split, tars in splits.items() for t in tars}
+    listed = {(split, s.file, s.bytes) for split, shards in manifest.splits.items() for s in shards}
+    if manifest.built_from != draft.built_from or present != listed:
         what = "other tars" if manifest.built_from == draft.built_from else "other options"
         raise ShardError(f"{folder} was indexed with {what}; --overwrite indexes it again")
-    return None
+    return manifest
 
 
 def _clear(folder: Path) -> None:
