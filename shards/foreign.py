@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from shards.annotation import encode
 from shards.build import JOURNAL
 from shards.errors import ShardError, SourceError
-from shards.index import ShardIndex, map_arrays
+from shards.index import map_arrays
 from shards.layout import Layout, suggestion
 from shards.manifest import (
     FOREIGN,
@@ -110,7 +110,7 @@ def index(
     surveys = _read_all(tars, layout, workers, progress)
     _refuse_shared_keys(surveys)
     labels, arrays = encode(
-        [survey.keys for survey in surveys.values()],
+        [survey.index.keys.tolist() for survey in surveys.values()],
         [survey.labels for survey in surveys.values()],
         layout.names,
     )
@@ -122,8 +122,7 @@ def index(
         views.append(_with_moments(measured, column, surveys, splits.get("train", tars)))
     _clear(folder)
     shards = {
-        tar: _write(tar, surveys[tar], draft.members, array)
-        for tar, array in zip(surveys, arrays, strict=True)
+        tar: _write(tar, surveys[tar], array) for tar, array in zip(surveys, arrays, strict=True)
     }
     changes = {
         "views": views,
@@ -217,12 +216,13 @@ def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) ->
 def _refuse_shared_keys(surveys: dict[Path, Survey]) -> None:
     first: dict[str, str] = {}  # the tar that has a key
     for tar, survey in surveys.items():
-        if shared := [key for key in survey.keys if key in first]:
+        keys = survey.index.keys.tolist()
+        if shared := [key for key in keys if key in first]:
             raise ShardError(
                 f"{tar.name} sample {shared[0]}: duplicate key: {first[shared[0]]} has it too; "
                 "expected each once in the whole set; `--prefix-keys true` tells tars apart"
             )
-        first |= dict.fromkeys(survey.keys, tar.name)
+        first |= dict.fromkeys(keys, tar.name)
 
 
 def _with_shape(view: View, column: int, surveys: dict[Path, Survey]) -> View:
@@ -247,28 +247,20 @@ def _with_moments(view: View, column: int, surveys: dict[Path, Survey], tars: li
         return view
     moments = Moments()
     for tar in tars:
-        ranges = surveys[tar].ranges[:, column]
-        for first in range(0, len(ranges), AT_ONCE):
-            some = ranges[first : first + AT_ONCE]
-            moments.add(np.stack(map_arrays(tar, some[:, 0], some[:, 1])))
+        index = surveys[tar].index
+        for first in range(0, len(index.keys), AT_ONCE):
+            some = slice(first, first + AT_ONCE), column
+            moments.add(np.stack(map_arrays(tar, index.offsets[some], index.lengths[some])))
     return moments.onto(view)
 
 
-def _write(tar: Path, survey: Survey, members: list[str], labels: NDArray[Any]) -> Shard:
+def _write(tar: Path, survey: Survey, labels: NDArray[Any]) -> Shard:
     """Write the index beside a tar."""
     path = tar.with_name(index_name(tar.name))
-    ShardIndex(
-        keys=np.array(survey.keys),
-        members=np.array(members),
-        offsets=survey.ranges[..., 0],
-        lengths=survey.ranges[..., 1],
-        crc32=survey.crc32,
-        rows=np.ones(len(survey.keys), np.int64),
-        labels=labels,
-    ).write(path)
+    replace(survey.index, labels=labels).write(path)
     return Shard(
         file=tar.name,
-        samples=len(survey.keys),
+        samples=len(labels),
         bytes=survey.bytes,
         sha256=survey.sha256,
         index_sha256=sha256(path),

@@ -24,14 +24,12 @@ SKIP = "mend it, or leave such samples out with `--on-error skip`"
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What one tar holds: ranges [samples, views, 2] in bytes and crc32 [samples, views].
+    """What one tar holds: its index but for the labels, and the labels as they are stated.
 
     `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
     """
 
-    keys: list[str]
-    ranges: NDArray[np.int64]
-    crc32: NDArray[np.uint32]
+    index: ShardIndex
     labels: list[Label | None]
     shapes: list[dict[tuple[int, ...], str]]  # of each view, and a sample that has it
     skipped: list[str]
@@ -74,9 +72,15 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
     if layout.annotation is not None:
         used.add(layout.annotation.suffix)
     return Survey(
-        keys=keys,
-        ranges=np.array(ranges, np.int64),
-        crc32=np.array(checksums, np.uint32),
+        index=ShardIndex(
+            keys=np.array(keys),
+            members=np.array([column.suffixes[0] for column in layout.columns]),
+            offsets=np.array(ranges, np.int64)[..., 0],
+            lengths=np.array(ranges, np.int64)[..., 1],
+            crc32=np.array(checksums, np.uint32),
+            rows=np.ones(len(keys), np.int64),
+            labels=np.full(len(keys), -1),
+        ),
         labels=labels,
         shapes=shapes,
         skipped=skipped,
