@@ -49,6 +49,11 @@ class Exchange:
     calls: int = 1
 
     @property
+    def of_parts(self) -> bool:
+        """Whether each process adds a part: of a gather or a scatter, but not of a sum."""
+        return self.kind in ("gathered", "scattered")
+
+    @property
     def bytes(self) -> int:
         """Of one process's part of a gather or a scatter; of the vector that is summed."""
         return self.rows * self.width * self.size
@@ -67,8 +72,7 @@ def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
     """
     found = dict.fromkeys(KINDS, 0)
     for one in exchanges:
-        apart = one.kind in ("gathered", "scattered")
-        found[one.kind] += (world - 1 if apart else 1) * one.bytes
+        found[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
     return found
 
 

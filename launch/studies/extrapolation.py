@@ -8,27 +8,24 @@ import numpy as np
 from launch.studies import figures as draw
 from launch.studies.contrast import time_pair
 from launch.studies.measured import Points
-from launch.studies.points import number
 from launch.studies.rows import Results
-from launch.studies.scaling import (
-    Judged,
+from launch.studies.step_model import (
     Link,
-    Memory,
-    Model,
+    MemoryModel,
     Step,
+    StepModel,
     fit,
     fit_memory,
     judge,
     wire,
 )
-from launch.studies.table import markdown
+from launch.studies.text import markdown, number
 from launch.studies.workload import Setting
 from pipeline.errors import StudyError
 from pipeline.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
-HEADS = ["processes", "rows", "compute s", "contrast s", "exchange s", "step s", "in rings s"]
-HEADS += ["left-out fits s", "samples / s", "efficiency", "GB sent", "memory GB"]
+TITLE = "More processes than were measured"
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Assumed:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no link.
+        """Refuses what is no link.
 
         Raises:
             StudyError: names the option, what was found and what is expected.
@@ -84,16 +81,40 @@ class Line:
     sent: float
     memory: float | None
 
+    def cells(self, alone: float) -> dict[str, str]:
+        """Returns the line's cells by their heads.
+
+        Args:
+            alone: samples a second of one process with the same rows.
+        """
+        step, world, rate = self.step, self.setting.world, self.setting.rows / self.step.total
+        others = (number(f(self.others), 2) for f in (min, max) if self.others)
+        return {
+            "processes": f"{world:,}",
+            "rows": f"{self.setting.rows:,}",
+            "compute s": number(step.compute, 3),
+            "contrast s": number(step.contrast, 3),
+            "exchange s": number(step.gathers + step.norm + step.gradients, 3),
+            "step s": number(step.total, 3),
+            "in rings s": number(self.rings.total, 3),
+            "left-out fits s": " to ".join(others) or "–",
+            "samples / s": f"{rate:,.0f}",
+            "efficiency": f"{rate / world / alone:.3f}",
+            "GB sent": number(self.sent / 1e9, 3),
+            "memory GB": "–" if self.memory is None else number(self.memory / 1e9, 3),
+        }
+
 
 class Extrapolation:
-    """A scaling model of some points, and what it says of more processes.
+    """A model of a step, fitted to some points, and what it says of more processes.
 
     Attributes:
-        why: there is no model, in words; empty where there is one.
+        model: of the step's time; or, in words, why there is none.
+        memory: of a process; or, in words, why there is none.
     """
 
     def __init__(self, points: Points, assumed: Assumed, pair: float | None = None) -> None:
-        """Fit the model.
+        """Fits the model.
 
         Args:
             points: that were measured.
@@ -101,81 +122,59 @@ class Extrapolation:
             pair: seconds that were measured of a pair of rows; None: it is fitted.
         """
         self.points, self.assumed, self.pair = points, assumed, pair
-        model = fit(points.workload, points.measured, pair)
-        self.why = model if isinstance(model, str) else ""
-        self.model: Model | None = None if isinstance(model, str) else model
-        self.memory: Memory | str = fit_memory(points.workload, points.measured)
-        self.judged: list[Judged] = []
-        if self.model is not None:
+        self.model = fit(points.workload, points.measured, pair)
+        self.memory = fit_memory(points.workload, points.measured)
+        self.judged = []
+        if isinstance(self.model, StepModel):
             self.judged = judge(self.model, points.measured, pair)
         self.base = max(points.measured, key=lambda p: (p.setting.world, p.setting.share)).setting
 
     def lines(self) -> list[Line]:
-        """The table: 8 to 4,096 processes, as far as each has a row of every stream."""
+        """Returns the table: 8 to 4,096 processes, as far as each has a row of every stream."""
         found = []
-        for world in WORLDS:
-            setting = self._setting(world)
+        for setting in map(self._setting, WORLDS):
             streams = [n for n in (setting.labelled, setting.unlabelled) if n]
-            if self.model is not None and min(streams) >= world:
+            if isinstance(self.model, StepModel) and min(streams) >= setting.world:
                 found.append(self._line(self.model, setting))
         return found
 
-    def _line(self, model: Model, setting: Setting) -> Line:
+    def _line(self, model: StepModel, setting: Setting) -> Line:
         link = Link.of(self.assumed.gbps, self.assumed.microseconds)
         overlap = self.assumed.overlap
-        memory = None
-        if isinstance(self.memory, Memory):
-            memory = sum(self.memory.bytes(setting).values())
-        sent = wire(self.points.workload.exchanges(setting), setting)
-        step = model.step(setting, link, overlap=overlap)
-        left_out = [one.others for one in self.judged if one.others is not None]
-        others = [other.step(setting, link, overlap=overlap).total for other in left_out]
-        return Line(setting, step, model.step(setting, link, True, overlap), others, sent, memory)
+        memory = self.memory.bytes(setting) if isinstance(self.memory, MemoryModel) else None
+        others = [j.others for j in self.judged if j.others is not None]
+        return Line(
+            setting,
+            model.step(setting, link, overlap=overlap),
+            model.step(setting, link, True, overlap),
+            [other.step(setting, link, overlap=overlap).total for other in others],
+            wire(self.points.workload.exchanges(setting), setting),
+            memory,
+        )
 
     def _setting(self, world: int) -> Setting:
-        """The base's share on more processes, or the batch that was asked for."""
-        base = self.base
-        rows = self.assumed.batch
+        """Returns the base's share on more processes, or the batch that was asked for."""
+        base, rows = self.base, self.assumed.batch
         if rows is None:
             each = base.labelled // base.world, base.unlabelled // base.world
             return Setting(world, each[0] * world, each[1] * world, base.stage)
         labelled = round(rows * base.labelled / base.rows)
         return Setting(world, labelled, rows - labelled, base.stage)
 
-    def rows(self) -> list[list[str]]:
-        """The table's cells."""
-        lines = self.lines()
-        if self.model is None or not lines:
-            return []
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the heads and the cells of the table, where there is one."""
+        assert isinstance(self.model, StepModel)
         one = self._setting(1)
         alone = one.rows / self.model.step(one).total
-        cells = []
-        for line in lines:
-            rate = line.setting.rows / line.step.total
-            exchange = line.step.gathers + line.step.norm + line.step.gradients
-            times = line.step.compute, line.step.contrast, exchange
-            memory = "–" if line.memory is None else number(line.memory / 1e9, 3)
-            cells.append(
-                [
-                    f"{line.setting.world:,}",
-                    f"{line.setting.rows:,}",
-                    *(number(t, 3) for t in (*times, line.step.total, line.rings.total)),
-                    " to ".join(number(f(line.others), 2) for f in (min, max) if line.others)
-                    or "–",
-                    f"{rate:,.0f}",
-                    f"{rate / line.setting.world / alone:.3f}",
-                    number(line.sent / 1e9, 3),
-                    memory,
-                ]
-            )
-        return cells
+        cells = [line.cells(alone) for line in self.lines()]
+        return list(cells[0]), [list(line.values()) for line in cells]
 
     @property
     def why_no_table(self) -> str:
         """Why nothing is said of more processes, in words; empty where there is a table."""
-        if self.model is None:
-            return self.why
-        if not self.model.compute.pair:
+        if isinstance(self.model, str):
+            return self.model
+        if not self.model.pair:
             return (
                 "No table of more processes: the steps of one process do not tell what a pair of "
                 "rows costs from what a row does, and it is the contrast that grows with the "
@@ -187,13 +186,13 @@ class Extrapolation:
         return ""
 
     def markdown(self) -> str:
-        """The table in Markdown, headed by what it is; or why there is none."""
+        """Returns the table in Markdown, headed by what it is; or why there is none."""
         if self.why_no_table:
             return f"{self.why_no_table}\n"
-        return f"{self._title()}\n\n{markdown(HEADS, self.rows())}"
+        return f"{self._title()}\n\n{markdown(*self.cells())}"
 
     def html(self) -> str:
-        """The section of the report."""
+        """Returns the section of the report."""
         return "".join(self._body())
 
     def _title(self) -> str:
@@ -206,11 +205,11 @@ class Extrapolation:
         )
 
     def _body(self) -> Iterator[str]:
-        yield heading("More processes than were measured")
+        yield heading(TITLE)
         if self.points.left_out:
             yield paragraph(f"{self.points.left_out}.")
-        if self.model is None:
-            yield paragraph(self.why)
+        if isinstance(self.model, str):
+            yield paragraph(self.model)
             return
         yield paragraph(
             "A step is compute (linear in the rows of a process) + contrast (linear in its rows "
@@ -218,28 +217,20 @@ class Extrapolation:
             "after another. Constants by least squares of relative errors, none below 0:"
         )
         yield table(["constant", "value", "from"], self._constants(self.model))
-        yield paragraph(self._error())
-        yield table(
-            [
-                "processes",
-                "rows",
-                "rows of one",
-                "ZeRO",
-                "measured s",
-                "model s",
-                "error",
-                "left out",
-            ],
-            [_judged(one) for one in self.judged],
-        )
+        yield paragraph(self._errors(self.model))
+        yield self._judged()
         if isinstance(self.memory, str):
             yield paragraph(self.memory)
         if self.why_no_table:
             yield paragraph(self.why_no_table)
             return
         yield paragraph(f"{self._title()}.")
-        yield self._figure()
-        yield table(HEADS, self.rows())
+        lines = self.lines()
+        names = {"gathers": "gathered vectors", "norm": "batch norm"}
+        steps = zip(Step._fields, zip(*(line.step for line in lines), strict=True), strict=True)
+        parts = {names.get(name, name): seconds for name, seconds in steps}
+        yield draw.extrapolated([line.setting.world for line in lines], parts)
+        yield table(*self.cells())
         yield paragraph(
             "Every line is an extrapolation. 'step s' has messages log2 P deep (recursive "
             "doubling, trees), 'in rings s' P - 1 deep: a library lies between. 'left-out fits s': "
@@ -251,39 +242,34 @@ class Extrapolation:
             "reading from a common disk."
         )
 
-    def _constants(self, model: Model) -> list[list[str]]:
+    def _constants(self, model: StepModel) -> list[list[str]]:
         alone = sum(p.setting.world == 1 for p in self.points.measured)
         several = len(self.points.measured) - alone
         of_one, of_more = f"one process, {alone} settings", f"several, {several} settings, in rings"
-        compute, link = model.compute, model.link
+        of_pair = of_one if self.pair is None else "the objective alone, timed on this machine"
         found = [
-            ["fixed, ms a step", _constant(1e3 * compute.fixed), of_one],
-            ["row, µs", _constant(1e6 * compute.row), of_one],
-            [
-                "pair of rows, ns",
-                _constant(1e9 * compute.pair),
-                of_one if self.pair is None else "the objective alone, timed on this machine",
-            ],
+            ("fixed, ms a step", 1e3 * model.fixed, of_one),
+            ("row, µs", 1e6 * model.row, of_one),
+            ("pair of rows, ns", 1e9 * model.pair, of_pair),
         ]
-        if link is not None:
+        if (link := model.link) is not None:
             rate = 8e-9 / link.per_byte if link.per_byte else 0.0
-            found.append(["latency, µs a message", _constant(1e6 * link.latency), of_more])
-            found.append(["bandwidth, Gbit/s", _constant(rate), of_more])
-        if isinstance(self.memory, Memory):
-            points = "peak memory of the same"
-            found.append(["base, MB", _constant(self.memory.base / 1e6), points])
-            found.append(["row in memory, kB", _constant(self.memory.row / 1e3), points])
-        return found
+            found.append(("latency, µs a message", 1e6 * link.latency, of_more))
+            found.append(("bandwidth, Gbit/s", rate, of_more))
+        if isinstance(self.memory, MemoryModel):
+            found.append(("base, MB", self.memory.base / 1e6, "peak memory of the same"))
+            found.append(("row in memory, kB", self.memory.row / 1e3, "peak memory of the same"))
+        unknown = "0, or not told from the others"
+        return [[name, number(v, 3) if v else unknown, source] for name, v, source in found]
 
-    def _error(self) -> str:
-        errors = [abs(one.fitted / one.point.seconds - 1) for one in self.judged]
+    def _errors(self, model: StepModel) -> str:
+        """Returns how far the model is off, as a sentence."""
+        fitted = [abs(j.fitted / j.point.seconds - 1) for j in self.judged]
         left = [
-            abs(one.left_out / one.point.seconds - 1)
-            for one in self.judged
-            if one.left_out is not None
+            abs(j.left_out / j.point.seconds - 1) for j in self.judged if j.left_out is not None
         ]
-        said = f"On the {len(errors)} settings that were measured the model errs by "
-        said += f"{np.median(errors):.1%} (median) and {max(errors):.1%} (most)"
+        said = f"On the {len(fitted)} settings that were measured the model errs by "
+        said += f"{np.median(fitted):.1%} (median) and {max(fitted):.1%} (most)"
         if left:
             said += (
                 f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
@@ -291,27 +277,27 @@ class Extrapolation:
             )
         else:
             said += "; too few to leave one out"
-        if self.model is not None and self.model.link is None:
+        if model.link is None:
             said += ". No step of several processes was measured: their exchange is assumed alone"
         return said + "."
 
-    def _figure(self) -> str:
-        lines = self.lines()
-        worlds = [line.setting.world for line in lines]
-        parts = {
-            "compute": [line.step.compute for line in lines],
-            "contrast": [line.step.contrast for line in lines],
-            "gathered vectors": [line.step.gathers for line in lines],
-            "batch norm": [line.step.norm for line in lines],
-            "gradients": [line.step.gradients for line in lines],
-        }
-        return draw.extrapolated(worlds, parts)
+    def _judged(self) -> str:
+        """Returns every point beside the model, as a table."""
+        heads = ["processes", "rows", "rows of one", "ZeRO", "measured s", "model s", "error"]
+        lines = []
+        for (setting, seconds, _), fitted, _, left_out in self.judged:
+            sizes = [f"{n:,}" for n in (setting.world, setting.rows, setting.share)]
+            stage = str(setting.stage) if setting.stage else "–"
+            left = "–" if left_out is None else _error(left_out, seconds)
+            times = number(seconds), number(fitted), _error(fitted, seconds)
+            lines.append([*sizes, stage, *times, left])
+        return table([*heads, "left out"], lines)
 
 
 def section(
     studies: Sequence[Results], assumed: Assumed, time_contrast: bool = False
 ) -> tuple[str, str]:
-    """The part of a report, as HTML, and its table in Markdown; in words, if there is no model.
+    """Returns the part of a report as HTML, and its table in Markdown; words, if there is no model.
 
     Args:
         studies: of one experiment; the first is what the report is about.
@@ -324,27 +310,8 @@ def section(
         pair = time_pair(points.workload, share) if time_contrast else None
         found = Extrapolation(points, assumed, pair)
     except StudyError as fault:
-        return heading("More processes than were measured") + paragraph(f"{fault}."), f"{fault}.\n"
+        return heading(TITLE) + paragraph(f"{fault}."), f"{fault}.\n"
     return found.html(), found.markdown()
-
-
-def _constant(value: float) -> str:
-    return number(value, 3) if value else "0, or not told from the others"
-
-
-def _judged(one: Judged) -> list[str]:
-    setting, seconds = one.point.setting, one.point.seconds
-    left = "–" if one.left_out is None else _error(one.left_out, seconds)
-    return [
-        f"{setting.world:,}",
-        f"{setting.rows:,}",
-        f"{setting.share:,}",
-        str(setting.stage) if setting.stage else "–",
-        number(seconds),
-        number(one.fitted),
-        _error(one.fitted, seconds),
-        left,
-    ]
 
 
 def _error(found: float, seconds: float) -> str:

@@ -176,9 +176,9 @@ def test_a_study_that_is_not_finished_says_so(tmp_path: Path) -> None:
         (
             ["--x", "optim.rate"],
             {},
-            "no trial has 'optim.rate'; found batch, negatives",
+            "no trial has 'optim.rate'; found workers, strategy, optim.lr, ",
         ),
-        (["--y", "f2"], {}, "no trial has 'f2'; found batch"),
+        (["--y", "f2"], {}, "no trial has 'f2'; found workers, strategy, optim.lr"),
         (
             [],
             {"measure": {"x": "optim.lr", "y": ["step_s"], "fits": ["cubic"]}},

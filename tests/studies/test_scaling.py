@@ -15,7 +15,7 @@ from launch.studies.contrast import time_pair
 from launch.studies.extrapolation import Assumed, Extrapolation, section
 from launch.studies.measured import Points
 from launch.studies.rows import read_results
-from launch.studies.scaling import Compute, Link, Measured, Model, fit, judge, messages, wire
+from launch.studies.step_model import Link, Measured, StepModel, fit, judge, messages, wire
 from launch.studies.workload import Setting, Workload
 from pipeline.errors import StudyError
 from pipeline.objectives.objective import Objective
@@ -61,8 +61,8 @@ def test_messages_and_bytes_by_hand() -> None:
 
 def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     """The workload: 31 rows, two views of 16 and 12 wide layers, projections of 8."""
-    compute = Compute(fixed=0.01, row=1e-3, pair=1e-6)
-    model, setting = Model(workload, compute, None), Setting(4, 40, 84)
+    model = StepModel(workload, fixed=0.01, row=1e-3, pair=1e-6)
+    setting = Setting(4, 40, 84)
     alone = model.step(Setting(1, 10, 21))
     assert alone.total == pytest.approx(0.01 + 31e-3 + 31 * 31e-6)
     link = Link.of(gbps=1, microseconds=50)
@@ -95,14 +95,16 @@ def test_memory_by_stage_by_hand(workload: Workload) -> None:
     assert workload.gathered(Setting(4, 40, 84)) == expected
 
 
-TRUTH = Compute(fixed=5e-3, row=2e-4, pair=3e-7)
 ONES = [Setting(1, n, 3 * n) for n in (16, 32, 64, 128, 256)]
 MORE = [Setting(w, n * w, 3 * n * w) for w in (2, 4) for n in (8, 32, 128)]
 
 
+def known(workload: Workload, link: Link | None = None) -> StepModel:
+    return StepModel(workload, fixed=5e-3, row=2e-4, pair=3e-7, link=link)
+
+
 def truth(workload: Workload, link: Link, settings: Sequence[Setting]) -> list[Measured]:
-    model = Model(workload, TRUTH, link)
-    steps = [model.step(setting, ring=True).total for setting in settings]
+    steps = [known(workload, link).step(setting, ring=True).total for setting in settings]
     return [Measured(s, t, math.nan) for s, t in zip(settings, steps, strict=True)]
 
 
@@ -110,9 +112,8 @@ def test_the_constants_are_found_again(workload: Workload) -> None:
     link = Link(latency=2e-5, per_byte=3e-9)
     points = truth(workload, link, [*ONES, *MORE])
     model = fit(workload, points)
-    assert isinstance(model, Model) and model.link is not None
-    found = model.compute
-    assert (found.fixed, found.row, found.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
+    assert isinstance(model, StepModel) and model.link is not None
+    assert (model.fixed, model.row, model.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
     assert model.link.latency == pytest.approx(2e-5, rel=1e-6)
     assert model.link.per_byte == pytest.approx(3e-9, rel=1e-6)
     judged = judge(model, points)
@@ -125,7 +126,7 @@ def test_an_error_of_a_point_shows_where_it_is_left_out(workload: Workload) -> N
     odd = points[-1]
     points[-1] = Measured(odd.setting, 1.5 * odd.seconds, math.nan)
     model = fit(workload, points)
-    assert isinstance(model, Model)
+    assert isinstance(model, StepModel)
     last = judge(model, points)[-1]
     assert last.left_out == pytest.approx(odd.seconds, rel=1e-6)
     assert abs(last.fitted / last.point.seconds - 1) < abs(odd.seconds / last.point.seconds - 1)
@@ -135,8 +136,8 @@ def test_what_cannot_be_told_apart_is_left_at_0(workload: Workload) -> None:
     """Three batches tell two constants; one setting of several processes tells one."""
     points = truth(workload, Link(2e-5, 3e-9), [*ONES[:3], MORE[0]])
     model = fit(workload, points)
-    assert isinstance(model, Model) and model.link is not None
-    assert model.compute.fixed == 0 and model.compute.row > 0
+    assert isinstance(model, StepModel) and model.link is not None
+    assert model.fixed == 0 and model.row > 0
     assert model.link.per_byte == 0 and model.link.latency > 0
 
 
@@ -198,7 +199,7 @@ def test_the_report_extrapolates(
     assert table in capsys.readouterr().out
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
     assert [line[0] for line in lines[2:]] == [f"{2**n:,}" for n in range(3, 13)]
-    model, link = Model(workload, TRUTH, None), Link.of(100, 10)
+    model, link = known(workload), Link.of(100, 10)
     last = Setting(4096, 128 * 4096, 384 * 4096)
     step = model.step(last, link)
     assert lines[-1].pop(7) == "320 to 320"
@@ -296,12 +297,12 @@ def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     """Too noisy steps do not tell pairs from rows; the rest is fitted beside what was timed."""
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     model = fit(workload, points, pair=3e-7)
-    assert isinstance(model, Model) and model.compute.pair == 3e-7
-    assert (model.compute.fixed, model.compute.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
+    assert isinstance(model, StepModel) and model.pair == 3e-7
+    assert (model.fixed, model.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
     shrunk = [
         Measured(p.setting, p.setting.share**0.8, math.nan) for p in points if p.setting.world == 1
     ]
-    assert isinstance(bent := fit(workload, shrunk), Model) and bent.compute.pair == 0
+    assert isinstance(bent := fit(workload, shrunk), StepModel) and bent.pair == 0
     found = Extrapolation(Points(workload, shrunk), Assumed())
     assert found.markdown().startswith("No table of more processes: the steps of one process do")
     assert "No table of more processes" in found.html()
