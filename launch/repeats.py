@@ -1,13 +1,23 @@
 """Statistics over repeats: folds or seeds that several methods have in common."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import ttest_rel
 
-SAME = 1e-12  # of the values: differences that vary by less do not vary
+SAME = 1e-12  # of the scores: differences that vary by less do not vary
+
+
+def describe(scores: Any) -> Any:
+    """Returns mean, standard deviation (n - 1 below; NaN of one) and count.
+
+    Args:
+        scores: a Series, a DataFrame, or groups of one; NaN is left out.
+    """
+    return scores.agg(["mean", "std", "count"])
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,7 @@ class Paired:
         difference: the mean of the differences.
         std: their standard deviation, n - 1 below.
         t: of Student's paired test with n - 1 degrees of freedom; NaN where no difference varies.
-        p: that it is as large by chance, on both sides; NaN as t.
+        p: the test's, two-sided; NaN as t.
     """
 
     n: int
@@ -30,13 +40,8 @@ class Paired:
 
     def cells(self) -> list[str]:
         """Returns the difference, t and p as cells of a table."""
-        if math.isnan(self.t):
-            return [f"{self.difference:+.4f}", "–", "–"]
-        return [f"{self.difference:+.4f}", f"{self.t:.2f}", f"{self.p:.2g}"]
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the values for JSON, null in place of NaN."""
-        return {k: None if math.isnan(v) else v for k, v in asdict(self).items()}
+        test = ["–", "–"] if math.isnan(self.t) else [f"{self.t:.2f}", f"{self.p:.2g}"]
+        return [f"{self.difference:+.4f}", *test]
 
 
 def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
@@ -44,20 +49,17 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
 
     Args:
         ours: scores, indexed by repeat.
-        theirs: the same of the other method; a repeat that either lacks, or has NaN of, is left
-            out.
+        theirs: the other method's; a repeat that either lacks, or has NaN of, is left out.
 
     Returns:
         Ours less theirs; None where they have fewer than two repeats in common.
     """
-    from scipy.stats import ttest_rel
-
-    both = pd.concat([ours, theirs], axis=1, join="inner").dropna().astype(float)
+    both = pd.concat([ours, theirs], axis=1, join="inner").dropna().to_numpy(float)
     if len(both) < 2:
         return None
-    one, other = both.to_numpy().T
-    found = one - other
+    differences = both[:, 0] - both[:, 1]
     t = p = math.nan
-    if np.ptp(found) > SAME * np.abs(both.to_numpy()).max():
-        t, p = map(float, ttest_rel(one, other))
-    return Paired(len(found), float(found.mean()), float(found.std(ddof=1)), t, p)
+    if np.ptp(differences) > SAME * np.abs(both).max():
+        t, p = map(float, ttest_rel(both[:, 0], both[:, 1]))
+    mean, std = float(differences.mean()), float(differences.std(ddof=1))
+    return Paired(len(both), mean, std, t, p)

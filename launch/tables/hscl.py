@@ -22,6 +22,7 @@ def _cifar10() -> Table:
         scores={"accuracy": "accuracy"},
         published_runs=1,
         seeded=True,
+        headline="H-SCL(beta)",
     )
 
 

@@ -91,7 +91,7 @@ def _mulco(
             scaled = (found[0] / 100, None if found[1] is None else found[1] / 100)
         own = special.get("", ()) + QUEUES.get(shown, ()) + special.get(shown, ())
         methods[shown] = Method(name, (scaled,), own, SCHEDULES.get(shown, {}))
-    return Table(config, 5, source, data, methods, ACCURACY, seeded=True)
+    return Table(config, 5, source, data, methods, ACCURACY, seeded=True, headline="MulCo weighted")
 
 
 def _uci(name: str, column: int, file: str) -> Table:

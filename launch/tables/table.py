@@ -36,13 +36,15 @@ class Table:
 
     Attributes:
         config: a file of configs/.
-        runs: how many folds or seeds are run, `data.protocol.fold` = 0, 1, ...
+        runs: how many folds or seeds are run, `data.protocol.fold` = `first`, `first` + 1, ...
         source: paper and table.
         data: how to get the data and build the shards.
         methods: by the name they have in the paper.
         scores: their names in the table, and in a result.
         published_runs: how many runs the published figures are the mean of.
         seeded: a run has its own seed too, not only its own fold.
+        headline: the method that the others are compared with over the same folds.
+        first: the first fold or seed.
     """
 
     config: str
@@ -55,3 +57,10 @@ class Table:
     )
     published_runs: int = 5
     seeded: bool = False
+    headline: str = "HeroCon"
+    first: int = 0
+
+    @property
+    def folds(self) -> range:
+        """The folds or seeds that are run."""
+        return range(self.first, self.first + self.runs)
