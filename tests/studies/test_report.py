@@ -145,6 +145,21 @@ def test_a_heat_map_frames_what_the_study_calls_best(
     assert framed == [corner]
 
 
+def test_settings_are_compared_over_the_same_repeats(tmp_path: Path) -> None:
+    """By hand: 0.1 less 0.2 is .01, .02, .03 over seeds 0 to 2: t = .02 / (.01 / sqrt 3)."""
+    scores = {(0.1, 0): 0.61, (0.1, 1): 0.72, (0.1, 2): 0.83}
+    scores |= {(0.2, 0): 0.6, (0.2, 1): 0.7, (0.2, 2): 0.8, (0.2, 3): 0.1, (0.3, 0): 0.5}
+    lines = [
+        made.trial(f"00{i}", {"optim.lr": lr, "seed": seed}, result={"f1_weighted": score})
+        for i, ((lr, seed), score) in enumerate(scores.items())
+    ]
+    page = report(made.study(tmp_path / "study", lines))
+    assert "F1, weighted: optim.lr 0.1, which is best, less each other" in page.text
+    assert "otherrepeatsdifferencetpoptim.lr 0.23+0.02003.460.074Means over" in page.text
+    alone = [made.trial(f"00{lr}", {"optim.lr": lr, "seed": lr}) for lr in (1, 2)]
+    assert "which is best, less" not in report(made.study(tmp_path / "alone", alone)).text
+
+
 def test_speed_up_of_workers(tmp_path: Path) -> None:
     lines, batches = [], {}
     for workers, rate in ((1, 100.0), (2, 160.0), (4, 240.0)):
