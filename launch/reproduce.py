@@ -59,7 +59,7 @@ def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.Da
     """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
     import pandas as pd
 
-    found = {}
+    scored = {}
     for name, method in table.methods.items():
         folders = {fold: out / f"{name}-{fold}" for fold in table.folds}
         try:
@@ -70,8 +70,8 @@ def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.Da
             continue  # what is there was run with other overrides
         results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
         scores = {shown: [run[key] for run in results] for shown, key in table.scores.items()}
-        found[name] = pd.DataFrame(scores, folders.keys(), dtype=float)
-    return found
+        scored[name] = pd.DataFrame(scores, folders.keys(), dtype=float)
+    return scored
 
 
 def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
@@ -114,8 +114,8 @@ def _is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    found = load_config(folder / "config.yaml")
-    if found.model_copy(update={"run": config.run}) != config:
+    kept = load_config(folder / "config.yaml")
+    if kept.model_copy(update={"run": config.run}) != config:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"
         )

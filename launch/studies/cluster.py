@@ -74,40 +74,40 @@ def per_worker(study: Study) -> dict[str, int]:
     return {"CPU": study.cpus_per_worker} | ({"GPU": 1} if study.gpus else {})
 
 
-def capacity(study: Study, found: Sequence[Node]) -> int:
+def capacity(study: Study, nodes: Sequence[Node]) -> int:
     """Returns how many workers the nodes hold at once; a worker lies on one node."""
     asked = per_worker(study)
-    return sum(min(int(node.get(k, 0) // n) for k, n in asked.items()) for node in found)
+    return sum(min(int(node.get(k, 0) // n) for k, n in asked.items()) for node in nodes)
 
 
-def refuse_unmet(study: Study, trials: Sequence[Trial], found: Sequence[Node]) -> None:
+def refuse_unmet(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> None:
     """Refuses a study with a trial that would wait for ever.
 
     Args:
         study: says what a worker needs.
         trials: says how many workers there are.
-        found: the nodes' resources.
+        nodes: their resources.
 
     Raises:
         TrainingError: names the trial, what it asks for, what there is, and the remedy.
     """
-    largest, held = max(trials, key=lambda trial: trial.workers), capacity(study, found)
+    largest, held = max(trials, key=lambda trial: trial.workers), capacity(study, nodes)
     if largest.workers <= held:
         return
     kinds = per_worker(study)
     asked = [_amount(n * largest.workers, kind) for kind, n in kinds.items()]
-    there = [_amount(int(sum(node.get(kind, 0) for node in found)), kind) for kind in kinds]
+    there = [_amount(int(sum(node.get(kind, 0) for node in nodes)), kind) for kind in kinds]
     raise TrainingError(
         f"trial {largest.name} asks for {_amount(largest.workers, 'worker')}, "
         f"{' and '.join(asked)}; the cluster has {' and '.join(there)} on "
-        f"{_amount(len(found), 'node')}, room for {held}; expected no more than there is: vary "
+        f"{_amount(len(nodes), 'node')}, room for {held}; expected no more than there is: vary "
         "fewer workers, run the small version with --small, or join a larger cluster with --address"
     )
 
 
-def at_once(study: Study, trials: Sequence[Trial], found: Sequence[Node]) -> int:
+def at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> int:
     """Returns how many trials run at once: what the nodes hold of the largest, or fewer."""
-    fit = max(1, capacity(study, found) // max(trial.workers for trial in trials))
+    fit = max(1, capacity(study, nodes) // max(trial.workers for trial in trials))
     return min(fit, study.concurrent or fit)
 
 

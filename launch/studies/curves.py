@@ -64,11 +64,11 @@ def followers(table: pd.DataFrame, known: Sequence[str], keys: Sequence[str]) ->
 def dividers(results: Results, table: pd.DataFrame, x: str) -> list[str]:
     """Returns the keys that tell curves over x apart: the study's group, then what it leaves."""
     group = results.study.measure.group
-    found = [group] if group is not None and group in results.varied and group != x else []
+    keys = [group] if group is not None and group in results.varied and group != x else []
     for key in results.varied:
-        if key not in (x, *found) and key not in followers(table, [x, *found], results.varied):
-            found.append(key)
-    return found
+        if key not in (x, *keys) and key not in followers(table, [x, *keys], results.varied):
+            keys.append(key)
+    return keys
 
 
 def curves(results: Results, x: str, y: str) -> list[Curve]:
@@ -95,11 +95,11 @@ def worker_curves(results: Results, y: str) -> list[Curve]:
     table = results.finished[results.finished[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
     rest = _names(table, others).map(lambda name: f", {name}" if name else "")
-    found = []
+    pairs = []
     for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
         names = table[column].map(text.format) + rest
-        found += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
-    return [curve for curve in found if len(curve.points) > 1]
+        pairs += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
+    return [curve for curve in pairs if len(curve.points) > 1]
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
@@ -138,13 +138,13 @@ def by_setting(results: Results, y: str) -> pd.DataFrame:
 
 def _split(names: pd.Series, at: pd.Series, values: pd.Series, x: str, y: str) -> list[Curve]:
     """Returns a curve for each name, in order of x where all of it are numbers."""
-    found = []
+    split = []
     values = values.dropna()
     for name, part in values.groupby(names[values.index], sort=False):
         curve = part.set_axis(pd.Index(at[part.index].tolist()))
         numeric = pd.api.types.is_numeric_dtype(curve.index)
-        found.append(Curve(str(name), x, y, curve.sort_index() if numeric else curve))
-    return found
+        split.append(Curve(str(name), x, y, curve.sort_index() if numeric else curve))
+    return split
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:

@@ -56,9 +56,9 @@ class Assumed:
             "--overlap": (self.overlap, 0 <= self.overlap <= 1, "0 to 1"),
             "--global-batch": (self.batch, self.batch is None or self.batch > 0, "above 0"),
         }
-        for name, (found, good, expected) in checks.items():
+        for name, (value, good, expected) in checks.items():
             if not good:
-                raise StudyError(f"{name} is {found}; expected {expected}")
+                raise StudyError(f"{name} is {value}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,12 @@ class Extrapolation:
 
     def lines(self) -> list[Line]:
         """Returns the table: 8 to 4,096 processes, as far as each has a row of every stream."""
-        found = []
+        lines = []
         for setting in map(self._setting, WORLDS):
             streams = [n for n in (setting.labelled, setting.unlabelled) if n]
             if isinstance(self.model, StepModel) and min(streams) >= setting.world:
-                found.append(self._line(self.model, setting))
-        return found
+                lines.append(self._line(self.model, setting))
+        return lines
 
     def _line(self, model: StepModel, setting: Setting) -> Line:
         link = Link.of(self.assumed.gbps, self.assumed.microseconds)
@@ -247,20 +247,22 @@ class Extrapolation:
         several = len(self.points.measured) - alone
         of_one, of_more = f"one process, {alone} settings", f"several, {several} settings, in rings"
         of_pair = of_one if self.pair is None else "the objective alone, timed on this machine"
-        found = [
+        constants = [
             ("fixed, ms a step", 1e3 * model.fixed, of_one),
             ("row, µs", 1e6 * model.row, of_one),
             ("pair of rows, ns", 1e9 * model.pair, of_pair),
         ]
         if (link := model.link) is not None:
             rate = 8e-9 / link.per_byte if link.per_byte else 0.0
-            found.append(("latency, µs a message", 1e6 * link.latency, of_more))
-            found.append(("bandwidth, Gbit/s", rate, of_more))
+            constants.append(("latency, µs a message", 1e6 * link.latency, of_more))
+            constants.append(("bandwidth, Gbit/s", rate, of_more))
         if isinstance(self.memory, MemoryModel):
-            found.append(("base, MB", self.memory.base / 1e6, "peak memory of the same"))
-            found.append(("row in memory, kB", self.memory.row / 1e3, "peak memory of the same"))
+            constants.append(("base, MB", self.memory.base / 1e6, "peak memory of the same"))
+            constants.append(
+                ("row in memory, kB", self.memory.row / 1e3, "peak memory of the same")
+            )
         unknown = "0, or not told from the others"
-        return [[name, number(v, 3) if v else unknown, source] for name, v, source in found]
+        return [[name, number(v, 3) if v else unknown, source] for name, v, source in constants]
 
     def _errors(self, model: StepModel) -> str:
         """Returns how far the model is off, as a sentence."""
@@ -268,18 +270,20 @@ class Extrapolation:
         left = [
             abs(j.left_out / j.point.seconds - 1) for j in self.judged if j.left_out is not None
         ]
-        said = f"On the {len(fitted)} settings that were measured the model errs by "
-        said += f"{np.median(fitted):.1%} (median) and {max(fitted):.1%} (most)"
+        sentence = f"On the {len(fitted)} settings that were measured the model errs by "
+        sentence += f"{np.median(fitted):.1%} (median) and {max(fitted):.1%} (most)"
         if left:
-            said += (
+            sentence += (
                 f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
                 f"{np.median(left):.1%} and {max(left):.1%}"
             )
         else:
-            said += "; too few to leave one out"
+            sentence += "; too few to leave one out"
         if model.link is None:
-            said += ". No step of several processes was measured: their exchange is assumed alone"
-        return said + "."
+            sentence += (
+                ". No step of several processes was measured: their exchange is assumed alone"
+            )
+        return sentence + "."
 
     def _judged(self) -> str:
         """Returns every point beside the model, as a table."""
@@ -308,12 +312,12 @@ def section(
         points = Points.of(studies)
         share = max(one.setting.share for one in points.measured)
         pair = time_pair(points.workload, share) if time_contrast else None
-        found = Extrapolation(points, assumed, pair)
+        extrapolation = Extrapolation(points, assumed, pair)
     except StudyError as fault:
         return heading(TITLE) + paragraph(f"{fault}."), f"{fault}.\n"
-    return found.html(), found.markdown()
+    return extrapolation.html(), extrapolation.markdown()
 
 
-def _error(found: float, seconds: float) -> str:
-    text = f"{found / seconds - 1:+.1%}"
+def _error(predicted: float, seconds: float) -> str:
+    text = f"{predicted / seconds - 1:+.1%}"
     return "0.0%" if text in ("+0.0%", "-0.0%") else text

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from launch.studies.curves import Curve
-from launch.studies.fits import Polynomial
+from launch.studies.fits import Law
 from launch.studies.rows import less_is_better
 from launch.studies.text import label, number, scale, short
 from pipeline.page import embedded, plot, png
@@ -21,7 +21,7 @@ MOST = 10  # curves whose colours can be told apart
 def curves(
     title: str,
     drawn: Sequence[Curve],
-    laws: Sequence[Sequence[Polynomial]] = (),
+    laws: Sequence[Sequence[Law]] = (),
     square: bool = False,
 ) -> str:
     """Draws curves of one column over another, with bars of one standard deviation over repeats.

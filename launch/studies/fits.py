@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,100 +15,27 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Polynomial:
-    """y = c_0 + c_1 x + ..., by least squares.
+class Law:
+    """A law that was fitted by least squares.
 
     Attributes:
-        coefficients: c_0 first.
+        name: for a figure's legend.
+        says: the law, its intervals, and how it was made, as a sentence.
+        at: returns its values at some x.
+        coefficients: of y = c_0 + c_1 x + ..., c_0 first; of a power log y = c_0 + c_1 log x.
         reach: half of each one's interval.
-        freedom: degrees of freedom: points less coefficients.
-        r2: share of the variance of y that is explained.
+        r2: share of the variance of y, or of log y, that is explained.
     """
 
+    name: str
+    says: str
+    at: Callable[[Values], Values]
     coefficients: Values
     reach: Values
-    freedom: int
     r2: float
 
-    @classmethod
-    def through(cls, x: Any, y: Any, degree: int, **more: float) -> Any:
-        """Fits one to points; the intervals are Student's t of the coefficients' deviations."""
-        coefficients, covariance = np.polyfit(x, y, degree, cov=True)
-        freedom = len(x) - degree - 1
-        reach = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(np.diag(covariance))
-        rest = np.var(y - np.polyval(coefficients, x))
-        r2 = float(1 - rest / np.var(y)) if np.var(y) else 1.0
-        return cls(coefficients[::-1], reach[::-1], freedom, r2, **more)
 
-    @property
-    def name(self) -> str:
-        """For a figure's legend."""
-        return "line" if len(self.coefficients) == 2 else "quadratic"
-
-    def at(self, x: Values) -> Values:
-        """Returns the law's values."""
-        return np.asarray(np.polyval(self.coefficients[::-1], x))
-
-    def says(self) -> str:
-        """Returns the law, its intervals, and how it was made, as a sentence."""
-        terms = [
-            f"({number(c, 3)} ± {number(r, 2)}){unit}"
-            for c, r, unit in zip(self.coefficients, self.reach, ("", " x", " x²"), strict=False)
-        ]
-        return (
-            f"{' + '.join(terms)}; ± is half of a {LEVEL:.0%} interval ({self._how('means')}, "
-            f"R² {self.r2:.4f})"
-        )
-
-    def _how(self, what: str) -> str:
-        n, degrees = self.freedom + len(self.coefficients), "degree" + "s" * (self.freedom != 1)
-        return (
-            f"least squares on the {what} at {n} values of x, Student's t with {self.freedom} "
-            f"{degrees} of freedom"
-        )
-
-
-@dataclass(frozen=True)
-class Power(Polynomial):
-    """y = a x^b, as a line through logarithms: log y = log a + b log x.
-
-    Attributes:
-        last: the exponent between the last two points alone.
-    """
-
-    last: float
-
-    @property
-    def b(self) -> float:
-        """The exponent."""
-        return float(self.coefficients[1])
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The ends of the exponent's interval."""
-        return self.b - float(self.reach[1]), self.b + float(self.reach[1])
-
-    @property
-    def name(self) -> str:
-        """For a figure's legend."""
-        return f"x^{self.b:.2f}"
-
-    def at(self, x: Values) -> Values:
-        """Returns the law's values."""
-        return np.exp(super().at(np.log(x)))
-
-    def says(self) -> str:
-        """Returns the law, its interval, and how it was made, as a sentence."""
-        low, high = self.interval
-        return (
-            f"{number(float(np.exp(self.coefficients[0])), 3)} · x^{self.b:.3f}; {LEVEL:.0%} "
-            f"interval of the exponent {low:.3f} to {high:.3f} "
-            f"({self._how('logarithms of the geometric means')}, R² {self.r2:.4f}); between the "
-            f"last two points the exponent is {self.last:.3f}"
-        )
-
-
-def power(values: pd.Series) -> Power | str:
+def power(values: pd.Series) -> Law | str:
     """Fits y = a x^b by least squares on logarithms.
 
     A value of x counts once, by the geometric mean of its repeats: those share what the law does
@@ -127,33 +53,68 @@ def power(values: pd.Series) -> Power | str:
         return "No power law: x and y are not above 0 at every point."
     means = np.log(values).groupby(level=0).mean()
     x, y = np.log(means.index.to_numpy()), means.to_numpy()
-    law: Power = Power.through(x, y, 1, last=float((y[-1] - y[-2]) / (x[-1] - x[-2])))
-    return law
+    constants, reach, r2 = _least_squares(x, y, 1)
+    a, b, last = float(np.exp(constants[0])), constants[1], (y[-1] - y[-2]) / (x[-1] - x[-2])
+    says = (
+        f"{number(a, 3)} · x^{b:.3f}; {LEVEL:.0%} interval of the exponent {b - reach[1]:.3f} to "
+        f"{b + reach[1]:.3f} ({_how('logarithms of the geometric means', len(x), 2)}, R² {r2:.4f})"
+        f"; between the last two points the exponent is {last:.3f}"
+    )
+    return Law(f"x^{b:.2f}", says, lambda x: a * x**b, constants, reach, r2)
 
 
-def polynomial(values: pd.Series, degree: int) -> Polynomial | str:
+def polynomial(values: pd.Series, degree: int) -> Law | str:
     """Fits a polynomial by least squares on the means; see `power` for values and result."""
+    name = "line" if degree == 1 else "quadratic"
     if why := _refused(values, degree + 1):
-        return f"No {'line' if degree == 1 else 'quadratic'}: {why}."
+        return f"No {name}: {why}."
     means = values.groupby(level=0).mean()
-    law: Polynomial = Polynomial.through(means.index.to_numpy(), means.to_numpy(), degree)
-    return law
+    constants, reach, r2 = _least_squares(means.index.to_numpy(), means.to_numpy(), degree)
+    terms = zip(constants, reach, ("", " x", " x²")[: degree + 1], strict=True)
+    says = (
+        " + ".join(f"({number(c, 3)} ± {number(r, 2)}){unit}" for c, r, unit in terms)
+        + f"; ± is half of a {LEVEL:.0%} interval ({_how('means', len(means), degree + 1)}, "
+        f"R² {r2:.4f})"
+    )
+    return Law(
+        name,
+        says,
+        lambda x: np.asarray(np.polyval(constants[::-1], x), float),
+        constants,
+        reach,
+        r2,
+    )
 
 
-FITS: dict[str, Callable[[pd.Series], Polynomial | str]] = {
+FITS: dict[str, Callable[[pd.Series], Law | str]] = {
     "power": power,
     "linear": lambda values: polynomial(values, 1),
     "quadratic": lambda values: polynomial(values, 2),
 }
 
 
+def _least_squares(x: Values, y: Values, degree: int) -> tuple[Values, Values, float]:
+    """Returns c_0, c_1, ..., half of the interval of each by Student's t, and R²."""
+    constants, covariance = np.polyfit(x, y, degree, cov=True)
+    quantile = stats.t.ppf((1 + LEVEL) / 2, len(x) - degree - 1)
+    rest = np.var(y - np.polyval(constants, x))
+    r2 = float(1 - rest / np.var(y)) if np.var(y) else 1.0
+    return constants[::-1], quantile * np.sqrt(np.diag(covariance))[::-1], r2
+
+
 def _refused(values: pd.Series, constants: int) -> str:
     """Returns why so many constants cannot be fitted, in words; empty where they can."""
     if not pd.api.types.is_numeric_dtype(values.index):
         return "x is not a number at every point"
-    if (found := values.index.nunique()) > constants:
+    if (count := values.index.nunique()) > constants:
         return ""
     return (
-        f"x has {found} value{'' if found == 1 else 's'}; expected {constants + 1} or more, as "
+        f"x has {count} value{'' if count == 1 else 's'}; expected {constants + 1} or more, as "
         f"{constants} constants leave fewer nothing to be judged by"
     )
+
+
+def _how(what: str, points: int, constants: int) -> str:
+    freedom = points - constants
+    degrees = f"{freedom} degree{'' if freedom == 1 else 's'} of freedom"
+    return f"least squares on the {what} at {points} values of x, Student's t with {degrees}"

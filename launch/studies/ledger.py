@@ -129,11 +129,11 @@ class Ledger:
         path = self.out / STUDY
         if not path.exists():
             return
-        found, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
+        kept, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
         differing = [
-            f"{key} is {found.get(key)}, not {asked.get(key)}"
-            for key in dict.fromkeys([*asked, *found])
-            if found.get(key) != asked.get(key) and key not in FREE
+            f"{key} is {kept.get(key)}, not {asked.get(key)}"
+            for key in dict.fromkeys([*asked, *kept])
+            if kept.get(key) != asked.get(key) and key not in FREE
         ]
         if differing:
             raise ConfigError(
@@ -178,5 +178,5 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 def _result(run: Path) -> dict[str, Any] | None:
     path = run / "result.json"
-    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return found
+    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return result

@@ -32,7 +32,7 @@ class Points:
         Raises:
             StudyError: no trial can be used; says why not.
         """
-        found: dict[Setting, list[tuple[float, float]]] = {}
+        repeats: dict[Setting, list[tuple[float, float]]] = {}
         notes: list[str] = []
         first: Workload | None = None
         for results, row in ((one, row) for one in studies for row in one.done):
@@ -49,7 +49,7 @@ class Points:
             stage = int(strategy[-1]) if strategy.startswith("zero") else 0
             labelled = workload.labelled_of(cells[BATCH])
             setting = Setting(row.workers, labelled, cells[BATCH] - labelled, stage)
-            found.setdefault(setting, []).append((cells["step_s"], cells["peak_memory_bytes"]))
+            repeats.setdefault(setting, []).append((cells["step_s"], cells["peak_memory_bytes"]))
         left_out = (
             f"Left out of the scaling model: {len(notes)} of the trials; the first: {notes[0]}"
             if notes
@@ -57,8 +57,8 @@ class Points:
         )
         if first is None:
             raise StudyError(left_out or "No trial is done: no scaling model")
-        order = sorted(found, key=lambda s: (s.world, s.rows, s.stage))
-        measured = [Measured(s, *map(float, np.mean(found[s], 0))) for s in order]
+        order = sorted(repeats, key=lambda s: (s.world, s.rows, s.stage))
+        measured = [Measured(s, *map(float, np.mean(repeats[s], 0))) for s in order]
         return cls(first, measured, left_out)
 
 
@@ -68,7 +68,7 @@ def _workload(cells: dict[str, object], results: Results, row: Row) -> Workload:
         raise StudyError("no step was measured")
     if "peak_memory_bytes" not in cells:
         raise StudyError("its memory was not measured: it went on after its last step")
-    found = Workload.of_run(results.folder / row.run)
-    if found.config.train.micro_batch is not None:
+    workload = Workload.of_run(results.folder / row.run)
+    if workload.config.train.micro_batch is not None:
         raise StudyError("its steps are cut into micro-batches")
-    return found
+    return workload

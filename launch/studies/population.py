@@ -80,26 +80,26 @@ def choose_donors(
     )
     count = min(math.ceil(QUANTILE * len(by_score)), len(by_score) // 2)
     best = by_score[len(by_score) - count :]
-    found = {}
+    takes = {}
     for name in by_score[:count]:
         random = np.random.default_rng([search.seed, int(name), step])
         donor = best[int(random.integers(count))]
-        found[name] = {"from": donor, "values": perturb(study, values[donor], random)}
-    return found
+        takes[name] = {"from": donor, "values": perturb(study, values[donor], random)}
+    return takes
 
 
 def perturb(study: Study, values: Mapping[str, Any], random: np.random.Generator) -> dict[str, Any]:
     """Returns values near others: each times 0.8 or 1.2, or next in its list, or drawn anew."""
-    found = dict(values)
+    near = dict(values)
     for key, among in study.vary.items():
         anew, up = random.random() < ANEW, bool(random.integers(2))
         if isinstance(among, Range):
-            found[key] = among.draw(random) if anew else among.clip(found[key] * FACTORS[up])
+            near[key] = among.draw(random) if anew else among.clip(near[key] * FACTORS[up])
         else:
-            index = among.index(found[key]) + (1 if up else -1)
+            index = among.index(near[key]) + (1 if up else -1)
             index = int(random.integers(len(among))) if anew else index
-            found[key] = among[min(max(index, 0), len(among) - 1)]
-    return found
+            near[key] = among[min(max(index, 0), len(among) - 1)]
+    return near
 
 
 def current(trial: Trial, out: Path) -> Trial:

@@ -8,7 +8,7 @@ from pathlib import Path
 from launch.repeats import paired
 from launch.studies import figures as draw
 from launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
-from launch.studies.fits import FITS, Polynomial, Power
+from launch.studies.fits import FITS, Law
 from launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
 from launch.studies.table import best, shown, write_tables
 from launch.studies.text import cell, label, mean_std, number, scale, short
@@ -73,14 +73,14 @@ class Report:
         """How far the study is, as a sentence."""
         results, done = self.results, len(self.results.done)
         counts = {s: sum(row.status == s for row in results.rows) for s in ("failed", "stopped")}
-        said = f"{done} trial{'' if done == 1 else 's'} done"
-        said += "".join(f", {n} {s}" for s, n in counts.items() if n)
+        state = f"{done} trial{'' if done == 1 else 's'} done"
+        state += "".join(f", {n} {s}" for s, n in counts.items() if n)
         unfinished, under_way = results.planned > len(results.rows), results.under_way
         if unfinished or under_way:
-            said = f"The study is not finished: {said}"
-            said += f" of {results.planned}" if unfinished else ""
-            said += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
-        return said + "."
+            state = f"The study is not finished: {state}"
+            state += f" of {results.planned}" if unfinished else ""
+            state += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
+        return state + "."
 
     def _body(self) -> Iterator[str]:
         results, state = self.results, self.state
@@ -114,8 +114,8 @@ class Report:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
         row = self.results.table.loc[trial]
         varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in self.results.varied)
-        said = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
-        return paragraph(f"{said} ({varied or '–'}).")
+        best_trial = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
+        return paragraph(f"{best_trial} ({varied or '–'}).")
 
     def _least(self, name: str) -> bool:
         """Whether the least of a column is best, by the study or else by the column's name."""
@@ -125,33 +125,33 @@ class Report:
     def _figure(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
         x, asked = self.x, self.results.study.measure.fits
-        found = worker_curves(self.results, y) if x == "workers" else []
-        found = found or curves(self.results, x, y)
+        every = worker_curves(self.results, y) if x == "workers" else []
+        every = every or curves(self.results, x, y)
         yield heading(_upper(f"{label(y)} against {label(x)}"))
-        if not found:
+        if not every:
             yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
             return
-        if len(found) > draw.MOST:
+        if len(every) > draw.MOST:
             yield paragraph(
-                f"{len(found)} curves, of which the first {draw.MOST} are drawn; the table has all."
+                f"{len(every)} curves, of which the first {draw.MOST} are drawn; the table has all."
             )
-        drawn = found[: draw.MOST]
+        drawn = every[: draw.MOST]
         fits = [[FITS[name](curve.values) for name in asked if is_cost(y)] for curve in drawn]
-        laws = [[law for law in of if isinstance(law, Polynomial)] for of in fits]
+        laws = [[law for law in of if isinstance(law, Law)] for of in fits]
         square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
         yield draw.curves(f"{y} against {x}", drawn, laws, square)
         for curve, of in zip(drawn, fits, strict=True):
             for law in of:
-                said = law if isinstance(law, str) else f"{short(y)} = {law.says()}."
-                yield paragraph(f"{curve.name}: {said}" if curve.name else said)
-                if square and isinstance(law, Power):
+                sentence = law if isinstance(law, str) else f"{short(y)} = {law.says}."
+                yield paragraph(f"{curve.name}: {sentence}" if curve.name else sentence)
+                if square and isinstance(law, Law) and law.name.startswith("x^"):
                     yield paragraph(_beside_the_square(law))
         if any(curve.points["count"].max() > 1 for curve in drawn):
             yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if asked and not is_cost(y):
             yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
         if grid(self.results, y) is None:  # a heat map has the numbers
-            yield _points(found)
+            yield _points(every)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
@@ -181,16 +181,16 @@ class Report:
                 )
 
     def _workers(self) -> Iterator[str]:
-        found = worker_curves(self.results, "samples_per_s")
+        scaled = worker_curves(self.results, "samples_per_s")
         yield heading("Workers: speed-up and efficiency")
-        if not found:
+        if not scaled:
             yield paragraph(
                 "No two numbers of workers have the same batch in all or the same rows a worker, "
                 "so that they cannot be compared."
             )
             return
         lines = []
-        for curve in found:
+        for curve in scaled:
             points = curve.points
             times = points["mean"] / points["mean"].iloc[0]
             efficiency = times / (points.index / points.index[0])
@@ -198,7 +198,7 @@ class Report:
                 [curve.name, f"{at:g}", mean_std(*point), f"{times[at]:.3f}", f"{share:.3f}"]
                 for (at, point), share in zip(points.iterrows(), efficiency, strict=True)
             ]
-        yield draw.speed_up(found)
+        yield draw.speed_up(scaled)
         yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], lines)
         yield paragraph(
             "Speed-up is samples a second by those of the fewest workers of the curve; efficiency "
@@ -206,36 +206,36 @@ class Report:
         )
 
 
-def _points(found: Sequence[Curve]) -> str:
+def _points(drawn: Sequence[Curve]) -> str:
     """Returns the points of curves as a table."""
-    unit, several = scale(found[0].y), len(found) > 1
+    unit, several = scale(drawn[0].y), len(drawn) > 1
     lines = [
         [
             *([curve.name] if several else []),
             number(x) if curve.numeric else str(x),
             mean_std(unit * mean, unit * std, count),
         ]
-        for curve in found
+        for curve in drawn
         for x, mean, std, count in curve.points.itertuples()
     ]
-    heads = [label(found[0].x), label(found[0].y)]
+    heads = [label(drawn[0].x), label(drawn[0].y)]
     return table(["curve", *heads] if several else heads, lines)
 
 
-def _beside_the_square(law: Power) -> str:
+def _beside_the_square(law: Law) -> str:
     """Returns the measured exponent beside the published one."""
-    low, high = law.interval
+    exponent, reach = law.coefficients[1], law.reach[1]
     where = (
         "inside its interval."
-        if low <= 2 <= high
+        if abs(exponent - 2) <= reach
         else "under its interval: time rises faster than the square."
-        if low > 2
+        if exponent > 2
         else "over its interval: the part of a step that is linear in the rows (encoders) and the "
         "part that is constant still count."
     )
     return (
         "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (dashed, through "
-        f"the last point). Measured: exponent {law.b:.2f}; 2 is {where}"
+        f"the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
     )
 
 

@@ -47,12 +47,12 @@ class Row(BaseModel):
         Args:
             folder: of the study.
         """
-        found = dict(self.values)
+        cells = dict(self.values)
         if (batch := _batch(folder / self.run)) is not None:
-            found |= {BATCH: batch, NEGATIVES: batch - 1, SHARE: batch / self.workers}
+            cells |= {BATCH: batch, NEGATIVES: batch - 1, SHARE: batch / self.workers}
         for part in (self.measured or {}, self.result or {}):
-            found |= {k: v for k, v in part.items() if v is not None and k not in found}
-        return found
+            cells |= {k: v for k, v in part.items() if v is not None and k not in cells}
+        return cells
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,16 @@ def read_results(folder: Path) -> Results:
             f"{path}: no such file; expected a line a finished trial; no trial has ended yet, or "
             "the file was lost: run the study again, which keeps what is done"
         )
-    found: dict[str, Row] = {}
+    by_trial: dict[str, Row] = {}
     notes = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         row = _row(line, f"{path}, line {number}")
-        if row.trial in found:
+        if row.trial in by_trial:
             notes.append(f"Trial {row.trial} is there twice; its last row counts (line {number}).")
-        found[row.trial] = row
-    rows = [found[name] for name in sorted(found)]
+        by_trial[row.trial] = row
+    rows = [by_trial[name] for name in sorted(by_trial)]
     cells = [row.columns(folder) for row in rows]
     table = pd.DataFrame(cells, index=[row.trial for row in rows], dtype=object)
     return Results(folder, study, rows, table.where(table.notna(), None), notes)
@@ -158,17 +158,17 @@ def read_results(folder: Path) -> Results:
 def _study(folder: Path) -> Study:
     path = folder / STUDY
     if not path.is_file():
-        found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+        files = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
         raise StudyError(
-            f"{folder} is no study: it has no {STUDY}; found {', '.join(found[:5]) or 'nothing'}; "
+            f"{folder} is no study: it has no {STUDY}; found {', '.join(files[:5]) or 'nothing'}; "
             "expected the folder that `heron study ... --out` wrote"
         )
     try:
         return load_study(path)
     except (ConfigError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise StudyError(
-            f"{path} cannot be read: {said}; run the study again, in a folder of its own"
+            f"{path} cannot be read: {reason}; run the study again, in a folder of its own"
         ) from None
 
 
@@ -178,9 +178,9 @@ def _row(line: bytes, where: str) -> Row:
     except ValidationError as error:
         fault = error.errors()[0]
         missing, name = fault["type"] == "missing", ".".join(map(str, fault["loc"]))
-        found = f"{name} is {'missing' if missing else repr(fault['input'])}: " if name else ""
+        value = f"{name} is {'missing' if missing else repr(fault['input'])}: " if name else ""
         raise StudyError(
-            f"{where} is damaged: {found}{fault['msg'][0].lower()}{fault['msg'][1:]}; take the "
+            f"{where} is damaged: {value}{fault['msg'][0].lower()}{fault['msg'][1:]}; take the "
             "line out, and run the study again: it runs what has no row"
         ) from None
 

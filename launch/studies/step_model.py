@@ -169,10 +169,10 @@ def fit(
     alone = [p for p in points if p.setting.world == 1]
     shares = sorted({p.setting.share for p in alone})
     if len(shares) < FEWEST:
-        found = ", ".join(f"{n:,}" for n in shares) or "none"
+        measured = ", ".join(f"{n:,}" for n in shares) or "none"
         return (
             f"The scaling model takes what a row and what a pair of rows cost from one process at "
-            f"{FEWEST} batches or more; found {found}. configs/studies/one-worker.yaml measures "
+            f"{FEWEST} batches or more; found {measured}. configs/studies/one-worker.yaml measures "
             "them; --points adds its folder."
         )
     seconds = np.array([p.seconds for p in alone])
@@ -218,15 +218,15 @@ def judge(model: StepModel, points: Sequence[Measured], pair: float | None = Non
         points: each setting once.
         pair: see `fit`.
     """
-    found = []
+    judged = []
     for i, point in enumerate(points):
         setting, left_out = point.setting, None
         others = fit(model.workload, [*points[:i], *points[i + 1 :]], pair)
         if isinstance(others, StepModel) and (setting.world == 1 or others.link is not None):
             left_out = others.step(setting, ring=True).total
         fitted = model.step(setting, ring=True).total
-        found.append(Judged(point, fitted, None if isinstance(others, str) else others, left_out))
-    return found
+        judged.append(Judged(point, fitted, None if isinstance(others, str) else others, left_out))
+    return judged
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,6 @@ def _least_squares(
         judged = len(rows) > len(tried) and np.linalg.cond(unit[:, tried]) < DISTINCT
         if lengths[column] > 0 and (not kept or judged):
             kept = tried
-    found = np.zeros(matrix.shape[1])
-    found[kept] = nnls(unit[:, kept], wanted / of)[0] / lengths[kept]
-    return [float(value) for value in found]
+    constants = np.zeros(matrix.shape[1])
+    constants[kept] = nnls(unit[:, kept], wanted / of)[0] / lengths[kept]
+    return [float(value) for value in constants]

@@ -37,10 +37,10 @@ class Range(Section):
     def draw(self, random: np.random.Generator) -> float:
         """Draws a number of the range, of four digits."""
         if self.log:
-            found = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
+            drawn = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
         else:
-            found = float(random.uniform(self.low, self.high))
-        return self.clip(found)
+            drawn = float(random.uniform(self.low, self.high))
+        return self.clip(drawn)
 
     def clip(self, value: float) -> float:
         """Returns the number of the range that is nearest, of four digits."""

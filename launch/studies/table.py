@@ -63,9 +63,9 @@ def every_column(results: Results) -> pd.DataFrame:
 
 
 def _of_one_type(values: Sequence[Any]) -> pd.api.extensions.ExtensionArray:
-    found = pd.array(values)
-    if not isinstance(found, pd.arrays.NumpyExtensionArray):
-        return found
+    array = pd.array(values)
+    if not isinstance(array, pd.arrays.NumpyExtensionArray):
+        return array
     return pd.array([None if v is None else plain(v) for v in values], "string")
 
 

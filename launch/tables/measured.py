@@ -54,10 +54,10 @@ def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[
         table: with the published figures.
         scores: of each method, [folds, scores].
     """
-    found: dict[str, dict[str, Score]] = {}
+    compared: dict[str, dict[str, Score]] = {}
     for name, runs in scores.items():
         figures = table.methods[name].published or [None] * len(table.scores)
-        found[name] = {}
+        compared[name] = {}
         for figure, score in zip(figures, table.scores, strict=True):
             values, p, test = runs[score], math.nan, None
             mean, std, count = describe(values)
@@ -67,11 +67,11 @@ def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[
             if name != table.headline and table.headline in scores:
                 test = paired(scores[table.headline][score], values)
             row = Score(values.to_dict(), mean, std, int(count), figure, float(p), test)
-            found[name][score] = row
-    return found
+            compared[name][score] = row
+    return compared
 
 
-def markdown(table: Table, found: Mapping[str, Mapping[str, Score]]) -> str:
+def markdown(table: Table, compared: Mapping[str, Mapping[str, Score]]) -> str:
     """Returns the table, and the headline method less each other, as Markdown."""
     rule = "|---|" + "---|---|---|" * len(table.scores)
     heads = " | ".join(f"{s} published | {s} measured | p" for s in table.scores)
@@ -81,11 +81,11 @@ def markdown(table: Table, found: Mapping[str, Mapping[str, Score]]) -> str:
         f"| method | {heads} |",
         rule,
     ]
-    for name, scores in found.items():
+    for name, scores in compared.items():
         cells = [cell for score in scores.values() for cell in score.cells()]
         lines.append(f"| {' | '.join([name, *cells])} |")
     pairs = {
-        name: [s.headline_less_this for s in scores.values()] for name, scores in found.items()
+        name: [s.headline_less_this for s in scores.values()] for name, scores in compared.items()
     }
     if any(test for tests in pairs.values() for test in tests):
         heads = " | ".join(f"{s} difference | t | p" for s in table.scores)
@@ -111,13 +111,13 @@ def write(table: Table, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
     Raises:
         ShardError: the disk is full.
     """
-    found = compare(table, scores)
+    compared = compare(table, scores)
     methods = {
         name: {score: asdict(of) for score, of in of_method.items()}
-        for name, of_method in found.items()
+        for name, of_method in compared.items()
     }
     tree = {"source": table.source, "headline": table.headline, "methods": methods}
-    text = markdown(table, found)
+    text = markdown(table, compared)
     saved = {"table.md": text, "table.json": json.dumps(_without_nan(tree), indent=1) + "\n"}
     for name, content in saved.items():
         with whole_file(out / name) as stream:

@@ -85,10 +85,10 @@ def _mulco(
     }
     methods = {}
     for shown, name in names.items():
-        found = figures.get(shown)
+        figure = figures.get(shown)
         scaled = None
-        if found is not None:
-            scaled = (found[0] / 100, None if found[1] is None else found[1] / 100)
+        if figure is not None:
+            scaled = (figure[0] / 100, None if figure[1] is None else figure[1] / 100)
         own = special.get("", ()) + QUEUES.get(shown, ()) + special.get(shown, ())
         methods[shown] = Method(name, (scaled,), own, SCHEDULES.get(shown, {}))
     return Table(config, 5, source, data, methods, ACCURACY, seeded=True, headline="MulCo weighted")
