@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import nan
 
 import numpy as np
+import pandas as pd
 
 from launch.studies import figures as draw
 from launch.studies.contrast import time_pair
@@ -61,50 +64,6 @@ class Assumed:
                 raise StudyError(f"{name} is {value}; expected {expected}")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of the table: a setting, and what is predicted of it.
-
-    Attributes:
-        setting: its processes and rows.
-        step: with messages log2 P deep.
-        rings: with messages P - 1 deep.
-        others: seconds of `step` by the models that were fitted without a point.
-        sent: bytes of a process.
-        memory: bytes of a process; None: there is no model of it.
-    """
-
-    setting: Setting
-    step: Step
-    rings: Step
-    others: Sequence[float]
-    sent: float
-    memory: float | None
-
-    def cells(self, alone: float) -> dict[str, str]:
-        """Returns the line's cells by their heads.
-
-        Args:
-            alone: samples a second of one process with the same rows.
-        """
-        step, world, rate = self.step, self.setting.world, self.setting.rows / self.step.total
-        others = (number(f(self.others), 2) for f in (min, max) if self.others)
-        return {
-            "processes": f"{world:,}",
-            "rows": f"{self.setting.rows:,}",
-            "compute s": number(step.compute, 3),
-            "contrast s": number(step.contrast, 3),
-            "exchange s": number(step.gathers + step.norm + step.gradients, 3),
-            "step s": number(step.total, 3),
-            "in rings s": number(self.rings.total, 3),
-            "left-out fits s": " to ".join(others) or "–",
-            "samples / s": f"{rate:,.0f}",
-            "efficiency": f"{rate / world / alone:.3f}",
-            "GB sent": number(self.sent / 1e9, 3),
-            "memory GB": "–" if self.memory is None else number(self.memory / 1e9, 3),
-        }
-
-
 class Extrapolation:
     """A model of a step, fitted to some points, and what it says of more processes.
 
@@ -129,28 +88,31 @@ class Extrapolation:
             self.judged = judge(self.model, points.measured, pair)
         self.base = max(points.measured, key=lambda p: (p.setting.world, p.setting.share)).setting
 
-    def lines(self) -> list[Line]:
-        """Returns the table: 8 to 4,096 processes, as far as each has a row of every stream."""
+    @cached_property
+    def forecast(self) -> pd.DataFrame:
+        """What is predicted: a line for each of 8 to 4,096 processes with rows of every stream.
+
+        Columns are `processes`, `rows`, the parts of a `Step` in seconds, `step` with messages
+        log2 P deep, `rings` with messages P - 1 deep, `least` and `most` of `step` by the fits
+        without one of the points, and of a process `sent` and `memory` in bytes.
+        """
         lines = []
+        link, overlap = Link.of(self.assumed.gbps, self.assumed.microseconds), self.assumed.overlap
         for setting in map(self._setting, WORLDS):
             streams = [n for n in (setting.labelled, setting.unlabelled) if n]
-            if isinstance(self.model, StepModel) and min(streams) >= setting.world:
-                lines.append(self._line(self.model, setting))
-        return lines
-
-    def _line(self, model: StepModel, setting: Setting) -> Line:
-        link = Link.of(self.assumed.gbps, self.assumed.microseconds)
-        overlap = self.assumed.overlap
-        memory = self.memory.bytes(setting) if isinstance(self.memory, MemoryModel) else None
-        others = [j.others for j in self.judged if j.others is not None]
-        return Line(
-            setting,
-            model.step(setting, link, overlap=overlap),
-            model.step(setting, link, True, overlap),
-            [other.step(setting, link, overlap=overlap).total for other in others],
-            wire(self.points.workload.exchanges(setting), setting),
-            memory,
-        )
+            if isinstance(self.model, str) or min(streams) < setting.world:
+                continue
+            step = self.model.step(setting, link, overlap=overlap)
+            fits = [judged.others for judged in self.judged if judged.others is not None]
+            others = [fit.step(setting, link, overlap=overlap).total for fit in fits]
+            memory = self.memory.bytes(setting) if isinstance(self.memory, MemoryModel) else nan
+            line = {"processes": setting.world, "rows": setting.rows, **step._asdict()}
+            line |= {"step": step.total, "least": min(others, default=nan)}
+            line |= {"most": max(others, default=nan), "memory": memory}
+            line["rings"] = self.model.step(setting, link, True, overlap).total
+            line["sent"] = wire(self.points.workload.exchanges(setting), setting)
+            lines.append(line)
+        return pd.DataFrame(lines)
 
     def _setting(self, world: int) -> Setting:
         """Returns the base's share on more processes, or the batch that was asked for."""
@@ -164,10 +126,25 @@ class Extrapolation:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Returns the heads and the cells of the table, where there is one."""
         assert isinstance(self.model, StepModel)
-        one = self._setting(1)
-        alone = one.rows / self.model.step(one).total
-        cells = [line.cells(alone) for line in self.lines()]
-        return list(cells[0]), [list(line.values()) for line in cells]
+        table, one = self.forecast, self._setting(1)
+        rate, alone = table["rows"] / table["step"], one.rows / self.model.step(one).total
+        exchange = table[["gathers", "norm", "gradients"]].sum(axis=1)
+        least, most = (_digits(table[name], 2) for name in ("least", "most"))
+        texts = {
+            "processes": table["processes"].map("{:,}".format),
+            "rows": table["rows"].map("{:,}".format),
+            "compute s": _digits(table["compute"]),
+            "contrast s": _digits(table["contrast"]),
+            "exchange s": _digits(exchange),
+            "step s": _digits(table["step"]),
+            "in rings s": _digits(table["rings"]),
+            "left-out fits s": (least + " to " + most).replace("– to –", "–"),
+            "samples / s": rate.map("{:,.0f}".format),
+            "efficiency": (rate / table["processes"] / alone).map("{:.3f}".format),
+            "GB sent": _digits(table["sent"] / 1e9),
+            "memory GB": _digits(table["memory"] / 1e9),
+        }
+        return list(texts), pd.DataFrame(texts).to_numpy().tolist()
 
     @property
     def why_no_table(self) -> str:
@@ -181,7 +158,7 @@ class Extrapolation:
                 "processes. Larger batches tell it, or --measure-contrast, which times the "
                 "objective alone on this machine."
             )
-        if not self.lines():
+        if self.forecast.empty:
             return "No table of more processes: there are fewer rows of a stream than processes."
         return ""
 
@@ -225,11 +202,10 @@ class Extrapolation:
             yield paragraph(self.why_no_table)
             return
         yield paragraph(f"{self._title()}.")
-        lines = self.lines()
         names = {"gathers": "gathered vectors", "norm": "batch norm"}
-        steps = zip(Step._fields, zip(*(line.step for line in lines), strict=True), strict=True)
-        parts = {names.get(name, name): seconds for name, seconds in steps}
-        yield draw.extrapolated([line.setting.world for line in lines], parts)
+        yield draw.extrapolated(
+            self.forecast["processes"], self.forecast[list(Step._fields)].rename(columns=names)
+        )
         yield table(*self.cells())
         yield paragraph(
             "Every line is an extrapolation. 'step s' has messages log2 P deep (recursive "
@@ -316,6 +292,10 @@ def section(
     except StudyError as fault:
         return heading(TITLE) + paragraph(f"{fault}."), f"{fault}.\n"
     return extrapolation.html(), extrapolation.markdown()
+
+
+def _digits(column: pd.Series, digits: int = 3) -> pd.Series:
+    return column.map(lambda value: number(value, digits))
 
 
 def _error(predicted: float, seconds: float) -> str:

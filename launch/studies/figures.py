@@ -1,6 +1,6 @@
 """The figures of a study, each as HTML: curves with error bars, a heat map, efficiency."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -102,12 +102,12 @@ def speed_up(drawn: Sequence[Curve]) -> str:
     return embedded("Samples a second by workers; dotted: nothing lost", png(figure))
 
 
-def extrapolated(worlds: Sequence[int], parts: Mapping[str, Sequence[float]]) -> str:
+def extrapolated(worlds: pd.Series, parts: pd.DataFrame) -> str:
     """Draws the parts of a predicted step against the number of processes, and their sum."""
     figure, axes = plot("processes", "time, s")
-    axes.plot(worlds, np.sum(list(parts.values()), 0), "k", linewidth=2, label="step")
+    axes.plot(worlds, parts.sum(axis=1), "k", linewidth=2, label="step")
     for i, (name, seconds) in enumerate(parts.items()):
-        if min(seconds) > 0:
+        if seconds.min() > 0:
             axes.plot(worlds, seconds, "o-", markersize=3, color=f"C{i}", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -219,8 +219,8 @@ def test_a_fixed_batch_ends_where_its_rows_do(
 ) -> None:
     results = read_results(studies(tmp_path / "study", run, workload))
     found = Extrapolation(Points.of([results]), Assumed(batch=256))
-    assert [line.setting.world for line in found.lines()] == [8, 16, 32, 64]
-    assert {line.setting.rows for line in found.lines()} == {256}
+    assert list(found.forecast["processes"]) == [8, 16, 32, 64]
+    assert set(found.forecast["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
 
 
@@ -307,7 +307,7 @@ def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     assert found.markdown().startswith("No table of more processes: the steps of one process do")
     assert "No table of more processes" in found.html()
     timed = Extrapolation(Points(workload, shrunk), Assumed(), pair=1e-6)
-    assert len(timed.lines()) == 10 and "the objective alone, timed" in timed.html()
+    assert len(timed.forecast) == 10 and "the objective alone, timed" in timed.html()
 
 
 @pytest.mark.parametrize("term", ["weighted_unsupervised", "single_view_unsupervised"])
@@ -350,8 +350,10 @@ class Counted:
 def test_the_fits_without_a_point_give_a_range(workload: Workload) -> None:
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     odd = Measured(points[4].setting, 1.2 * points[4].seconds, math.nan)
-    exact = Extrapolation(Points(workload, points), Assumed()).lines()[-1]
-    loose = Extrapolation(Points(workload, [*points[:4], odd, *points[5:]]), Assumed()).lines()[-1]
-    assert max(exact.others) == pytest.approx(min(exact.others)) == pytest.approx(exact.step.total)
-    assert min(loose.others) == pytest.approx(exact.step.total)  # without the odd one
-    assert max(loose.others) > 1.1 * min(loose.others)
+    bent = [*points[:4], odd, *points[5:]]
+    exact, loose = (
+        Extrapolation(Points(workload, of), Assumed()).forecast.iloc[-1] for of in (points, bent)
+    )
+    assert exact["most"] == pytest.approx(exact["least"]) == pytest.approx(exact["step"])
+    assert loose["least"] == pytest.approx(exact["step"])  # without the odd one
+    assert loose["most"] > 1.1 * loose["least"]
