@@ -286,8 +286,8 @@ def section(
     """
     try:
         points = Points.of(studies)
-        share = max(one.setting.share for one in points.measured)
-        pair = time_pair(points.workload, share) if time_contrast else None
+        largest = max((one.setting for one in points.measured), key=lambda one: one.share)
+        pair = time_pair(points.workload, largest) if time_contrast else None
         extrapolation = Extrapolation(points, assumed, pair)
     except StudyError as fault:
         return heading(TITLE) + paragraph(f"{fault}."), f"{fault}.\n"

@@ -105,15 +105,6 @@ class Workload:
         model = Heterogeneous(self.config.model, self.shapes, self.labels, **parts)
         return model.to("meta")
 
-    @property
-    def labelled_part(self) -> float:
-        """The share of a batch's rows that has labels; 1 where the configuration has none."""
-        batch = self.config.data.batch
-        if isinstance(batch.labelled, int) and isinstance(batch.unlabelled, int):
-            labelled = batch.labelled + self.config.negatives.mine
-            return labelled / max(1, labelled + batch.unlabelled)
-        return 1.0
-
     def labelled_of(self, rows: int) -> int:
         """Returns how many rows of a global batch of the run are labelled."""
         batch = self.config.data.batch

@@ -322,7 +322,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
     def counted(batch: Any, epoch: float) -> Any:
         share = batch.rows.stop - batch.rows.start
         rows = len(batch.projections[0])
-        assert len(batch.targets) == round(share * 10 / 31) and len(batch.weights) == 2
+        assert len(batch.targets) == 6 and len(batch.weights) == 2
         seen.append((share, rows))
         clock["now"] += 7.0 + share * rows
         return objective(batch, epoch)
@@ -330,7 +330,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
     monkeypatch.setattr("launch.studies.contrast._clock", lambda device: clock["now"])
     monkeypatch.setattr("launch.studies.contrast.PAIRS", 0)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
-    assert time_pair(workload, 20) == pytest.approx(1.0)
+    assert time_pair(workload, Setting(1, 6, 14)) == pytest.approx(1.0)
     assert sorted(set(seen)) == [(20, 80), (20, 320)]
 
 
