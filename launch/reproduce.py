@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.tables import TABLES
+from launch.tables import CONFIGS, TABLES
 from launch.tables.table import Method, Table
 from launch.verb import Verb
 from pipeline.config import Config, load_config
@@ -15,8 +15,6 @@ from shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) -> str:
