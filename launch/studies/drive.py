@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,12 @@ def _fit(
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
-    task = Task(study, ledger.out, Path.cwd(), {trial.name: trial for trial in trials}, rungs)
-    values = {trial.name: current(trial, ledger.out).values for trial in trials}
-    space: dict[str, Any] = {"trial": tune.grid_search([trial.name for trial in trials])}
-    for key in trials[0].values:
-        space[key] = tune.sample_from(partial(_value, values, key))
+    by_name = {trial.name: current(trial, ledger.out) for trial in trials}
+    task = Task(study, ledger.out, Path.cwd(), by_name, rungs)
     halved = isinstance(study.search, Asha)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, task=task), {"memory": 1}),
-        param_space=space,
+        param_space={"trial": tune.grid_search([*by_name])},
         tune_config=tune.TuneConfig(
             scheduler=scheduler(Halving(study, ledger.out)) if halved else None,
             max_concurrent_trials=together,
@@ -146,7 +142,8 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
 
     class Rows(tune.Callback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
-            shown = ", ".join(f"{key}={value}" for key, value in _values(trial).items())
+            values = task.trials[str(trial)].values
+            shown = ", ".join(f"{key}={value}" for key, value in values.items())
             say(f"{trial} runs: {shown}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
@@ -158,7 +155,7 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
             say(f"{trial} is lost, and goes on: {_died(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
-            ended = replace(task.trials[str(trial)], values=_values(trial))
+            ended = task.trials[str(trial)]
             run = ended.folder(ledger.out)
             if (run / ERROR).exists():
                 self._failed(trial, (run / ERROR).read_text())
@@ -171,9 +168,8 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
                 return  # the others are waited for
             early = step if last is not None and step < last else None
             status = "done" if early is None else "stopped"
-            more: dict[str, Any] = (
-                {"lineage": lineage.of(run)} if isinstance(study.search, Pbt) else {}
-            )
+            pbt = isinstance(study.search, Pbt)
+            more: dict[str, Any] = {"lineage": lineage.of(run)} if pbt else {}
             row = ledger.append(ended, status, rung=early, **more)
             say(f"{trial} {status}: {summary(study, row)}")
 
@@ -181,8 +177,7 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
             self._failed(trial, _died(trial))
 
         def _failed(self, trial: Any, text: str) -> None:
-            ended = replace(task.trials[str(trial)], values=_values(trial))
-            ledger.append(ended, "failed", text)
+            ledger.append(task.trials[str(trial)], "failed", text)
             say(f"{trial} failed: {text}")
 
     return Rows()
@@ -197,14 +192,6 @@ def summary(study: Study, row: dict[str, Any]) -> str:
 def shown(value: Any) -> str:
     """Returns a number as people read it."""
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _value(values: dict[str, dict[str, Any]], key: str, spec: Any) -> Any:
-    return values[spec.config.trial][key]
-
-
-def _values(trial: Any) -> dict[str, Any]:
-    return {key: value for key, value in trial.config.items() if key != "trial"}
 
 
 def _name(trial: Any) -> str:

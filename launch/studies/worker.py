@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Task:
         study: that it is of.
         out: the study's folder.
         root: the folder that relative paths are of, on a disk that all nodes see.
-        trials: by name.
+        trials: by name, with the values that the search has given them.
         rungs: steps after which its scores are reported; None: at the experiment's end.
     """
 
@@ -48,17 +48,16 @@ def run_trial(given: dict[str, Any], task: Task) -> None:
     a trial whose process or node is gone, which another goes on with.
 
     Args:
-        given: the values that the search has chosen, which may not be those planned, and `trial`.
+        given: by Tune, the name of the `trial`.
         task: the rest.
     """
     os.chdir(task.root)
     trial = task.trials[given["trial"]]
-    values = {key: value for key, value in given.items() if key != "trial"}
     run = trial.folder(task.out)
     run.mkdir(parents=True, exist_ok=True)
     (run / ERROR).unlink(missing_ok=True)
     try:
-        _train_rungs(task, replace(trial, values=values))
+        _train_rungs(task, trial)
     except Exception as error:
         if not (run / ERROR).exists():
             (run / ERROR).write_text(f"{type(error).__name__}: {error}")
