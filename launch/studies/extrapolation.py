@@ -1,11 +1,10 @@
 """The part of a report on more processes than there are: the model, its error, the table."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan
 
-import numpy as np
 import pandas as pd
 
 from launch.studies import figures as draw
@@ -14,12 +13,12 @@ from launch.studies.measured import Points
 from launch.studies.rows import Results
 from launch.studies.step_model import (
     Link,
-    MemoryModel,
+    Memory,
     Step,
     StepModel,
     fit,
     fit_memory,
-    judge,
+    fit_without_each,
     wire,
 )
 from launch.studies.text import markdown, number
@@ -83,9 +82,7 @@ class Extrapolation:
         self.points, self.assumed, self.pair = points, assumed, pair
         self.model = fit(points.workload, points.measured, pair)
         self.memory = fit_memory(points.workload, points.measured)
-        self.judged = []
-        if isinstance(self.model, StepModel):
-            self.judged = judge(self.model, points.measured, pair)
+        self.without_each = fit_without_each(points.workload, points.measured, pair)
         self.base = max(points.measured, key=lambda p: (p.setting.world, p.setting.share)).setting
 
     @cached_property
@@ -103,12 +100,14 @@ class Extrapolation:
             if isinstance(self.model, str) or min(streams) < setting.world:
                 continue
             step = self.model.step(setting, link, overlap=overlap)
-            fits = [judged.others for judged in self.judged if judged.others is not None]
-            others = [fit.step(setting, link, overlap=overlap).total for fit in fits]
-            memory = self.memory.bytes(setting) if isinstance(self.memory, MemoryModel) else nan
+            fits = [model for model in self.without_each if model is not None]
+            others = [model.step(setting, link, overlap=overlap).total for model in fits]
+            memory = math.nan
+            if isinstance(self.memory, Memory):
+                memory = self.memory.bytes(self.points.workload, setting)
             line = {"processes": setting.world, "rows": setting.rows, **step._asdict()}
-            line |= {"step": step.total, "least": min(others, default=nan)}
-            line |= {"most": max(others, default=nan), "memory": memory}
+            line |= {"step": step.total, "least": min(others, default=math.nan)}
+            line |= {"most": max(others, default=math.nan), "memory": memory}
             line["rings"] = self.model.step(setting, link, True, overlap).total
             line["sent"] = wire(self.points.workload.exchanges(setting), setting)
             lines.append(line)
@@ -194,8 +193,7 @@ class Extrapolation:
             "after another. Constants by least squares of relative errors, none below 0:"
         )
         yield table(["constant", "value", "from"], self._constants(self.model))
-        yield paragraph(self._errors(self.model))
-        yield self._judged()
+        yield from self._errors(self.model)
         if isinstance(self.memory, str):
             yield paragraph(self.memory)
         if self.why_no_table:
@@ -232,7 +230,7 @@ class Extrapolation:
             rate = 8e-9 / link.per_byte if link.per_byte else 0.0
             constants.append(("latency, µs a message", 1e6 * link.latency, of_more))
             constants.append(("bandwidth, Gbit/s", rate, of_more))
-        if isinstance(self.memory, MemoryModel):
+        if isinstance(self.memory, Memory):
             constants.append(("base, MB", self.memory.base / 1e6, "peak memory of the same"))
             constants.append(
                 ("row in memory, kB", self.memory.row / 1e3, "peak memory of the same")
@@ -240,18 +238,32 @@ class Extrapolation:
         unknown = "0, or not told from the others"
         return [[name, number(v, 3) if v else unknown, source] for name, v, source in constants]
 
-    def _errors(self, model: StepModel) -> str:
-        """Returns how far the model is off, as a sentence."""
-        fitted = [abs(j.fitted / j.point.seconds - 1) for j in self.judged]
-        left = [
-            abs(j.left_out / j.point.seconds - 1) for j in self.judged if j.left_out is not None
-        ]
+    @cached_property
+    def judged(self) -> pd.DataFrame:
+        """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
+        lines = []
+        for (setting, seconds, _), other in zip(
+            self.points.measured, self.without_each, strict=True
+        ):
+            line = {"measured": seconds, "left_out": math.nan}
+            if isinstance(self.model, StepModel):
+                line["fitted"] = self.model.step(setting, ring=True).total
+            if other is not None and (setting.world == 1 or other.link is not None):
+                line["left_out"] = other.step(setting, ring=True).total
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _errors(self, model: StepModel) -> Iterator[str]:
+        """Says how far the model is off, in a sentence and in a table of every point."""
+        judged = self.judged
+        errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
+        fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
         sentence = f"On the {len(fitted)} settings that were measured the model errs by "
-        sentence += f"{np.median(fitted):.1%} (median) and {max(fitted):.1%} (most)"
-        if left:
+        sentence += f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
+        if len(left):
             sentence += (
                 f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
-                f"{np.median(left):.1%} and {max(left):.1%}"
+                f"{left.median():.1%} and {left.max():.1%}"
             )
         else:
             sentence += "; too few to leave one out"
@@ -259,19 +271,17 @@ class Extrapolation:
             sentence += (
                 ". No step of several processes was measured: their exchange is assumed alone"
             )
-        return sentence + "."
-
-    def _judged(self) -> str:
-        """Returns every point beside the model, as a table."""
+        yield paragraph(f"{sentence}.")
         heads = ["processes", "rows", "rows of one", "ZeRO", "measured s", "model s", "error"]
         lines = []
-        for (setting, seconds, _), fitted, _, left_out in self.judged:
+        for (setting, seconds, _), time, error in zip(
+            self.points.measured, judged["fitted"], errors.itertuples(), strict=True
+        ):
             sizes = [f"{n:,}" for n in (setting.world, setting.rows, setting.share)]
             stage = str(setting.stage) if setting.stage else "–"
-            left = "–" if left_out is None else _error(left_out, seconds)
-            times = number(seconds), number(fitted), _error(fitted, seconds)
-            lines.append([*sizes, stage, *times, left])
-        return table([*heads, "left out"], lines)
+            times = number(seconds), number(time), _percent(error.fitted)
+            lines.append([*sizes, stage, *times, _percent(error.left_out)])
+        yield table([*heads, "left out"], lines)
 
 
 def section(
@@ -298,6 +308,6 @@ def _digits(column: pd.Series, digits: int = 3) -> pd.Series:
     return column.map(lambda value: number(value, digits))
 
 
-def _error(predicted: float, seconds: float) -> str:
-    text = f"{predicted / seconds - 1:+.1%}"
+def _percent(error: float) -> str:
+    text = "–" if math.isnan(error) else f"{error:+.1%}"
     return "0.0%" if text in ("+0.0%", "-0.0%") else text

@@ -194,55 +194,26 @@ def fit(
     return StepModel(workload, fixed, row, pair, link)
 
 
-class Judged(NamedTuple):
-    """A measured step beside the model's.
-
-    Attributes:
-        point: that was measured.
-        fitted: seconds of the model that was fitted to all points.
-        others: the model fitted to the others; None: they are too few.
-        left_out: seconds of that model; None: it has no link, or there is none.
-    """
-
-    point: Measured
-    fitted: float
-    others: StepModel | None
-    left_out: float | None
+def fit_without_each(
+    workload: Workload, points: Sequence[Measured], pair: float | None = None
+) -> list[StepModel | None]:
+    """Returns for each point the model that is fitted to the others; None: they are too few."""
+    models = (fit(workload, [*points[:i], *points[i + 1 :]], pair) for i in range(len(points)))
+    return [None if isinstance(model, str) else model for model in models]
 
 
-def judge(model: StepModel, points: Sequence[Measured], pair: float | None = None) -> list[Judged]:
-    """Returns the model beside each point, and the models fitted without it.
+class Memory(NamedTuple):
+    """Bytes of a process beside what is counted: `base`, and `row` of a row of its own."""
 
-    Args:
-        model: fitted to all of the points.
-        points: each setting once.
-        pair: see `fit`.
-    """
-    judged = []
-    for i, point in enumerate(points):
-        setting, left_out = point.setting, None
-        others = fit(model.workload, [*points[:i], *points[i + 1 :]], pair)
-        if isinstance(others, StepModel) and (setting.world == 1 or others.link is not None):
-            left_out = others.step(setting, ring=True).total
-        fitted = model.step(setting, ring=True).total
-        judged.append(Judged(point, fitted, None if isinstance(others, str) else others, left_out))
-    return judged
-
-
-@dataclass(frozen=True)
-class MemoryModel:
-    """Memory of a process: `base` bytes, `row` of a row of its own; the rest is counted."""
-
-    workload: Workload
     base: float
     row: float
 
-    def bytes(self, setting: Setting) -> float:
-        """Returns what a process holds: also states by ZeRO's stage and the negative set."""
-        return self.base + self.row * setting.share + self.workload.held(setting)
+    def bytes(self, workload: Workload, setting: Setting) -> float:
+        """Returns what a process holds in all: see `Workload.held`."""
+        return self.base + self.row * setting.share + workload.held(setting)
 
 
-def fit_memory(workload: Workload, points: Sequence[Measured]) -> MemoryModel | str:
+def fit_memory(workload: Workload, points: Sequence[Measured]) -> Memory | str:
     """Fits the base and what a row takes; or says why not."""
     known = [p for p in points if math.isfinite(p.memory)]
     if len({p.setting.share for p in known}) < FEWEST:
@@ -252,7 +223,7 @@ def fit_memory(workload: Workload, points: Sequence[Measured]) -> MemoryModel | 
     rows = np.array([[1.0, p.setting.share] for p in known])
     memory = np.array([p.memory for p in known])
     left = memory - [workload.held(p.setting) for p in known]
-    return MemoryModel(workload, *_least_squares(rows, left, memory))
+    return Memory(*_least_squares(rows, left, memory))
 
 
 def _least_squares(

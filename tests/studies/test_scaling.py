@@ -15,7 +15,7 @@ from launch.studies.contrast import time_pair
 from launch.studies.extrapolation import Assumed, Extrapolation, section
 from launch.studies.measured import Points
 from launch.studies.rows import read_results
-from launch.studies.step_model import Link, Measured, StepModel, fit, judge, messages, wire
+from launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
 from launch.studies.workload import Setting, Workload
 from pipeline.errors import StudyError
 from pipeline.objectives.objective import Objective
@@ -116,20 +116,19 @@ def test_the_constants_are_found_again(workload: Workload) -> None:
     assert (model.fixed, model.row, model.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
     assert model.link.latency == pytest.approx(2e-5, rel=1e-6)
     assert model.link.per_byte == pytest.approx(3e-9, rel=1e-6)
-    judged = judge(model, points)
-    assert [j.fitted for j in judged] == pytest.approx([p.seconds for p in points])
-    assert [j.left_out for j in judged] == pytest.approx([p.seconds for p in points])
+    judged = Extrapolation(Points(workload, points), Assumed()).judged
+    assert list(judged["measured"]) == [p.seconds for p in points]
+    assert list(judged["fitted"]) == pytest.approx([p.seconds for p in points])
+    assert list(judged["left_out"]) == pytest.approx([p.seconds for p in points])
 
 
 def test_an_error_of_a_point_shows_where_it_is_left_out(workload: Workload) -> None:
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     odd = points[-1]
     points[-1] = Measured(odd.setting, 1.5 * odd.seconds, math.nan)
-    model = fit(workload, points)
-    assert isinstance(model, StepModel)
-    last = judge(model, points)[-1]
-    assert last.left_out == pytest.approx(odd.seconds, rel=1e-6)
-    assert abs(last.fitted / last.point.seconds - 1) < abs(odd.seconds / last.point.seconds - 1)
+    last = Extrapolation(Points(workload, points), Assumed()).judged.iloc[-1]
+    assert last["left_out"] == pytest.approx(odd.seconds, rel=1e-6)
+    assert abs(last["fitted"] / last["measured"] - 1) < abs(odd.seconds / last["measured"] - 1)
 
 
 def test_what_cannot_be_told_apart_is_left_at_0(workload: Workload) -> None:
