@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from launch.repeats import describe
 from launch.studies.rows import (
     BATCH,
     NEGATIVES,
@@ -43,7 +44,8 @@ class Curve:
     @property
     def points(self) -> pd.DataFrame:
         """`mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats, indexed by x."""
-        return self.values.groupby(level=0, sort=False).agg(["mean", "std", "count"])
+        points: pd.DataFrame = describe(self.values.groupby(level=0, sort=False))
+        return points
 
 
 def natural_x(results: Results, x: str) -> str:

@@ -84,7 +84,8 @@ class Report:
 
     def _body(self) -> Iterator[str]:
         results, state = self.results, self.state
-        yield f'<p class="note">{state}</p>' if "not finished" in state else paragraph(state)
+        note = f'<p class="note">{html.escape(state)}</p>'
+        yield note if "not finished" in state else paragraph(state)
         yield from map(paragraph, results.notes)
         yield self._best()
         if not results.done:

@@ -32,9 +32,9 @@ def number(value: float, digits: int = 4) -> str:
     return text if "." in text else f"{int(text):,}"
 
 
-def mean_std(mean: float, std: float, count: int) -> str:
+def mean_std(mean: float, std: float, count: float) -> str:
     """Returns mean ± standard deviation, and of how many, of a point of a curve."""
-    return number(mean) if count == 1 else f"{number(mean)} ± {number(std, 2)} (n = {count})"
+    return number(mean) if count == 1 else f"{number(mean)} ± {number(std, 2)} (n = {count:g})"
 
 
 def short(key: str) -> str:

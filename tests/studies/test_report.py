@@ -167,9 +167,14 @@ def test_speed_up_of_workers(tmp_path: Path) -> None:
         measured = {"samples_per_s": rate, "step_s": 64 * workers / rate}
         values = {"workers": workers, "data.batch.unlabelled": 64 * workers}
         lines.append(made.trial(f"00{workers}", values, measured=measured))
+    lines.append(lines[0] | {"trial": "009", "run": "trials/001"})  # a repeat of one worker
     measure = {"x": "workers", "y": ["step_s"]}
     page = report(made.study(tmp_path / "study", lines, batches, measure=measure))
-    for line in ("1100" + "1" + "1", "2160" + "1.600" + "0.800", "4240" + "2.400" + "0.600"):
+    for line in (
+        "1100 ± 0 (n = 2)" + "1" + "1",
+        "2160" + "1.600" + "0.800",
+        "4240" + "2.400" + "0.600",
+    ):
         digits = re.sub(r"1\.000", "1", page.text)
         assert f"64 rows a worker{line}" in digits
 
