@@ -50,10 +50,11 @@ class Curve:
 
 def natural_x(results: Results, x: str) -> str:
     """Returns |N_i| in place of the rows of a stream, where only those vary; else x."""
+    table = results.finished
     streams = x in ("data.batch.unlabelled", "data.batch.labelled")
-    known = BATCH in results.finished and results.finished[BATCH].notna().all()
-    alone = streams and known and not dividers(results, results.finished, x)
-    return NEGATIVES if alone and results.done else x
+    if not (streams and results.done and BATCH in table and table[BATCH].notna().all()):
+        return x
+    return x if dividers(results, table, x) else NEGATIVES
 
 
 def followers(table: pd.DataFrame, known: Sequence[str], keys: Sequence[str]) -> list[str]:
@@ -115,10 +116,11 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
     if len(keys) != 2 or len(results.varied) != 2:
         return None
     across, down = keys
-    columns, lines = (sorted(table[key][table[key].map(is_number)].unique()) for key in keys)
+    table = table[table[keys].map(is_number).all(axis=1)]
+    columns, lines = (sorted(table[key].unique()) for key in keys)
     if 2 * len(table[keys].drop_duplicates()) < len(columns) * len(lines):
         return None
-    done = results.finished
+    done = table.loc[table.index.intersection(results.finished.index)]
     means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
