@@ -98,11 +98,11 @@ def worker_curves(results: Results, y: str) -> list[Curve]:
     table = results.finished[results.finished[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
     rest = _names(table, others).map(lambda name: f", {name}" if name else "")
-    pairs = []
+    scaled = []
     for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
         names = table[column].map(text.format) + rest
-        pairs += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
-    return [curve for curve in pairs if len(curve.points) > 1]
+        scaled += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
+    return [curve for curve in scaled if len(curve.points) > 1]
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
