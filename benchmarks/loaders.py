@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
-from pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ProcessBatches, batches
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents

@@ -9,7 +9,6 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
 import argparse
-import importlib.metadata
 import sys
 import time
 import traceback
@@ -20,17 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline import checkpoint, collapse, collectives, microbatches, pretrained, throughput
-from pipeline.checkpoint import Position, Snapshot
-from pipeline.companions import Companions
-from pipeline.config import Config, dump_config, load_config
-from pipeline.data.batches import ProcessBatches, batches
-from pipeline.data.mined import MinedStream
-from pipeline.data.plan import shares
-from pipeline.data.skipped import Skipped
-from pipeline.data.streams import build_data, open_streams
-from pipeline.data.views import Views
-from pipeline.errors import (
+from heron import __version__
+from heron.pipeline.config.errors import (
     LOST,
     STOPPED,
     CheckpointError,
@@ -39,23 +29,35 @@ from pipeline.errors import (
     Stopped,
     TrainingError,
 )
-from pipeline.evaluation import Evaluator
-from pipeline.exchange import Split
-from pipeline.hold import Hold
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.models.normalisation import has_norm, synchronise
-from pipeline.objectives import fused
-from pipeline.objectives.objective import Objective
-from pipeline.optim import build_optimizer, learning_rate
-from pipeline.preamble import preamble
-from pipeline.processes import prepare, start_processes
-from pipeline.report import write_report, write_result
-from pipeline.retrieval.mining import Miner
-from pipeline.signals import StopSignals
-from pipeline.tracking import Tracker
-from pipeline.values import refuse_nonfinite, total
-from pipeline.watchdog import Watchdog, leave
-from shards.errors import ShardError, SourceError
+from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.mined import MinedStream
+from heron.pipeline.data.plan import shares
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.distributed import collectives, grad_cache
+from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.launch import prepare, start_processes
+from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
+from heron.pipeline.distributed.watchdog import Watchdog, leave
+from heron.pipeline.evaluation import collapse
+from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.negatives.mine import Miner
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training import checkpoint, pretrained, throughput
+from heron.pipeline.training.checkpoint import Position, Snapshot
+from heron.pipeline.training.companions import Companions
+from heron.pipeline.training.optim import build_optimizer, learning_rate
+from heron.pipeline.training.preamble import preamble
+from heron.pipeline.training.report import write_report, write_result
+from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.training.signals import StopSignals
+from heron.pipeline.training.tracking import Tracker
+from heron.pipeline.training.values import refuse_nonfinite, total
+from heron.shards.errors import ShardError, SourceError
 
 EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
@@ -96,9 +98,6 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     started = time.perf_counter()
     folder = Path(config.run.dir)
     text = dump_config(config)
-    release = (
-        version()
-    )  # read now: a run that cannot say what ran may not lose its report at the end
 
     # Processes. All draw the same initial weights; nothing later uses this generator.
     accelerator = start_processes(config)
@@ -138,7 +137,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     peak = throughput.peak_flops(device, config.train.precision)
     flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
     companions = Companions(objective, model, streams, split, device)
-    pieces = microbatches.count(config.train.micro_batch, split, has_norm(model))
+    pieces = grad_cache.count(config.train.micro_batch, split, has_norm(model))
     synchronise(model)
 
     # Resume: the position is a number, which the plan turns back into batches.
@@ -215,8 +214,8 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
             batch = next(source).to(device)
             waited = time.perf_counter() - clock
             inputs = views(batch, train=True)
-            cuts = microbatches.cut(batch.parts, split.firsts(batch.parts), pieces)
-            features, backward = microbatches.embed(strategy, inputs, batch, cuts)
+            cuts = grad_cache.cut(batch.parts, split.firsts(batch.parts), pieces)
+            features, backward = grad_cache.embed(strategy, inputs, batch, cuts)
             epoch = t / per_epoch
             whole = companions.globalise(features, batch, inputs, epoch)
             loss, terms = objective(whole, epoch)
@@ -289,20 +288,12 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         "strategy": strategy.describe(),
         "precision": config.train.precision,
         "contrast": fused.describe(device),
-        "version": release,
+        "version": __version__,
     }
     if main:
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
         write_result(folder, result)  # last: who finds it takes the run for done
     return result
-
-
-def version() -> str:
-    """Returns the installed version; a checkout that was never installed says so."""
-    try:
-        return importlib.metadata.version("heron-pretrain")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:

@@ -21,9 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from shards.errors import DISK_FULL, REBUILD, ShardError
-from shards.remote import Missing
-from shards.store import Store, open_store
+from heron.shards.errors import DISK_FULL, REBUILD, ShardError
+from heron.shards.remote import Missing
+from heron.shards.store import Store, open_store
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
