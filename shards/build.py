@@ -254,11 +254,16 @@ def write_shard(source: Source, out: Path, part: _Part) -> int:
 
 def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
     """Write a shard's samples, a block of vectors or an image each; the index says where."""
+    from webdataset import TarWriter  # late: it imports a lot, and whoever reads needs none of it
+
     views = source.views
     members = [*member_names(views, source.block_rows), LABELS]
     keys, places, sums, counts, labels = [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    # Times and owners are left out, so that the same rows are the same bytes.
+    with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
+        tar = writer.tarstream
+        tar.format = tarfile.USTAR_FORMAT  # its default too, which it does not pass on
         for start in range(part.start, part.stop, step):
             rows = source.read(part.split, start, min(start + step, part.stop))
             block = f"{part.split}-{start // step:06d}"
@@ -272,11 +277,10 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
                 arrays = [rows.views[view.name][first : first + size] for view in views]
                 for suffix, array in zip(members, [*arrays, labels[-1]], strict=True):
                     payload = npy(array) if isinstance(array, np.ndarray) else array[0]
-                    info = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
-                    info.size, info.mode = len(payload), 0o644  # times and owners stay zero
-                    places.append((stream.tell() + BLOCK, len(payload)))
+                    places.append((tar.offset + BLOCK, len(payload)))
                     sums.append(zlib.crc32(payload))
-                    tar.addfile(info, BytesIO(payload))
+                    # One at a time: the members of a sample would be sorted by their suffixes.
+                    writer.write({"__key__": keys[-1], suffix: payload})
     spots = np.array(places, np.int64).reshape(len(keys), len(members), 2)
     return ShardIndex(
         keys=np.array(keys),
