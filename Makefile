@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: pretrain test check format lock
+.PHONY: pretrain test check format lock references
 
 pretrain: $(READY)  ## set up, and run the main job on the embedded data
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
@@ -19,6 +19,11 @@ check: $(READY)  ## format, lint, types, tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TESTS)
+
+references: $(READY)  ## every reference loss, to the last digit (another machine: --relative 1e-9)
+	rm -rf build/references
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reference_runs build/references
+	$(BIN)/python -m tests.compare_losses build/references tests/references $(RELATIVE)
 
 format: $(READY)
 	$(BIN)/ruff format .

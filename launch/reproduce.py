@@ -4,22 +4,21 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from launch.tables import TABLES
+from launch.tables import CONFIGS, TABLES
 from launch.tables.table import Method, Table
 from launch.verb import Verb
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
 from shards.manifest import MANIFEST
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) -> str:
-    """Run what is not there yet, and make the table.
+    """Runs what is not there yet, and makes the table.
 
     Args:
         table: what to run.
@@ -28,14 +27,16 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
         only: the methods to run; none: all of the table.
 
     Returns:
-        The table as Markdown of the methods whose runs are all there, also in `out/table.md`.
+        The table as Markdown of the methods whose runs are all there, beside the published figures
+        and beside each other; also in `out/table.md` and `out/table.json`.
 
     Raises:
         ConfigError: a method, an override or a folder's run does not fit, or the data is not there
             and it says how to get it; all before the first run.
         Stopped: a signal came, and the state of the run under way is saved.
     """
-    from pipeline.pretrain import pretrain  # here, so that `heron --help` need not load torch
+    from launch.tables.measured import write  # here, so that `heron --help` need not load torch
+    from pipeline.pretrain import pretrain
 
     for name in only:
         if name not in table.methods:
@@ -45,59 +46,30 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
     configs = [  # all of them before the first run, so that one that is refused costs no run
         _config(table, table.methods[name], fold, out / f"{name}-{fold}", overrides)
         for name in only or table.methods
-        for fold in range(table.runs)
+        for fold in table.folds
     ]
     for config in [one for one in configs if not _is_done(one)]:
         pretrain(config)
-    text = render(table, out, overrides)
-    (out / "table.md").write_text(text)
-    return text
+    return write(table, _measured(table, out, overrides), out)
 
 
-def render(table: Table, out: Path, overrides: list[str]) -> str:
-    """The table of the methods whose runs are all there, with these overrides."""
-    from scipy.stats import ttest_ind_from_stats
+def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.DataFrame"]:
+    """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
+    import pandas as pd
 
-    lines = [
-        f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published.",
-        "",
-        "| method | "
-        + " | ".join(f"{s} published | {s} measured | p" for s in table.scores)
-        + " |",
-        "|---|" + "---|---|---|" * len(table.scores),
-    ]
+    scored = {}
     for name, method in table.methods.items():
-        folders = [out / f"{name}-{fold}" for fold in range(table.runs)]
-        if not all((folder / "result.json").exists() for folder in folders):
-            continue
+        folders = {fold: out / f"{name}-{fold}" for fold in table.folds}
         try:
-            runs = [
-                _config(table, method, n, folder, overrides) for n, folder in enumerate(folders)
-            ]
+            runs = [_config(table, method, *run, overrides) for run in folders.items()]
             if not all(_is_done(config) for config in runs):
                 continue
         except ConfigError:
-            continue  # what is there was run with others
-        results = [_result(folder) for folder in folders]
-        cells = [name]
-        published = method.published or [None] * len(table.scores)
-        for figure, key in zip(published, table.scores.values(), strict=True):
-            ours = np.array([result[key] for result in results])
-            spread = float(ours.std(ddof=1)) if len(ours) > 1 else 0.0
-            measured = f"{ours.mean():.4f}" + (f" ± {spread:.4f}" if len(ours) > 1 else "")
-            if figure is None:
-                cells += ["–", measured, "–"]
-                continue
-            mean, std = figure
-            p = "–"  # a lone run, or a figure without its spread, has no t-test
-            if std is not None and len(ours) > 1:
-                test = ttest_ind_from_stats(
-                    ours.mean(), spread, len(ours), mean, std, table.published_runs, equal_var=False
-                )
-                p = f"{test.pvalue:.2g}"
-            cells += [f"{mean:.4f}" + (f" ± {std:.4f}" if std is not None else ""), measured, p]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            continue  # what is there was run with other overrides
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
+        scores = {shown: [run[key] for run in results] for shown, key in table.scores.items()}
+        scored[name] = pd.DataFrame(scores, folders.keys(), dtype=float)
+    return scored
 
 
 def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
@@ -140,23 +112,19 @@ def _is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    found = load_config(folder / "config.yaml")
-    if found.model_copy(update={"run": config.run}) != config:
+    kept = load_config(folder / "config.yaml")
+    if kept.model_copy(update={"run": config.run}) != config:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"
         )
     return (folder / "result.json").exists()
 
 
-def _result(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", choices=sorted(TABLES), help="which published table")
     parser.add_argument("overrides", nargs="*", help="key=value on every run")
     parser.add_argument("--runs", type=_number, help="folds or seeds to run (default: the table's)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--only", nargs="+", default=[], help="methods to run (default: all)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE-table)")
 
@@ -170,7 +138,7 @@ def _number(text: str) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / f"{arguments.table}-table"
     table = TABLES[arguments.table]
-    table = replace(table, runs=arguments.runs or table.runs)
+    table = replace(table, runs=arguments.runs or table.runs, first=arguments.first)
     print(reproduce(table, out, arguments.overrides, arguments.only))
     return 0
 

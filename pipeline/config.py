@@ -180,14 +180,15 @@ class Negatives(Section):
     nearest: Natural = 16
 
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp64"]
 
 
 class Train(Section):
     """How long, how often measured for collapse, evaluated, saved, and how a step is computed.
 
     `micro_batch` bounds the rows of a process that are embedded with a graph at a time; the
-    gradient stays that of the whole batch. `precision` bf16 computes the model by autocast.
+    gradient stays that of the whole batch. `precision` bf16 computes the model by autocast; fp64
+    has parameters, inputs and losses in float64, which shows exactness.
     `timeout_s` is how long nothing may move before the run ends; on SIGTERM or SIGUSR1 it saves.
     """
 

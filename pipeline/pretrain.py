@@ -96,6 +96,9 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     started = time.perf_counter()
     folder = Path(config.run.dir)
     text = dump_config(config)
+    release = (
+        version()
+    )  # read now: a run that cannot say what ran may not lose its report at the end
 
     # Processes. All draw the same initial weights; nothing later uses this generator.
     accelerator = start_processes(config)
@@ -130,6 +133,8 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     labels = streams.reader.manifest.labels.names
     model = Heterogeneous(config.model, views.shapes, len(labels), **objective.parts).to(device)
     model.precision = config.train.precision
+    if model.precision == "fp64":
+        model.double()
     peak = throughput.peak_flops(device, config.train.precision)
     flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
     companions = Companions(objective, model, streams, split, device)
@@ -284,12 +289,20 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         "strategy": strategy.describe(),
         "precision": config.train.precision,
         "contrast": fused.describe(device),
-        "version": importlib.metadata.version("heron-pretrain"),
+        "version": release,
     }
     if main:
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
         write_result(folder, result)  # last: who finds it takes the run for done
     return result
+
+
+def version() -> str:
+    """Returns the installed version; a checkout that was never installed says so."""
+    try:
+        return importlib.metadata.version("heron-pretrain")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:

@@ -64,6 +64,8 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
         shapes, labels = known.pop("shapes"), known.pop("labels")
         model = Heterogeneous(config.model, shapes, labels, **known)
         model.precision = config.train.precision
+        if model.precision == "fp64":
+            model.double()
         model.load_state_dict(load_file(path / "model.safetensors"))
     except (*UNREADABLE, ConfigError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None

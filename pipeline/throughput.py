@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.models.heterogeneous import Heterogeneous
 
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 # Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
 # dense: where a data sheet has the rate with 2:4 sparsity only, half of that. None: the device has
@@ -60,7 +60,7 @@ def peak_flops(device: torch.device | str, precision: Precision) -> float | None
     name = re.sub(r"^(NVIDIA|Tesla) ", "", torch.cuda.get_device_name(device))
     for pattern, rates in _TERA_FLOPS.items():
         if re.fullmatch(pattern, name):
-            rate = rates[get_args(Precision).index(precision)]
+            rate = dict(zip(get_args(Precision), rates, strict=False)).get(precision)
             return None if rate is None else rate * 1e12
     return None
 

@@ -49,6 +49,11 @@ class Exchange:
     calls: int = 1
 
     @property
+    def of_parts(self) -> bool:
+        """Whether each process adds a part: of a gather or a scatter, but not of a sum."""
+        return self.kind in ("gathered", "scattered")
+
+    @property
     def bytes(self) -> int:
         """Of one process's part of a gather or a scatter; of the vector that is summed."""
         return self.rows * self.width * self.size
@@ -65,11 +70,10 @@ def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
     Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
     of which a ring sends and receives 2 (P - 1) / P.
     """
-    found = dict.fromkeys(KINDS, 0)
+    sizes = dict.fromkeys(KINDS, 0)
     for one in exchanges:
-        apart = one.kind in ("gathered", "scattered")
-        found[one.kind] += (world - 1 if apart else 1) * one.bytes
-    return found
+        sizes[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
+    return sizes
 
 
 def exchanges(
@@ -102,24 +106,24 @@ def exchanges(
             vectors.append((part, rows, views * model.projection_width, views))
     if objective.needs("share_hidden"):
         vectors.append(("hidden features", own, views * model.width, 1))
-    found = [Exchange("gathered", what, n, width, calls=calls) for what, n, width, calls in vectors]
+    moved = [Exchange("gathered", what, n, width, calls=calls) for what, n, width, calls in vectors]
     if objective.needs("share_inputs"):
         elements = sum(int(torch.Size(shape).numel()) for shape in shapes)
-        found.append(Exchange("gathered", "inputs", rows, elements, calls=views))
-    found.append(Exchange("gathered", "labels", own, labels))
+        moved.append(Exchange("gathered", "inputs", rows, elements, calls=views))
+    moved.append(Exchange("gathered", "labels", own, labels))
     if objective.needs("share_paths"):
-        found.append(Exchange("gathered", "paths", own, levels, INTEGER))
+        moved.append(Exchange("gathered", "paths", own, levels, INTEGER))
     if channels := norms(model, shapes, [n for n in (own, rows - own) if n]):
         moments = sum(2 * n + 1 for n in channels)
-        found.append(Exchange("gathered", "moments", 1, moments, calls=len(channels)))
-    found += [
+        moved.append(Exchange("gathered", "moments", 1, moments, calls=len(channels)))
+    moved += [
         Exchange("scattered", what, n, width, calls=calls) for what, n, width, calls in vectors
     ]
     if channels:
-        found.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(channels)))
+        moved.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(channels)))
     weights = sum(parameter.numel() for parameter in model.parameters())
     buckets = -(-FLOAT * weights // BUCKET)
-    return [*found, Exchange("gradients", "gradients", 1, weights, calls=buckets)]
+    return [*moved, Exchange("gradients", "gradients", 1, weights, calls=buckets)]
 
 
 def norms(model: Heterogeneous, shapes: Sequence[Sequence[int]], parts: Sequence[int]) -> list[int]:

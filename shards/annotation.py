@@ -28,11 +28,10 @@ class Unlabelled(ValueError):
 
 
 class Label(NamedTuple):
-    """The label of one sample as it is stated: in numbers, or in names."""
+    """The label of one sample as its member states it."""
 
     kind: Literal["class number", "class name", "vector of 0 and 1", "list of names"]
-    numbers: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
+    values: Sequence[int | str]
 
 
 class Annotation:
@@ -51,11 +50,11 @@ class Annotation:
             )
 
     def read(self, payload: bytes) -> Label:
-        """The label in the bytes of a member.
+        """Returns the label in the bytes of a member.
 
         Raises:
             Unlabelled: it is -1, an array of 255, a field that is null or not there.
-            ValueError: it is no label; the text says what was found and expected.
+            ValueError: it is no label; the text says what is there and what is expected.
         """
         if self._format == "npy":
             return _of_array(payload)
@@ -65,13 +64,13 @@ class Annotation:
             text = payload.decode("utf-8").strip()
         except UnicodeDecodeError:
             raise ValueError(f"is {_short(payload)}; expected UTF-8") from None
-        if self._format in NUMBERS:
-            if not (text.isascii() and text.removeprefix("-").isdecimal()):
-                raise ValueError(f"is {_short(payload)}; expected a class number")
-            return _number(int(text))
-        if not text:
+        if self._format in TEXTS and not text:
             raise ValueError("is empty; expected a class name")
-        return Label("class name", names=(text,))
+        if self._format in TEXTS:
+            return Label("class name", [text])
+        if not (text.isascii() and text.removeprefix("-").isdecimal()):
+            raise ValueError(f"is {_short(payload)}; expected a class number")
+        return _number(int(text))
 
     def _of_json(self, payload: bytes) -> Label:
         try:
@@ -80,33 +79,34 @@ class Annotation:
             raise ValueError(f"is {_short(payload)}; expected JSON") from None
         if not isinstance(fields, dict):
             raise ValueError(f"is {_short(fields)}; expected fields")
-        value = fields.get(self.field)
-        if value is None:
-            raise Unlabelled(f"has no field {self.field!r}; found {', '.join(fields) or 'none'}")
-        if type(value) is int:
-            return _number(value)
-        if isinstance(value, str) and value.strip():
-            return Label("class name", names=(value.strip(),))
-        if isinstance(value, list):
-            if value and all(type(item) is int and item in (0, 1) for item in value):
-                return Label("vector of 0 and 1", numbers=tuple(value))
-            if all(isinstance(item, str) and item for item in value):
-                return Label("list of names", names=tuple(value))
-        raise ValueError(
-            f"has {self.field!r} = {_short(value)}; expected a class number, a class name, a list "
-            "of 0 and 1, or a list of names"
-        )
+        match fields.get(self.field):
+            case None:
+                names = ", ".join(fields) or "none"
+                raise Unlabelled(f"has no field {self.field!r}; found {names}")
+            case int(value) if not isinstance(value, bool):
+                return _number(value)
+            case str(value) if value.strip():
+                return Label("class name", [value.strip()])
+            case [_, *_] as values if all(type(item) is int and item in (0, 1) for item in values):
+                return Label("vector of 0 and 1", values)
+            case [*values] if all(isinstance(item, str) and item for item in values):
+                return Label("list of names", values)
+            case value:
+                raise ValueError(
+                    f"has {self.field!r} = {_short(value)}; expected a class number, a class "
+                    "name, a list of 0 and 1, or a list of names"
+                )
 
 
 def _number(value: int) -> Label:
-    """A class number; -1 is what test sets without labels state."""
+    """Returns a class number; -1 is what test sets without labels state."""
     if value < 0:
         raise (Unlabelled if value == -1 else ValueError)(f"is {value}; expected a class number")
-    return Label("class number", numbers=(value,))
+    return Label("class number", [value])
 
 
 def _of_array(payload: bytes) -> Label:
-    """One integer is a class number; several values are a vector of 0 and 1, one a class."""
+    """Returns a class number of one integer, a vector of 0 and 1 of several values."""
     try:
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "npy")
     except ShardError as fault:
@@ -119,7 +119,7 @@ def _of_array(payload: bytes) -> Label:
         if (array == 255).all():
             raise Unlabelled("is 255 throughout")
         if np.isin(array, (0, 1)).all():
-            return Label("vector of 0 and 1", numbers=tuple(array.astype(int).tolist()))
+            return Label("vector of 0 and 1", array.astype(int).tolist())
     raise ValueError(
         f"is {array.dtype} {array.shape}: {_short(array.ravel()[:8].tolist())}; expected a class "
         "number, or a vector of 0 and 1"
@@ -136,100 +136,90 @@ def encode(
     shards: Sequence[Sequence[Label | None]],
     given: list[str] | None,
 ) -> tuple[Labels, list[NDArray[Any]]]:
-    """The labels of a set, and their arrays, a shard each.
+    """Returns the labels of a set, and their arrays, a shard each.
 
-    Names that labels state are sorted, numbers name themselves; `given` are other names, in the
-    order of the numbers.
+    Args:
+        keys: of the samples of every shard.
+        shards: the label of every sample, None where it has none.
+        given: the names of the classes, in the order of their numbers; by default names that
+            labels state are sorted, and numbers name themselves.
 
     Raises:
-        SourceError: labels are of two kinds, do not fit the names, or are no classes; names a
-            sample.
+        SourceError: labels are of two kinds, do not fit the names, or are no classes.
     """
     stated = {
         key: label
-        for names, labels in zip(keys, shards, strict=True)
-        for key, label in zip(names, labels, strict=True)
+        for shard_keys, labels in zip(keys, shards, strict=True)
+        for key, label in zip(shard_keys, labels, strict=True)
         if label is not None
     }
     if not stated:
         return Labels(kind="none", names=[]), [np.full(len(shard), -1) for shard in shards]
-    first, label = next(iter(stated.items()))
-    for key, other in stated.items():
-        if other.kind != label.kind:
+    first, kind = next((key, label.kind) for key, label in stated.items())
+    for key, label in stated.items():
+        if label.kind != kind:
             raise SourceError(
-                f"label: sample {first} has a {label.kind}, sample {key} a {other.kind}; expected "
+                f"label: sample {first} has a {kind}, sample {key} a {label.kind}; expected "
                 "one kind for all"
             )
-    named = label.kind in ("class name", "list of names")
+    named = kind in ("class name", "list of names")
     names = _named(stated, given) if named else _numbered(stated, given)
     if len(names) > MANY:
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels; expected at most {MANY:,}; "
             "these are no classes: give another --label"
         )
-    column = {name: number for number, name in enumerate(names)}
-    if label.kind in ("class number", "class name"):
-        found = Labels(kind="multi_class", names=names)
-        return found, [np.array([_class(one, column) for one in s], np.int64) for s in shards]
-    return Labels(kind="multi_label", names=names), [_vectors(s, column) for s in shards]
+    numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    if kind.startswith("class"):
+        # A class number stands for itself: names are texts, so it is none of their keys.
+        arrays = [
+            np.array([-1 if x is None else numbers.get(x.values[0], x.values[0]) for x in shard])
+            for shard in shards
+        ]
+        return Labels(kind="multi_class", names=names), [a.astype(np.int64) for a in arrays]
+    arrays = [np.full((len(shard), len(names)), 255, np.uint8) for shard in shards]
+    for shard, array in zip(shards, arrays, strict=True):
+        for row, one in zip(array, shard, strict=True):
+            if one is not None and named:
+                row[:] = 0
+                row[[numbers[name] for name in one.values]] = 1
+            elif one is not None:
+                row[:] = one.values
+    return Labels(kind="multi_label", names=names), arrays
 
 
 def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
-    """The names of labels that state names."""
-    if given is None:
-        given = sorted({name for label in stated.values() for name in label.names})
-        if not given:
-            raise SourceError("label: every list is empty; expected names; leave --label out")
-        return given
-    known = set(given)
-    for key, label in stated.items():
-        if missing := [name for name in label.names if name not in known]:
-            raise SourceError(
-                f"label_names: no line for {missing[0]!r} of sample {key}; expected all names "
-                "that labels state; add it"
-            )
-    return given
+    """Returns the names of labels that state names."""
+    samples = {str(name): key for key, label in stated.items() for name in label.values}
+    if given is None and not samples:
+        raise SourceError("label: every list is empty; expected names; leave --label out")
+    names = sorted(samples) if given is None else given
+    for name in sorted(samples.keys() - set(names)):
+        raise SourceError(
+            f"label_names: no line for {name!r} of sample {samples[name]}; expected all names "
+            "that labels state; add it"
+        )
+    return names
 
 
 def _numbered(stated: dict[str, Label], given: list[str] | None) -> list[str]:
-    """The names of labels that state numbers."""
-    first, vector = next(iter(stated.items()))
-    if vector.kind == "vector of 0 and 1":
-        count = len(vector.numbers)
-        for key, label in stated.items():
-            if len(label.numbers) != count:
-                raise SourceError(
-                    f"label: sample {first} has {count} values of 0 and 1, sample {key} "
-                    f"{len(label.numbers)}; expected as many for all"
-                )
-        fits = given is None or len(given) == count
-    else:
-        first = max(stated, key=lambda key: stated[key].numbers)
-        count = 1 + stated[first].numbers[0]
-        fits = count <= (MANY if given is None else len(given))
-    if not fits:
-        found = "no names" if given is None else f"{len(given)} names"
+    """Returns the names of labels that state numbers."""
+    counts = {
+        key: 1 + int(label.values[0]) if label.kind == "class number" else len(label.values)
+        for key, label in stated.items()
+    }
+    least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    vectors, count = stated[most].kind == "vector of 0 and 1", counts[most]
+    if vectors and counts[least] < count:
         raise SourceError(
-            f"label_names: {found}, but the label of sample {first} is one of {count:,} classes; "
+            f"label: sample {least} has {counts[least]} values of 0 and 1, sample {most} {count}; "
+            "expected as many for all"
+        )
+    limit = MANY if given is None else len(given)
+    if count > limit or (vectors and given is not None and count < limit):
+        names = "no names" if given is None else f"{limit} names"
+        raise SourceError(
+            f"label_names: {names}, but the label of sample {most} is one of {count:,} classes; "
             "expected a name for each"
         )
     return [str(number) for number in range(count)] if given is None else given
-
-
-def _class(label: Label | None, column: dict[str, int]) -> int:
-    if label is None:
-        return -1
-    return column[label.names[0]] if label.names else label.numbers[0]
-
-
-def _vectors(labels: Sequence[Label | None], column: dict[str, int]) -> NDArray[np.uint8]:
-    """One row of 0 and 1 a sample, of 255 where it is unlabelled."""
-    rows = np.zeros((len(labels), len(column)), np.uint8)
-    for row, label in zip(rows, labels, strict=True):
-        if label is None:
-            row[:] = 255
-        elif label.kind == "vector of 0 and 1":
-            row[:] = label.numbers
-        else:
-            row[[column[name] for name in label.names]] = 1
-    return rows

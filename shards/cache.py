@@ -25,7 +25,7 @@ POLL_S = 0.01, 0.25  # first and longest pause between looks for room
 log = logging.getLogger("heron")
 
 
-class Held:
+class LocalFile:
     """A local file that nobody evicts until it is closed, or its process ends.
 
     Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
@@ -50,11 +50,11 @@ class Held:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """A lock belongs to its process."""
+        """Refuse: a lock belongs to its process."""
         raise TypeError("a held file cannot be pickled; ask the store again in the other process")
 
 
-class Cache:
+class ShardCache:
     """A folder of files named by their sha256, at most so many bytes of them.
 
     Files that are used by a process have a shared lock and stay; of the others, the least recently
@@ -82,15 +82,15 @@ class Cache:
         return min(MOST, int(OF_FREE * (self._free() + held)))
 
     def _free(self) -> int:
-        """The free bytes of the disk that the folder is on, or will be."""
-        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        return shutil.disk_usage(there).free
+        """Returns the free bytes of the disk that the folder is on, or will be."""
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return shutil.disk_usage(existing).free
 
-    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
+    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> LocalFile:
         """Hold the file with a checksum; where it is not there, one process fetches it.
 
         Args:
-            sha256: of the whole file.
+            sha256: of the whole file, or of what identifies it where its size is known.
             size: its bytes, or None where only the checksum is known.
             fetch: writes the file to a stream, and raises where it is not the one asked for.
 
@@ -103,19 +103,24 @@ class Cache:
             while True:
                 if (held := self._hold(path, size)) is not None:
                     return held
-                with _only_fetcher(path) as first:
-                    if first and not path.exists():
-                        return self._fetch(path, size, fetch)
+                if (part := self._begin(path)) is not None:
+                    return self._fetch(path, part, size, fetch)
         except OSError as fault:
             raise self._disk_fault(fault, size) from None
 
-    def _hold(self, path: Path, size: int | None) -> Held | None:
-        """A lock on the cached file, or None where there is none that is whole."""
+    def clear(self) -> None:
+        """Remove every file that nobody uses, where there are any and they may be removed."""
+        with suppress(OSError), self._alone():
+            for path, _ in list(self._files()):
+                _evict(path)
+
+    def _hold(self, path: Path, size: int | None) -> LocalFile | None:
+        """Locks the cached file; None where there is none that is whole."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        held = Held(path, descriptor)
+        held = LocalFile(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if not _lies_at(descriptor, path):  # evicted before we had the lock
             held.close()
@@ -130,13 +135,28 @@ class Cache:
         os.utime(descriptor)  # the time of last use; readers' times may be off (noatime)
         return held
 
-    def _fetch(self, path: Path, size: int | None, fetch: Callable[[BinaryIO], None]) -> Held:
-        """Fill a .part, and give it its name with no moment in which it has no lock."""
+    def _begin(self, path: Path) -> FileIO | None:
+        """Make and lock a .part; None where another process has one, once it is through with it."""
         part = path.with_suffix(".part")
         with self._alone():  # no evictor comes between the file and its lock
-            part.unlink(missing_ok=True)  # of a killed process: to fetch is cheaper than to trust
-            stream = FileIO(part, "x+")
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError, BlockingIOError), FileIO(part) as left:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()  # of a killed process: to fetch is cheaper than to trust
+            with suppress(FileExistsError):
+                if not path.exists():
+                    stream = FileIO(part, "x+")
+                    fcntl.flock(stream, fcntl.LOCK_EX)
+                    return stream
+        with suppress(FileNotFoundError), FileIO(part) as other:
+            log.info("%s: waiting for another process to fetch it", path)
+            fcntl.flock(other, fcntl.LOCK_SH)  # granted when it has its name, or is given up
+        return None
+
+    def _fetch(
+        self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
+    ) -> LocalFile:
+        """Fill a .part, and give it its name with no moment in which it has no lock."""
+        part = path.with_suffix(".part")
         with stream:
             try:
                 if size is not None:
@@ -146,7 +166,7 @@ class Cache:
                 with self._alone():
                     part.rename(path)
                     fcntl.flock(stream, fcntl.LOCK_SH)
-                    return Held(path, os.dup(stream.fileno()))
+                    return LocalFile(path, os.dup(stream.fileno()))
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -178,7 +198,7 @@ class Cache:
             pause = min(2 * pause, longest)
 
     def _make_room(self, size: int, part: Path) -> tuple[int, int]:
-        """Evict until so many bytes fit; the number of files that are left, and their bytes.
+        """Evict until so many bytes fit; returns how many files are left, and their bytes.
 
         Parts go first: where one has no lock, its process was killed.
         """
@@ -194,7 +214,7 @@ class Cache:
         return count, used
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Every file that counts: cached ones, and parts of those that are being fetched."""
+        """Yields every file that counts: cached ones, and parts of those that are being fetched."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if re.fullmatch(r"[0-9a-f]{64}(\.part)?", entry.name):
@@ -228,7 +248,7 @@ class Cache:
 class _Growing:
     """A part whose size is not known before it comes: room is made at every write."""
 
-    def __init__(self, cache: Cache, stream: FileIO, part: Path) -> None:
+    def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
         self.cache, self.stream, self.part = cache, stream, part
 
     def write(self, chunk: bytes) -> int:
@@ -237,31 +257,6 @@ class _Growing:
 
     def seek(self, offset: int) -> int:
         return self.stream.seek(offset)
-
-
-@contextmanager
-def _only_fetcher(path: Path) -> Iterator[bool]:
-    """Whether we are to fetch a file; False when another process, that we waited for, has ended.
-
-    The lock has a file of its own: who waits for it must not wait for those who use what came.
-    """
-    lock = path.with_suffix(".lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: waiting for another process to fetch it", path)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if not _lies_at(descriptor, lock):
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.unlink()
-    finally:
-        os.close(descriptor)
 
 
 def _evict(path: Path) -> bool:
@@ -282,7 +277,7 @@ def _evict(path: Path) -> bool:
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has its name: others may have removed or renamed it."""
+    """Tells whether an open file still has its name: others may have removed or renamed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -290,7 +285,7 @@ def _lies_at(descriptor: int, path: Path) -> bool:
 
 
 def _intact(path: Path, size: int | None) -> bool:
-    """Whether a cached file has its size; where that is not known, it is small: its checksum."""
+    """Compares a cached file with its size; where none is known, it is small: with its checksum."""
     if size is not None:
         return path.stat().st_size == size
     with path.open("rb") as stream:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from shards.annotation import encode
 from shards.build import JOURNAL
 from shards.errors import ShardError, SourceError
-from shards.index import ShardIndex, map_arrays
+from shards.index import map_arrays
 from shards.layout import Layout, suggestion
 from shards.manifest import (
     FOREIGN,
@@ -34,7 +33,7 @@ from shards.manifest import (
 from shards.moments import Moments
 from shards.progress import progress_bar
 from shards.sources.base import file_record, sha256
-from shards.survey import Survey, survey
+from shards.survey import Survey, survey_tar
 from shards.tarball import contents
 from shards.workers import in_parallel
 
@@ -55,27 +54,26 @@ class Outcome:
     others: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """A line for each split and view, for the labels, and for all that was left out."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+        """Returns a line for each split and view, for the labels, and for all that was left out."""
+        lines = []
         for split, shards in self.manifest.splits.items():
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
-            yield f"{self.folder}: {split} {rows}"
+            lines.append(f"{self.folder}: {split} {rows}")
         for view in self.manifest.views:
-            yield f"view {view.name}: {view.kind} {view.extent}, of {view.member}"
+            lines.append(f"view {view.name}: {view.kind} {view.extent}, of {view.member}")
         labels = self.manifest.labels
-        yield f"labels: {labels.kind}" + (f", {len(labels.names):,} names" if labels.names else "")
+        names = f", {len(labels.names):,} names" if labels.names else ""
+        lines.append(f"labels: {labels.kind}{names}")
         if self.others:
-            yield f"not indexed: members {', '.join(self.others)}"
+            lines.append(f"not indexed: members {', '.join(self.others)}")
         if self.strays:
-            yield (
+            lines.append(
                 f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
                 f"no suffix or begin with a dot, such as {self.strays[0]}"
             )
         if self.skipped:
-            yield f"skipped {len(self.skipped):,} samples:"
-            yield from self.skipped
+            lines += [f"skipped {len(self.skipped):,} samples:", *self.skipped]
+        return "\n".join(lines)
 
 
 def index(
@@ -100,8 +98,7 @@ def index(
     splits = layout.splits(folder)
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
-        samples = contents(tars[0]).samples
-        raise SourceError(suggestion(folder, {key: list(samples[key]) for key in [*samples][:1]}))
+        raise SourceError(suggestion(folder, contents(tars[0]).samples))
     draft = _draft(folder, layout, splits)
     if (done := _finished(folder, draft, splits, overwrite)) is not None:
         return Outcome(folder, done)
@@ -110,18 +107,25 @@ def index(
             f"{folder} cannot be written; expected to put an index beside each tar; make a folder "
             "of symbolic links to the tars, and index that"
         )
-    found = _read_all(tars, layout, workers, progress)
-    _refuse_shared_keys(found)
-    views = [_measured(view, number, found) for number, view in enumerate(draft.views)]
-    labels, arrays = _encode(layout, found)
+    surveys = _read_all(tars, layout, workers, progress)
+    _refuse_shared_keys(surveys)
+    labels, arrays = encode(
+        [survey.index.keys.tolist() for survey in surveys.values()],
+        [survey.labels for survey in surveys.values()],
+        layout.names,
+    )
+    if layout.label is not None and labels.kind == "none":
+        raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
+    views = []
+    for column, view in enumerate(draft.views):
+        measured = _with_shape(view, column, surveys)
+        views.append(_with_moments(measured, column, surveys, splits.get("train", tars)))
     _clear(folder)
     shards = {
-        tar: _write(tar, read, draft.members, array)
-        for (tar, read), array in zip(found.items(), arrays, strict=True)
+        tar: _write(tar, surveys[tar], array) for tar, array in zip(surveys, arrays, strict=True)
     }
-    trained = {tar: found[tar] for tar in splits.get("train", tars)}
     changes = {
-        "views": [_with_moments(view, number, trained) for number, view in enumerate(views)],
+        "views": views,
         "labels": labels,
         "splits": {split: [shards[tar] for tar in tars] for split, tars in splits.items()},
     }
@@ -130,14 +134,14 @@ def index(
     return Outcome(
         folder,
         manifest,
-        [line for read in found.values() for line in read.skipped],
-        [line for read in found.values() for line in read.strays],
-        sorted({suffix for read in found.values() for suffix in read.others}),
+        [line for survey in surveys.values() for line in survey.skipped],
+        [line for survey in surveys.values() for line in survey.strays],
+        sorted({suffix for survey in surveys.values() for suffix in survey.others}),
     )
 
 
 def _draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
-    """The manifest but for what is measured; SourceError where it could not be one."""
+    """Returns the manifest but for what is measured; SourceError where it could not be one."""
     try:
         return Manifest(
             dataset=folder.resolve().name,
@@ -164,7 +168,7 @@ def _draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manif
 def _finished(
     folder: Path, draft: Manifest, splits: dict[str, list[Path]], overwrite: bool
 ) -> Manifest | None:
-    """The manifest where this is done already; ShardError where something else was done here."""
+    """Returns the manifest where it is there already; ShardError where something else is."""
     if (folder / JOURNAL).exists():
         raise ShardError(f"{folder} holds an unfinished build of ours; expected tars of others")
     if not (folder / MANIFEST).exists():
@@ -175,19 +179,14 @@ def _finished(
             f"{folder} holds a build of ours, from {manifest.built_from.source}; expected tars of "
             "others; ours are indexed"
         )
-    present = {
-        split: [(tar.name, tar.stat().st_size) for tar in tars] for split, tars in splits.items()
-    }
-    listed = {
-        split: [(shard.file, shard.bytes) for shard in shards]
-        for split, shards in manifest.splits.items()
-    }
-    if manifest.built_from == draft.built_from and present == listed and not overwrite:
-        return manifest
-    if not overwrite:
+    if overwrite:
+        return None
+    present = {(split, t.name, t.stat().st_size) for split, tars in splits.items() for t in tars}
+    listed = {(split, s.file, s.bytes) for split, shards in manifest.splits.items() for s in shards}
+    if manifest.built_from != draft.built_from or present != listed:
         what = "other tars" if manifest.built_from == draft.built_from else "other options"
         raise ShardError(f"{folder} was indexed with {what}; --overwrite indexes it again")
-    return None
+    return manifest
 
 
 def _clear(folder: Path) -> None:
@@ -201,88 +200,68 @@ def _clear(folder: Path) -> None:
 
 
 def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:
-    """Read the tars, in parallel; what they hold, in their order."""
+    """Read the tars, in parallel; returns what they hold, in their order."""
     size = sum(tar.stat().st_size for tar in tars)
-    with progress_bar(
+    bar = progress_bar(
         total=size, desc=tars[0].parent.name, unit="B", unit_scale=True, disable=not progress
-    ) as bar:
-        found = {}
-        with closing(in_parallel(partial(survey, layout), tars, workers)) as reads:
-            for tar, read in reads:
-                found[tar] = read
-                bar.update(read.bytes)
-    return {tar: found[tar] for tar in tars}
+    )
+    surveys = {}
+    with bar, closing(in_parallel(partial(survey_tar, layout), tars, workers)) as results:
+        for tar, result in results:
+            surveys[tar] = result
+            bar.update(result.bytes)
+    return {tar: surveys[tar] for tar in tars}
 
 
-def _refuse_shared_keys(found: dict[Path, Survey]) -> None:
-    seen: dict[str, str] = {}
-    for tar, read in found.items():
-        for key in read.keys:
-            if key in seen:
-                raise ShardError(
-                    f"{tar.name} sample {key}: duplicate key: {seen[key]} has it too; expected "
-                    "each once in the whole set; `--prefix-keys true` tells tars apart"
-                )
-        seen |= dict.fromkeys(read.keys, tar.name)
+def _refuse_shared_keys(surveys: dict[Path, Survey]) -> None:
+    first: dict[str, str] = {}  # the tar that has a key
+    for tar, survey in surveys.items():
+        keys = survey.index.keys.tolist()
+        if shared := [key for key in keys if key in first]:
+            raise ShardError(
+                f"{tar.name} sample {shared[0]}: duplicate key: {first[shared[0]]} has it too; "
+                "expected each once in the whole set; `--prefix-keys true` tells tars apart"
+            )
+        first |= dict.fromkeys(keys, tar.name)
 
 
-def _measured(view: View, column: int, found: dict[Path, Survey]) -> View:
-    """The view with its shape over all samples, -1 where the size of pictures varies."""
-    shapes: dict[tuple[int, ...], str] = {}
-    for read in found.values():
-        for shape, sample in read.shapes[column].items():
-            shapes.setdefault(shape, sample)
-    if view.kind == "image":
-        axes = [set(axis) for axis in zip(*shapes, strict=True)]
-        size = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
-        return view.model_copy(update={"shape": size})
-    (first, one), *others = shapes.items()
-    for other, two in others:
+def _with_shape(view: View, column: int, surveys: dict[Path, Survey]) -> View:
+    """Returns the view with its shape over all samples, -1 where the size of pictures varies."""
+    samples: dict[tuple[int, ...], str] = {}  # one of each shape
+    for survey in surveys.values():
+        samples = survey.shapes[column] | samples
+    if view.kind == "vector" and len(samples) > 1:
+        ((width,), sample), ((other_width,), other), *_ = samples.items()
         raise ShardError(
-            f"view {view.name!r} has {other[0]} values in {two} and {first[0]} in {one}; "
+            f"view {view.name!r} has {width} values in {sample} and {other_width} in {other}; "
             "expected one width"
         )
-    return view.model_copy(update={"shape": first})
+    axes = [set(axis) for axis in zip(*samples, strict=True)]
+    common = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
+    return view.model_copy(update={"shape": common})
 
 
-def _encode(layout: Layout, found: dict[Path, Survey]) -> tuple[Labels, list[NDArray[Any]]]:
-    """The labels of the set, and their array for each tar."""
-    reads = found.values()
-    labels, arrays = encode([r.keys for r in reads], [r.labels for r in reads], layout.names)
-    if layout.label is not None and labels.kind == "none":
-        raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
-    return labels, arrays
-
-
-def _write(tar: Path, read: Survey, members: list[str], labels: NDArray[Any]) -> Shard:
-    """Write the index beside a tar."""
-    path = tar.with_name(index_name(tar.name))
-    ShardIndex(
-        keys=np.array(read.keys),
-        members=np.array(members),
-        offsets=read.places[..., 0],
-        lengths=read.places[..., 1],
-        crc32=read.crc32,
-        rows=np.ones(len(read.keys), np.int64),
-        labels=labels,
-    ).write(path)
-    return Shard(
-        file=tar.name,
-        samples=len(read.keys),
-        bytes=read.bytes,
-        sha256=read.sha256,
-        index_sha256=sha256(path),
-    )
-
-
-def _with_moments(view: View, column: int, found: dict[Path, Survey]) -> View:
-    """The view with the statistics of its vectors."""
+def _with_moments(view: View, column: int, surveys: dict[Path, Survey], tars: list[Path]) -> View:
+    """Returns the view with the statistics of its vectors in some of the tars."""
     if view.kind == "image":
         return view
     moments = Moments()
-    for tar, read in found.items():
-        places = read.places[:, column]
-        for first in range(0, len(places), AT_ONCE):
-            some = places[first : first + AT_ONCE]
-            moments.add(np.stack(map_arrays(tar, some[:, 0], some[:, 1])))
+    for tar in tars:
+        index = surveys[tar].index
+        for first in range(0, len(index.keys), AT_ONCE):
+            some = slice(first, first + AT_ONCE), column
+            moments.add(np.stack(map_arrays(tar, index.offsets[some], index.lengths[some])))
     return moments.onto(view)
+
+
+def _write(tar: Path, survey: Survey, labels: NDArray[Any]) -> Shard:
+    """Write the index beside a tar."""
+    path = tar.with_name(index_name(tar.name))
+    replace(survey.index, labels=labels).write(path)
+    return Shard(
+        file=tar.name,
+        samples=len(labels),
+        bytes=survey.bytes,
+        sha256=survey.sha256,
+        index_sha256=sha256(path),
+    )

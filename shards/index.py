@@ -48,13 +48,11 @@ class ShardIndex:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.rows)])
 
     def column(self, member: str) -> int:
-        """The column of a member in `offsets` and `lengths`."""
-        found = np.flatnonzero(self.members == member)
-        if not len(found):
-            raise ShardError(
-                f"index has no member {member!r}; it has {', '.join(self.members.tolist())}"
-            )
-        return int(found[0])
+        """Returns the column of a member in `offsets` and `lengths`."""
+        members: list[str] = self.members.tolist()
+        if member not in members:
+            raise ShardError(f"index has no member {member!r}; it has {', '.join(members)}")
+        return members.index(member)
 
     def write(self, path: Path) -> None:
         """Write the index; the same index gives the same bytes (zip dates are constant)."""
@@ -114,8 +112,10 @@ def map_arrays(
     where a member is no npy file, holds pickles, or is cut.
     """
     data = np.memmap(tar, np.uint8, "r")
-    places = zip(offsets.tolist(), lengths.tolist(), strict=True)
-    return [array_at(data, offset, length, str(tar)) for offset, length in places]
+    return [
+        array_at(data, offset, length, str(tar))
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
 def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:

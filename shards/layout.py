@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,11 +18,9 @@ from shards.sources.base import WHOLE
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-WORDS = {
-    **{word: "train" for word in ("train", "training")},
-    **{word: "val" for word in ("val", "valid", "validation", "dev")},
-    **{word: "test" for word in ("test", "testing")},
-}
+WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(ing)?"}
+# Of a split in the name of a tar, as a regular expression: a word, with no letter beside it.
+BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 
 
 class Column(NamedTuple):
@@ -108,9 +106,10 @@ class Layout(BaseModel):
         if self.label_names is None:
             return None
         try:
-            names = [n.strip() for n in self.label_names.read_text(encoding="utf-8").splitlines()]
+            lines = self.label_names.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
             raise SourceError(f"label_names: {self.label_names} is not UTF-8") from None
+        names = [line.strip() for line in lines]
         for number, name in enumerate(names):
             if not name or name in names[:number]:
                 raise SourceError(
@@ -120,46 +119,43 @@ class Layout(BaseModel):
         return names
 
     def splits(self, folder: Path) -> dict[str, list[Path]]:
-        """The tars of each split, in the order of their names.
+        """Returns the tars of each split, in the order of their names.
 
         Raises:
             ShardError: there are no tars, or a name cannot stand in a manifest.
             SourceError: a tar is in no split, or in two; a split has no tar.
         """
         tars = _tars(folder)
+        patterns = BY_WORD
         if self.split:
-            patterns = [text.partition("=") for text in self.split]
-            for text, (name, _, pattern) in zip(self.split, patterns, strict=True):
-                if not name or not pattern:
-                    raise SourceError(f"split: {text!r}; expected NAME=PATTERN: train='a-*.tar'")
-                if not any(fnmatchcase(tar.name, pattern) for tar in tars):
-                    raise SourceError(
-                        f"split: no tar in {folder} is called {pattern!r}; found "
-                        f"{_some([tar.name for tar in tars])}"
-                    )
-            found = {
-                tar: {name for name, _, one in patterns if fnmatchcase(tar.name, one)}
-                for tar in tars
-            }
-            order = list(dict.fromkeys(name for name, _, _ in patterns))
-        else:
-            found = {
-                tar: {
-                    WORDS[word] for word in re.findall("[a-z]+", tar.stem.lower()) if word in WORDS
-                }
-                for tar in tars
-            }
-            order = [*dict.fromkeys(WORDS.values())]
-            if not any(found.values()):
-                return {WHOLE: tars}
-        for tar, names in found.items():
+            patterns = [_pattern(text, tars) for text in self.split]
+        splits_of = {
+            tar: {split for split, pattern in patterns if re.fullmatch(pattern, tar.name)}
+            for tar in tars
+        }
+        if not self.split and not any(splits_of.values()):
+            return {WHOLE: tars}
+        for tar, names in splits_of.items():
             if len(names) != 1:
                 raise SourceError(
                     f"split: {tar.name} is of {' and '.join(sorted(names)) or 'no split'}; "
                     "expected one; say which with --split NAME=PATTERN, or move it away"
                 )
-        splits = {name: [tar for tar in tars if name in found[tar]] for name in order}
-        return {name: tars for name, tars in splits.items() if tars}
+        used = [split for split, _ in patterns if {split} in splits_of.values()]
+        return {split: [tar for tar in tars if split in splits_of[tar]] for split in used}
+
+
+def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
+    """Parse a value of --split into a split and a regular expression that some tar matches."""
+    split, _, pattern = text.partition("=")
+    if not split or not pattern:
+        raise SourceError(f"split: {text!r}; expected NAME=PATTERN: train='a-*.tar'")
+    if not any(fnmatchcase(tar.name, pattern) for tar in tars):
+        raise SourceError(
+            f"split: no tar in {tars[0].parent} is called {pattern!r}; found "
+            f"{_some([tar.name for tar in tars])}"
+        )
+    return split, translate(pattern)
 
 
 def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
@@ -175,50 +171,50 @@ def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _tars(folder: Path) -> list[Path]:
-    """The tars of a folder, sorted; ShardError where there are none, or some would be left out."""
+    """Returns the tars of a folder, sorted; ShardError where there are none, or one is left out."""
     names = sorted(path.name for path in folder.iterdir())
     if packed := [name for name in names if name.lower().endswith(COMPRESSED)]:
         raise ShardError(
             f"{folder} holds {packed[0]}, which is compressed; expected plain tars, since nobody "
             "can seek in compressed ones; decompress it, or move it away"
         )
-    tars = [folder / name for name in names if name.endswith(".tar") and not name.startswith(".")]
+    tars = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not tars:
         raise ShardError(
             f"{folder} holds no tar; found {_some(names) or 'nothing'}; give the folder in which "
             "the tars lie"
         )
-    for tar in tars:
-        blank = {"samples": 1, "bytes": 1, "sha256": "0" * 64, "index_sha256": "0" * 64}
+    for name in tars:
         try:
-            Shard.model_validate({"file": tar.name, **blank})
+            Shard(file=name, samples=1, bytes=1, sha256="0" * 64, index_sha256="0" * 64)
         except ValidationError:
             raise ShardError(
-                f"{tar}: a manifest cannot name it; expected letters, digits, '-', '_' and single "
-                "dots; rename it"
+                f"{folder / name}: a manifest cannot name it; expected letters, digits, '-', '_' "
+                "and single dots; rename it"
             ) from None
-    return tars
+    return [folder / name for name in tars]
 
 
-def suggestion(folder: Path, first: Mapping[str, list[str]]) -> str:
-    """What to say where no view is asked for: what the first sample has, and a command for it."""
-    found = f"{folder}: no view is asked for; "
-    for key, members in first.items():
+def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
+    """Say that no view is asked for, what the first sample has, and a command for it."""
+    members = [member for sample in [*samples.values()][:1] for member in sample]
+    message = f"{folder}: no view is asked for; "
+    if members:
+        message += f"sample {next(iter(samples))} has {_some(members)}; "
 
-        def ending(*known: str) -> list[str]:
-            return [one for one in members if one.rpartition(".")[2] in known]  # noqa: B023
+    def ending(endings: tuple[str, ...]) -> list[str]:
+        return [member for member in members if member.rpartition(".")[2] in endings]
 
-        found += f"sample {key} has {_some(members)}; "
-        labels = ending(*NUMBERS) or ending(*TEXTS) or [f"{one}:FIELD" for one in ending(*JSONS)]
-        if images := ending(*PICTURES):
-            asked, labels = f"--image {' '.join(images)}", labels or ending("npy")
-        elif vectors := ending("npy"):
-            asked = f"--vector {' '.join(vectors)}"
-        else:
-            continue
-        asked += "".join(f" --label {label}" for label in labels[:1])
-        return f"{found}try `heron shards index {folder} {asked}`"
-    return f"{found}expected a picture ({', '.join(PICTURES)}) or a vector (npy) in each sample"
+    images, vectors = ending(PICTURES), ending(("npy",))
+    if not images and not vectors:
+        return (
+            f"{message}expected a picture ({', '.join(PICTURES)}) or a vector (npy) in each sample"
+        )
+    labels = ending(NUMBERS) or ending(TEXTS) or [f"{one}:FIELD" for one in ending(JSONS)]
+    words = ["--image", *images] if images else ["--vector", *vectors]
+    for label in (labels or (vectors if images else []))[:1]:
+        words += ["--label", label]
+    return f"{message}try `heron shards index {folder} {' '.join(words)}`"
 
 
 def _some(names: list[str]) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import struct
+import weakref
 import zlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.cache import LocalFile, ShardCache
 from shards.errors import DOWNLOAD, SourceError
-from shards.scratch import Scratch
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file
@@ -26,32 +29,34 @@ COMPLEX = 0x0800  # flag of a v5 array
 KINDS = ["", "cell", "struct", "object", "char", "sparse", "double", "single"]  # by their numbers
 KINDS += ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 NUMERIC = [*KINDS[6:], "logical"]
+NO_NUMBERS = np.dtype(np.void)
 STORED = ["", "i1", "u1", "i2", "u2", "i4", "u4", "f4", "", "f8", "", "", "i8", "u8"]  # the same
 
 
-class Numbers(NamedTuple):
-    """Where the numbers of a matrix are, column after column."""
-
-    dtype: np.dtype[Any]  # as stored: MATLAB writes small whole numbers of a double as bytes
-    offset: int  # in the file or, where they are packed, nothing
-    unpack: Callable[[BinaryIO], None] | None = None  # writes them out
-
-
 class Variable(NamedTuple):
-    """A variable: its name, MATLAB's class of it (or "complex"), and numbers if it has such."""
+    """A variable: its name, MATLAB's class of it (or "complex"), its shape, where its numbers are.
+
+    `dtype` is that of the stored numbers, since MATLAB writes small whole numbers of a double as
+    bytes, and NO_NUMBERS where the variable is no array of real ones. The rest is of a v5 file:
+    where the element begins, its bytes before the numbers, its length where it is compressed.
+    """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    numbers: Numbers | None = None
+    dtype: np.dtype[Any] = NO_NUMBERS
+    start: int = 0
+    skip: int = 0
+    packed: int | None = None
 
 
 class MatlabFile:
     """A MATLAB file of v5 (which `save -v6` and `-v7` write, too) or of v7.3.
 
     Opening it reads the heads of its variables alone. A matrix is mapped into memory where it
-    lies; a packed one is first unpacked, a piece at a time, into a scratch file that all processes
-    share that have this file open.
+    lies; a packed one is first unpacked, a piece at a time, into a file of the cache's folder that
+    all processes share, and that the last of them removes. (scipy.io.loadmat would hold the whole
+    matrix in memory, in each of them.)
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,16 +64,15 @@ class MatlabFile:
         self.path = path
         with path.open("rb") as stream:
             start = stream.read(512 + len(HDF5))  # v7.3 puts its own 512 bytes before HDF5's
-        hdf5 = start.startswith(HDF5) or start.endswith(HDF5)
-        found = _hdf5_variables(path) if hdf5 else _variables(path, start)
+        self._hdf5 = start.startswith(HDF5) or start.endswith(HDF5)
+        variables = _hdf5_variables(path) if self._hdf5 else _variables(path, start)
         # What else there is has no name in MATLAB: `#refs#` of v7.3, or mischief such as `../x`.
-        self.variables = {v.name: v for v in found if v.name.isascii() and v.name.isidentifier()}
-        packed = any(v.numbers and v.numbers.unpack for v in self.variables.values())
-        self._scratch = Scratch(path) if packed else None
+        named = [v for v in variables if v.name.isascii() and v.name.isidentifier()]
+        self.variables = {variable.name: variable for variable in named}
         self._mapped: dict[str, NDArray[Any]] = {}
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Rows and columns of a matrix; SourceError where there is none of real numbers."""
+        """Returns rows and columns of a matrix; SourceError where it is none of real numbers."""
         if (variable := self.variables.get(name)) is None:
             known = ", ".join(self.variables) or "none"
             raise SourceError(
@@ -76,7 +80,7 @@ class MatlabFile:
                 f"publisher made it; {DOWNLOAD}"
             )
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
-        if variable.numbers is None or not rows * columns:
+        if variable.dtype == NO_NUMBERS or not rows * columns:
             raise SourceError(
                 f"{self.path.name}: {name} is {variable.kind} {_times(variable.shape)}; expected "
                 "a matrix of real numbers, full and not empty"
@@ -84,20 +88,40 @@ class MatlabFile:
         return rows, columns
 
     def matrix(self, name: str) -> NDArray[Any]:
-        """A matrix [rows, columns], mapped into memory, in the type that is stored."""
-        shape, numbers = self.shape(name), self.variables[name].numbers
-        if name not in self._mapped and numbers is not None:
-            path, offset = self.path, numbers.offset
-            if numbers.unpack is not None and self._scratch is not None:
-                size = math.prod(shape) * numbers.dtype.itemsize
-                path, offset = self._scratch.file(f"{name}.bin", size, numbers.unpack), 0
-            mapped = np.memmap(path, numbers.dtype, "r", offset, shape, "F")
+        """Returns a matrix [rows, columns], mapped into memory, in the type that is stored."""
+        if name not in self._mapped:
+            shape, variable = self.shape(name), self.variables[name]
+            path, offset = self.path, variable.start + variable.skip
+            if self._hdf5 or variable.packed is not None:
+                path, offset = self._unpacked(variable), 0
+            mapped = np.memmap(path, variable.dtype, "r", offset, shape, "F")
             self._mapped[name] = mapped.view(np.ndarray)  # a memmap's slices are slower
         return self._mapped[name]
 
+    def _unpacked(self, variable: Variable) -> Path:
+        """Returns a file of the numbers alone, which the first process that asks for it writes."""
+        cache = ShardCache(ShardCache(limit=0).folder / "unpacked", limit=1 << 60)
+        cache.clear()  # of what builds that were killed have left
+        state = self.path.stat()
+        identity = self.path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, variable
+        size = math.prod(variable.shape) * variable.dtype.itemsize
+
+        def unpack(stream: BinaryIO) -> None:
+            with open(os.dup(stream.fileno()), "r+b") as out:
+                (_unpack_hdf5 if self._hdf5 else _unpack)(self.path, variable, out)
+
+        held = cache.get(hashlib.sha256(repr(identity).encode()).hexdigest(), size, unpack)
+        weakref.finalize(self, _leave, held, cache)
+        return held.path
+
+
+def _leave(held: LocalFile, cache: ShardCache) -> None:
+    held.close()
+    cache.clear()
+
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:
-    """The variables of a v5 file; numbers that are not asked for are not even read."""
+    """Read the heads of the variables of a v5 file, and none of their numbers."""
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(start[124:HEADER])  # v5, and its ends
     if order is None:
         raise SourceError(_stranger(path, start))
@@ -115,10 +139,11 @@ def _variables(path: Path, start: bytes) -> Iterator[Variable]:
                 )
             try:
                 if kind == COMPRESSED:
-                    head = next(_inflated(stream, length))
-                    yield _variable(path, order, head, (at + 8, length))
+                    variable = _variable(order, next(_inflated(stream, length)))
+                    yield variable._replace(start=at + 8, packed=length)
                 elif kind == MATRIX:
-                    yield _variable(path, order, tag + stream.read(min(HEAD, length)), at)
+                    variable = _variable(order, tag + stream.read(min(HEAD, length)))
+                    yield variable._replace(start=at)
                 else:
                     raise ValueError(f"an element of type {kind}")
             except (ValueError, struct.error, zlib.error) as fault:
@@ -129,39 +154,33 @@ def _variables(path: Path, start: bytes) -> Iterator[Variable]:
             at = end
 
 
-def _variable(path: Path, order: str, head: bytes, place: int | tuple[int, int]) -> Variable:
-    """A variable from the head of its element.
+def _variable(order: str, head: bytes) -> Variable:
+    """Parse the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
 
-    `place` is where the element begins or, of a compressed one, where its zlib data do and their
-    bytes.
+    The layout is that of MathWorks' "MAT-File Level 5 File Format".
     """
     kind, length = struct.unpack_from(f"{order}II", head)
-    flags_at, _, flags_end, _ = _piece(head, 8, order)
+    flags_at, _, flags_end, _ = _part(head, 8, order)
     (flags,) = struct.unpack_from(f"{order}I", head, flags_at)
     if kind != MATRIX or not 0 < flags & 0xFF < len(KINDS):
         return Variable("", "opaque", ())  # a function or a class of the user's, laid out otherwise
-    at, size, end, _ = _piece(head, flags_end, order)
+    at, size, end, _ = _part(head, flags_end, order)
     shape = struct.unpack_from(f"{order}{size // 4}I", head, at)
-    at, size, end, _ = _piece(head, end, order)
+    at, size, end, _ = _part(head, end, order)
     name, kind_name = head[at : at + size].decode("latin-1"), KINDS[flags & 0xFF]
     if flags & COMPLEX or kind_name not in NUMERIC:
-        kind_name = f"complex {kind_name}" if flags & COMPLEX else kind_name
-        return Variable(name, kind_name, shape)
-    at, size, _, stored = _piece(head, end, order)
+        return Variable(name, "complex " * bool(flags & COMPLEX) + kind_name, shape)
+    at, size, _, stored = _part(head, end, order)
     if stored >= len(STORED) or not STORED[stored]:
         raise ValueError(f"numbers of type {stored} in {name}")
     dtype = np.dtype(order + STORED[stored])
     if size != math.prod(shape) * dtype.itemsize or at + size > 8 + length:
         raise ValueError(f"{name} of {_times(shape)} in {size:,} bytes of {dtype.name}")
-    if isinstance(place, int):
-        return Variable(name, kind_name, shape, Numbers(dtype, place + at))
-    return Variable(
-        name, kind_name, shape, Numbers(dtype, 0, partial(_unpack, path, name, *place, at, size))
-    )
+    return Variable(name, kind_name, shape, dtype, skip=at)
 
 
-def _piece(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
-    """Where the data of a part of an element begin, their bytes, where the next is, their type."""
+def _part(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
+    """Returns where the data of a part begin, their bytes, where the next part is, their type."""
     kind, size = struct.unpack_from(f"{order}II", head, at)
     if kind >> 16:  # four bytes at most lie within the tag
         return at + 4, kind >> 16, at + 8, kind & 0xFFFF
@@ -169,7 +188,7 @@ def _piece(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
 
 
 def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
-    """What the next `length` bytes of a stream are when inflated, at most CHUNK at a time."""
+    """Inflate the next `length` bytes of a stream, at most CHUNK at a time."""
     zipped = zlib.decompressobj()
     while not zipped.eof:
         packed = zipped.unconsumed_tail
@@ -182,53 +201,40 @@ def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
         yield piece
 
 
-def _unpack(
-    path: Path, name: str, start: int, length: int, skip: int, size: int, out: BinaryIO
-) -> None:
-    """Write `size` bytes of the numbers of a compressed element, `skip` from its start."""
-    left = size
+def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
+    """Write the numbers of a compressed element."""
+    assert variable.packed is not None
+    size = left = math.prod(variable.shape) * variable.dtype.itemsize
+    skip = variable.skip
     try:
         with path.open("rb") as stream:
-            stream.seek(start)
-            for piece in _inflated(stream, length):
-                numbers = memoryview(piece)[skip : skip + left]
+            stream.seek(variable.start)
+            for piece in _inflated(stream, variable.packed):
+                left -= out.write(memoryview(piece)[skip : skip + left])
                 skip = max(skip - len(piece), 0)
-                left -= out.write(numbers)
         fault = f"{left:,} of {size:,} bytes are missing" if left else ""
     except zlib.error as error:
         fault = str(error)
     if fault:
-        raise SourceError(f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD}")
+        raise SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD}")
 
 
 def _hdf5_variables(path: Path) -> list[Variable]:
-    """The variables of a v7.3 file."""
-    h5py = _h5py(path)
+    """Read the heads of the variables of a v7.3 file."""
     try:
         with h5py.File(path, "r") as file:
-            links = {name: file.get(name, getlink=True) for name in file}
             return [
-                _hdf5_variable(path, name, file[name])
-                for name, link in links.items()
-                if isinstance(link, h5py.HardLink)  # others may lead to any file
+                _hdf5_variable(name, file[name])
+                for name in file
+                # Other links may lead to any file.
+                if isinstance(file.get(name, getlink=True), h5py.HardLink)
             ]
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
         raise SourceError(f"{path.name}: damaged HDF5 ({fault}); {DOWNLOAD}") from None
 
 
-def _h5py(path: Path) -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise SourceError(
-            f"{path.name}: a file of MATLAB v7.3, which is HDF5; expected h5py to read it with; "
-            "pip install h5py"
-        ) from None
-    return h5py
-
-
-def _hdf5_variable(path: Path, name: str, item: Any) -> Variable:
-    """A variable from its object in the file, whose axes MATLAB stores in reverse."""
+def _hdf5_variable(name: str, item: Any) -> Variable:
+    """Describe an object of the file, whose axes MATLAB stores in reverse."""
     name_of_kind = item.attrs.get("MATLAB_class", b"")
     kind = name_of_kind.decode("latin-1") if isinstance(name_of_kind, bytes) else "unknown"
     shape = () if "MATLAB_empty" in item.attrs else getattr(item, "shape", None) or ()
@@ -241,41 +247,38 @@ def _hdf5_variable(path: Path, name: str, item: Any) -> Variable:
         return Variable(name, kind, shape[::-1])
     if item.is_virtual or item.external:
         return Variable(name, f"{kind} in another file", shape[::-1])
-    offset = item.id.get_offset()  # of one stretch of the file; None for chunks
-    if offset is not None and offset + item.nbytes > path.stat().st_size:
-        raise OSError(f"{name} goes beyond the end of the file")
-    unpack = partial(_unpack_hdf5, path, name) if offset is None else None
-    return Variable(name, kind, shape[::-1], Numbers(dtype, offset or 0, unpack))
+    return Variable(name, kind, shape[::-1], dtype)
 
 
-def _unpack_hdf5(path: Path, name: str, out: BinaryIO) -> None:
+def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
     """Write the columns of a data set of HDF5, reading whole chunks."""
-    with _h5py(path).File(path, "r") as file:
+    name = variable.name
+    with h5py.File(path, "r") as file:
         data = file[name]
         columns, rows = data.shape
-        wide, high = data.chunks or (1, rows)
-        held = wide * high * data.dtype.itemsize
+        held = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
         if held > LARGEST_CHUNK:
             raise SourceError(
                 f"{path.name}: {name} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} "
                 f"at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
             )
-        step = max(1, 4 * CHUNK // held) * high
-        for column in range(0, columns, wide):
-            for row in range(0, rows, step):
-                try:
-                    block = data[column : column + wide, row : row + step]
-                except OSError as fault:
-                    raise SourceError(
-                        f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD}"
-                    ) from None
-                for number, values in enumerate(block, column):
-                    out.seek((number * rows + row) * values.itemsize)
-                    out.write(values)
+        # One stretch of the file where there are no chunks: a column at a time.
+        places = (
+            data.iter_chunks() if data.chunks else (np.s_[at : at + 1, :] for at in range(columns))
+        )
+        for place in places:
+            try:
+                block = data[place]
+            except OSError as fault:
+                raise SourceError(f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD}") from None
+            first, row = place[0].start, place[1].start or 0
+            for column, values in enumerate(block, first):
+                out.seek((column * rows + row) * values.itemsize)
+                out.write(values)
 
 
 def _stranger(path: Path, start: bytes) -> str:
-    """What to say of a file that is neither v5 nor v7.3."""
+    """Say what a file is that is neither v5 nor v7.3."""
     if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
         found = f"it begins with {start[:16]!r}"
     elif len(start) < HEADER:

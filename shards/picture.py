@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, kind: Kind | None = None) -> Header:
-    """The header of a picture, of either kind or of one; ValueError says what is wrong."""
+    """Returns the header of a picture, of either kind or of one; ValueError says what is wrong."""
     if data.startswith(JPEG):
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
@@ -48,7 +48,7 @@ def read_header(data: bytes, kind: Kind | None = None) -> Header:
 
 
 def read_header_of(path: Path, kind: Kind | None = None) -> Header:
-    """The header of a picture's file, of which no more is read than is needed."""
+    """Returns the header of a picture's file, of which no more is read than is needed."""
     with path.open("rb") as stream:
         head = stream.read(HEAD)
         try:

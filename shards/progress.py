@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 
 def progress_bar(**settings: Any) -> "tqdm[Any]":
-    """A tqdm bar with `settings`; in a log it is plain ASCII and written every ten seconds.
+    """Returns a tqdm bar with `settings`; in a log, plain ASCII that is written every ten seconds.
 
     Schedulers cut what the processes of a job print into pieces and interleave them, which breaks
     characters of several bytes; and ten lines a second fill a log that nobody watches.

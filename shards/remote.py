@@ -48,7 +48,7 @@ class Retry:
     timeout_s: float = 60.0
 
     def pause(self, failed: int) -> float:
-        """Seconds to wait after so many failed attempts."""
+        """Returns the seconds to wait after so many failed attempts."""
         whole = min(self.longest_s, self.pause_s * 2.0 ** (failed - 1))
         return whole * random.uniform(0.5, 1)  # noqa: S311
 
@@ -90,15 +90,15 @@ class Remote:
         self._opened: tuple[int, Any, str] | None = None  # process, file system, path of the root
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the connection."""
+        """Returns all but the connection."""
         return self.__dict__ | {"_opened": None}
 
     def __repr__(self) -> str:
-        """The address: options may hold secrets."""
+        """Returns the address alone: options may hold secrets."""
         return f"Remote({self.where()!r})"
 
     def where(self, name: str = "") -> str:
-        """The address of a file, without passwords, for messages."""
+        """Returns the address of a file, without passwords, for messages."""
         shown = re.sub(r"//[^/@]*@", "//", self._split()[0])
         return f"{shown}/{name}" if name else shown
 
@@ -128,7 +128,7 @@ class Remote:
             raise fault.__cause__ from None
 
     def names(self) -> set[str] | None:
-        """The names of all files, or None where the protocol lists no folders."""
+        """Returns the names of all files, or None where the protocol lists no folders."""
         if self._is_http():
             return None
 
@@ -169,7 +169,7 @@ class Remote:
         )
 
     def _chunks(self, name: str, body: _Body) -> Iterator[bytes]:
-        """The bytes from where the body is, or all of them where the server gives no part."""
+        """Yields the bytes from where the body is, or all where the server gives no part."""
         fs, root = self._connect()
         path = self._join(root, name)
         if self._is_http():
@@ -189,7 +189,7 @@ class Remote:
                     yield chunk
 
     def _http(self, fs: Any, path: str, body: _Body) -> Iterator[bytes]:
-        """One request, streamed: a part of it that came is not asked for again."""
+        """Streams one request: a part of it that came is not asked for again."""
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if body.written:
             headers["Range"] = f"bytes={body.written}-"
@@ -210,7 +210,7 @@ class Remote:
         return function(*args, **kwargs)
 
     def _connect(self) -> tuple[Any, str]:
-        """The file system of this process, and the folder's path there."""
+        """Returns the file system of this process, and the folder's path there."""
         if self._opened is None or self._opened[0] != os.getpid():
             try:
                 from fsspec.core import url_to_fs
@@ -233,7 +233,7 @@ class Remote:
         return self._opened[1], self._opened[2]
 
     def _patience(self) -> dict[str, Any]:
-        """The timeouts, in each protocol's words; options of the same name win."""
+        """Returns the timeouts, in each protocol's words; options of the same name win."""
         seconds = self.retry.timeout_s
         if self._is_http():
             from aiohttp import ClientTimeout
@@ -258,7 +258,7 @@ class Remote:
         return self._is("http", "https")
 
     def _split(self) -> tuple[str, str]:
-        """The URL, and the query that signs it, which only HTTP has."""
+        """Splits the URL from the query that signs it, which only HTTP has."""
         address, mark, query = self.url.partition("?") if self._is_http() else (self.url, "", "")
         return address.rstrip("/"), mark + query
 
@@ -267,7 +267,7 @@ class Remote:
         return f"{address}/{name}{query}" if self._is_http() else f"{root}/{name}"
 
     def _words(self, fault: BaseException) -> str:
-        """A fault on one line, without secrets."""
+        """Returns a fault on one line, without secrets."""
         if isinstance(fault, _Damaged):
             return str(fault)
         if isinstance(fault, TimeoutError) and not str(fault):
@@ -280,19 +280,19 @@ class Remote:
         return line[:300]
 
     def _secrets(self) -> list[str]:
-        """What must not be shown: of the URL, and the options that look like it."""
-        found = [self._split()[1].lstrip("?"), *re.findall(r"//([^/@]*)@", self._split()[0])]
+        """Returns what must not be shown: of the URL, and the options that look like it."""
+        secrets = [self._split()[1].lstrip("?"), *re.findall(r"//([^/@]*)@", self._split()[0])]
         left: list[tuple[str, Any]] = list(self.options.items())
         while left:
             key, value = left.pop()
             if isinstance(value, dict):
-                left += [(f"{key}.{name}", part) for name, part in value.items()]
+                left += [(f"{key}.{name}", item) for name, item in value.items()]
             elif isinstance(value, str) and re.search("key|secret|token|pass|auth|sig|cred", key):
-                found.append(value)
-        return [secret for secret in found if secret]
+                secrets.append(value)
+        return [secret for secret in secrets if secret]
 
     def _final(self, fault: Exception, name: str, words: str) -> ShardError | None:
-        """The error to stop with, or None where another attempt may help."""
+        """Returns the error to stop with, or None where another attempt may help."""
         where, status = self.where(name), _status(fault)
         kinds = {kind.__name__ for kind in type(fault).__mro__}
         if isinstance(fault, ShardError):
@@ -360,7 +360,7 @@ class _Body:
 
 
 def _status(fault: BaseException) -> int | None:
-    """The HTTP status behind a fault of any library, where there is one."""
+    """Returns the HTTP status behind a fault of any library, where there is one."""
     for one in (fault, fault.__cause__):
         response = getattr(one, "response", None)
         if isinstance(response, dict):  # botocore

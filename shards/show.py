@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from shards.errors import ShardError
 from shards.index import ShardIndex, array_at
@@ -20,8 +20,8 @@ CELL = 96  # least width of a picture on the contact sheet, in pixels
 
 
 def show(folder: Path | str | Store) -> str:
-    """What is inside, as text: views, splits, labels and how frequent they are, provenance."""
-    store = folder if isinstance(folder, Store) else open_store(folder)
+    """Returns a table of views, splits, labels and how frequent they are, and the provenance."""
+    store = open_store(folder)
     return "\n".join(_lines(store, load_manifest(store)))
 
 
@@ -58,7 +58,7 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
-    """The share of labelled rows that have each label; of hierarchies, the finest level's."""
+    """Returns the share of labelled rows that have each label; of hierarchies, the finest level."""
     names = manifest.labels.names
     counts = np.zeros(len(names))
     rows = 0
@@ -88,7 +88,7 @@ def contact_sheet(
     captions: bool = False,
 ) -> None:
     """Draw the first pictures of a split (by default the first split) on one sheet."""
-    store = folder if isinstance(folder, Store) else open_store(folder)
+    store = open_store(folder)
     path = Path(path)
     if path.suffix.lower() not in PICTURES:
         raise ShardError(
@@ -118,8 +118,7 @@ def contact_sheet(
     pen = ImageDraw.Draw(sheet)
     for number, (key, image) in enumerate(pictures):
         x, y = number % across * cell, number // across * (cell + line)
-        scale = cell / max(image.size)
-        fitted = image.resize((round(image.width * scale), round(image.height * scale)))
+        fitted = ImageOps.contain(image, (cell, cell))
         sheet.paste(fitted, (x + (cell - fitted.width) // 2, y))
         if captions:
             pen.text((x + 3, y + cell + 1), key, fill="black")
@@ -131,30 +130,25 @@ def _pictures(
 ) -> Iterator[tuple[str, Image.Image]]:
     for shard in manifest.splits[split]:
         index = _index(store, shard)
-        with (
-            store.local(shard.file, shard.bytes, shard.sha256) as held,
-            held.path.open("rb") as stream,
-        ):
-            for key, offsets, lengths in zip(
-                index.keys.tolist(), index.offsets, index.lengths, strict=True
-            ):
+        with store.local(shard.file, shard.bytes, shard.sha256) as held:
+            data = np.memmap(held.path, np.uint8, "r")
+            starts, lengths = index.offsets[:, column].tolist(), index.lengths[:, column].tolist()
+            for key, start, length in zip(index.keys.tolist(), starts, lengths, strict=True):
                 if count <= 0:
                     return
-                stream.seek(int(offsets[column]))
-                data = stream.read(int(lengths[column]))
-                found: list[tuple[str, Image.Image]]
+                payload = data[start : start + length].tobytes()
                 if manifest.block_rows is None:
-                    found = [(key, Image.open(BytesIO(data)))]
+                    pictures = [(key, Image.open(BytesIO(payload)).convert("RGB"))]
                 else:
-                    found = _raw(key, data, shard.file)[:count]
-                count -= len(found)
-                for name, picture in found:
-                    yield name, picture.convert("RGB")
+                    pictures = _raw(key, payload, shard.file)[:count]
+                count -= len(pictures)
+                yield from pictures
 
 
-def _raw(key: str, data: bytes, file: str) -> list[tuple[str, Image.Image]]:
-    """The raw pictures of a block [rows, height, width, channels]."""
-    block = array_at(np.frombuffer(data, np.uint8), 0, len(data), f"{file} sample {key}")
+def _raw(key: str, payload: bytes, file: str) -> list[tuple[str, Image.Image]]:
+    """Returns the raw pictures of a block [rows, height, width, channels]."""
+    where = f"{file} sample {key}"
+    block = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), where)
     if block.shape[-1] == 1:
         block = block[..., 0]  # grey, as Pillow has it
-    return [(f"{key}/{place}", Image.fromarray(pixels)) for place, pixels in enumerate(block)]
+    return [(f"{key}/{row}", Image.fromarray(x).convert("RGB")) for row, x in enumerate(block)]

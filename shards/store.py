@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shards.cache import Cache, Held
+from shards.cache import LocalFile, ShardCache
 from shards.errors import ShardError
 from shards.remote import Missing, Remote, Retry
 
@@ -22,24 +22,24 @@ class Store(ABC):
     """The files of a data set, by their names in its manifest."""
 
     def __str__(self) -> str:
-        """Where it is."""
+        """Returns where it is."""
         return self.where()
 
     @abstractmethod
     def where(self, name: str = "") -> str:
-        """The path or address of a file, or of the folder, for messages."""
+        """Returns the path or address of a file, or of the folder, for messages."""
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """A small file, as it is now; Missing where there is none."""
+        """Returns a small file, as it is now; Missing where there is none."""
 
     @abstractmethod
     def names(self) -> set[str] | None:
-        """The names of all files, or None where they cannot be listed."""
+        """Returns the names of all files, or None where they cannot be listed."""
 
     @abstractmethod
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
-        """A local file with the bytes of one of the store's, until it is closed.
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+        """Returns a local file with the bytes of one of the store's, until it is closed.
 
         Args:
             name: a tar's or an index's.
@@ -54,10 +54,10 @@ class Store(ABC):
 
     @abstractmethod
     def copies(self, *names: str) -> AbstractContextManager[Path]:
-        """A local folder where these files lie as they are now, without those that are missing."""
+        """Gives a local folder with these files as they are now, without those that are missing."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a (small) file."""
+        """Tells whether there is such a (small) file."""
         try:
             self.read_bytes(name)
         except Missing:
@@ -72,27 +72,27 @@ class LocalStore(Store):
     folder: Path
 
     def where(self, name: str = "") -> str:
-        """The path."""
+        """Returns the path."""
         return str(self.folder / name)
 
     def read_bytes(self, name: str) -> bytes:
-        """A small file."""
+        """Returns a small file."""
         try:
             return (self.folder / _plain(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(f"{self.where(name)}: no such file") from None
 
     def names(self) -> set[str]:
-        """The names of all files."""
+        """Returns the names of all files."""
         return {path.name for path in self.folder.iterdir()}
 
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
-        """The file in place."""
-        return Held(self.folder / _plain(name))
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+        """Returns the file in place."""
+        return LocalFile(self.folder / _plain(name))
 
     @contextmanager
     def copies(self, *names: str) -> Iterator[Path]:
-        """The folder itself: nothing is copied."""
+        """Gives the folder itself: nothing is copied."""
         yield self.folder
 
 
@@ -101,35 +101,35 @@ class RemoteStore(Store):
     """A folder behind a URL: files are fetched whole into a cache, and used there."""
 
     remote: Remote
-    given: Cache | None = field(default=None, repr=False)
+    given: ShardCache | None = field(default=None, repr=False)
 
     @cached_property
-    def cache(self) -> Cache:
+    def cache(self) -> ShardCache:
         """The given cache, or the default one."""
-        return self.given or Cache()
+        return self.given or ShardCache()
 
     def where(self, name: str = "") -> str:
-        """The address, without secrets."""
+        """Returns the address, without secrets."""
         return self.remote.where(name)
 
     def read_bytes(self, name: str) -> bytes:
-        """A small file, fetched every time."""
+        """Fetches a small file every time."""
         stream = BytesIO()
         self.remote.fetch(_plain(name), stream)
         return stream.getvalue()
 
     def names(self) -> set[str] | None:
-        """The names of all files; None over HTTP."""
+        """Returns the names of all files; None over HTTP."""
         return self.remote.names()
 
-    def local(self, name: str, size: int | None, sha256: str) -> Held:
-        """The file in the cache, fetched where it is not there."""
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+        """Returns the file in the cache, which is fetched where it is not there."""
         fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
         return self.cache.get(sha256, size, fetch)
 
     @contextmanager
     def copies(self, *names: str) -> Iterator[Path]:
-        """A temporary folder; the cache would hide what is wrong with the files now."""
+        """Gives a temporary folder; the cache would hide what is wrong with the files now."""
         with TemporaryDirectory(prefix="heron-") as made:
             folder = Path(made)
             for name in names:
@@ -148,19 +148,22 @@ class RemoteStore(Store):
 
 
 def open_store(
-    folder: str | Path,
-    cache: Cache | None = None,
+    folder: str | Path | Store,
+    cache: ShardCache | None = None,
     options: dict[str, Any] | None = None,
     retry: Retry | None = None,
 ) -> Store:
-    """The store of a path or a URL; nothing is read yet.
+    """Returns the store of a path or a URL; nothing is read yet.
 
     Args:
-        folder: a local path, file:// or any URL that fsspec knows: s3, https, hf, gs, memory, …
-        cache: of remote files; by default `Cache()`.
+        folder: a local path, file:// or any URL that fsspec knows: s3, https, hf, gs, memory, …;
+            a store is returned as it is.
+        cache: of remote files; by default `ShardCache()`.
         options: storage options of fsspec, of remote files.
         retry: of remote files; by default `Retry()`.
     """
+    if isinstance(folder, Store):
+        return folder
     text = str(folder)
     if text.startswith("file://"):
         return LocalStore(Path(text.removeprefix("file://")))
@@ -170,7 +173,7 @@ def open_store(
 
 
 def _plain(name: str) -> str:
-    """A manifest names files of its folder; a path would leave it."""
+    """Returns a name as it is; ShardError where it is a path, which may leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise ShardError(
             f"{name!r}: not a file of the data set; expected a name with no path in it"

@@ -1,4 +1,4 @@
-"""What one tar of others holds: the places, checksums, sizes and labels of its samples."""
+"""The survey of one tar of others: where its samples lie, their checksums, sizes and labels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from shards.layout import Column, Layout
 from shards.manifest import Manifest
 from shards.picture import read_header
 from shards.sources.base import sha256
-from shards.tarball import Place, contents
+from shards.tarball import ByteRange, contents
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What one tar holds: places [samples, views, 2] and crc32 [samples, views]."""
+    """What one tar holds: its index but for the labels, and the labels as they are stated.
 
-    keys: list[str]
-    places: NDArray[np.int64]
-    crc32: NDArray[np.uint32]
+    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
+    """
+
+    index: ShardIndex
     labels: list[Label | None]
     shapes: list[dict[tuple[int, ...], str]]  # of each view, and a sample that has it
     skipped: list[str]
@@ -38,25 +39,18 @@ class Survey:
     sha256: str
 
 
-def survey(layout: Layout, tar: Path) -> Survey:
-    """Read one tar.
-
-    Raises:
-        ShardError: it is damaged, or a sample is and `on_error` is "raise".
-    """
-    found = contents(tar)
-    keys, places, sums, labels, skipped = [], [], [], [], []
+def survey_tar(layout: Layout, tar: Path) -> Survey:
+    """Read one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
+    listed = contents(tar)
+    keys, ranges, checksums, labels, skipped = [], [], [], [], []
     shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
-    used = {suffix for column in layout.columns for suffix in column.suffixes}
-    if layout.annotation is not None:
-        used.add(layout.annotation.suffix)
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for key, members in found.samples.items():
+        for key, members in listed.samples.items():
             try:
-                spots = [_place(column, members) for column in layout.columns]
-                views = [data[spot.offset : spot.offset + spot.length] for spot in spots]
-                sizes = [_size(*one) for one in zip(layout.columns, views, strict=True)]
-                label = _label(layout, members, data)
+                spans = [_member(column, members) for column in layout.columns]
+                views = [data[span.offset : span.offset + span.length] for span in spans]
+                sizes = [_shape(*one) for one in zip(layout.columns, views, strict=True)]
+                labels.append(_label(layout, members, data))
             except ValueError as fault:
                 line = f"{tar.name} sample {key} {fault}"
                 if layout.on_error == "raise":
@@ -64,59 +58,62 @@ def survey(layout: Layout, tar: Path) -> Survey:
                 skipped.append(line)
                 continue
             keys.append(f"{tar.stem}/{key}" if layout.prefix_keys else key)
-            places.append(spots)
-            sums.append([zlib.crc32(view) for view in views])
-            labels.append(label)
+            ranges.append(spans)
+            checksums.append([zlib.crc32(view) for view in views])
             for shape, size in zip(shapes, sizes, strict=True):
                 shape.setdefault(size, f"{tar.name} sample {key}")
     if not keys:
         raise ShardError(
-            f"{tar.name} holds no sample that can be indexed: {len(found.samples)} samples, "
-            f"{len(found.strays)} files of none; expected some"
+            f"{tar.name} holds no sample that can be indexed: {len(listed.samples)} samples, "
+            f"{len(listed.strays)} files of none; expected some"
             + "".join(f"; {line}" for line in skipped[:1])
         )
+    used = {suffix for column in layout.columns for suffix in column.suffixes}
+    if layout.annotation is not None:
+        used.add(layout.annotation.suffix)
     return Survey(
-        keys=keys,
-        places=np.array(places, np.int64),
-        crc32=np.array(sums, np.uint32),
+        index=ShardIndex(
+            keys=np.array(keys),
+            members=np.array([column.suffixes[0] for column in layout.columns]),
+            offsets=np.array(ranges, np.int64)[..., 0],
+            lengths=np.array(ranges, np.int64)[..., 1],
+            crc32=np.array(checksums, np.uint32),
+            rows=np.ones(len(keys), np.int64),
+            labels=np.full(len(keys), -1),
+        ),
         labels=labels,
         shapes=shapes,
         skipped=skipped,
-        strays=[f"{tar.name} {path}" for path in found.strays],
-        others={suffix for members in found.samples.values() for suffix in members} - used,
+        strays=[f"{tar.name} {path}" for path in listed.strays],
+        others={suffix for members in listed.samples.values() for suffix in members} - used,
         bytes=tar.stat().st_size,
         sha256=sha256(tar),
     )
 
 
 def indexed(tar: Path, manifest: Manifest, index: ShardIndex) -> dict[str, list[Member]]:
-    """The samples of a tar that its index has, each with those members that lie where it says."""
+    """Returns the samples of a tar that its index has, with the members that lie where it says."""
     prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
-    numbers = {key.removeprefix(prefix): n for n, key in enumerate(index.keys.tolist())}
+    listed = contents(tar).samples
     samples = {}
-    for key, members in contents(tar).samples.items():
-        if (number := numbers.get(key)) is not None:
-            present = set(members.values())
-            places = zip(
-                index.offsets[number].tolist(), index.lengths[number].tolist(), strict=True
-            )
-            spots = zip(manifest.members, map(Place._make, places), strict=True)
-            name = str(index.keys[number])
-            samples[name] = [Member(name, one, *at) for one, at in spots if at in present]
-    return samples
+    for key, *spans in zip(index.keys.tolist(), index.offsets, index.lengths, strict=True):
+        present = set(listed.get(key.removeprefix(prefix), {}).values())
+        members = zip(manifest.members, *(span.tolist() for span in spans), strict=True)
+        samples[key] = [Member(key, *member) for member in members if member[1:] in present]
+    return {key: members for key, members in samples.items() if key.removeprefix(prefix) in listed}
 
 
-def _place(column: Column, members: dict[str, Place]) -> Place:
-    found = [suffix for suffix in column.suffixes if suffix in members]
-    if len(found) != 1:
+def _member(column: Column, members: dict[str, ByteRange]) -> ByteRange:
+    present = [suffix for suffix in column.suffixes if suffix in members]
+    if len(present) != 1:
         wanted = " or ".join(map(repr, column.suffixes))
-        fault = "has both" if found else "lacks"
+        fault = "has both" if present else "lacks"
         raise ValueError(f"{fault} {wanted}; found {list(members)[:8]}; expected one of each view")
-    return members[found[0]]
+    return members[present[0]]
 
 
-def _size(column: Column, payload: bytes) -> tuple[int, ...]:
-    """The shape of a view of one sample, of which a picture's header alone is read."""
+def _shape(column: Column, payload: bytes) -> tuple[int, ...]:
+    """Returns the shape of a view of one sample, of which a picture's header alone is read."""
     try:
         if column.kind == "vector":
             return _vector(payload).shape
@@ -138,8 +135,8 @@ def _vector(payload: bytes) -> NDArray[np.float32]:
     return array
 
 
-def _label(layout: Layout, members: dict[str, Place], data: mmap.mmap) -> Label | None:
-    """The label of one sample, None where it is unlabelled and may be."""
+def _label(layout: Layout, members: dict[str, ByteRange], data: mmap.mmap) -> Label | None:
+    """Returns the label of one sample, None where it is unlabelled and may be."""
     annotation = layout.annotation
     if annotation is None:
         return None

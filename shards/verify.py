@@ -24,7 +24,7 @@ PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What was looked at, and everything that was wrong with it."""
 
     shards: int
@@ -39,7 +39,7 @@ class Report:
         return not self.faults
 
     def __str__(self) -> str:
-        """One line, or one line a fault."""
+        """Returns one line, or one line a fault."""
         looked = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
         if not self.listed:
             looked += " (extra files were not looked for: HTTP lists no folders)"
@@ -48,13 +48,13 @@ class Report:
         return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
 
 
-def verify(folder: Path | str | Store) -> Report:
+def verify(folder: Path | str | Store) -> Verification:
     """Compare a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
     Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
     where the protocol lists folders, which HTTP does not.
     """
-    store = folder if isinstance(folder, Store) else open_store(folder)
+    store = open_store(folder)
     manifest = load_manifest(store)
     shards = [shard for shards in manifest.splits.values() for shard in shards]
     known = {name for shard in shards for name in (shard.file, shard.index_file)}
@@ -63,16 +63,16 @@ def verify(folder: Path | str | Store) -> Report:
     faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
     seen: dict[str, str] = {}  # key to shard, over the whole data set
     for shard in shards:
-        with store.copies(shard.file, shard.index_file) as place:
-            tar, index = place / shard.file, place / shard.index_file
+        with store.copies(shard.file, shard.index_file) as copies:
+            tar, index = copies / shard.file, copies / shard.index_file
             faults += _file_faults(tar, shard.sha256, shard.bytes)
             faults += _file_faults(index, shard.index_sha256, None)
             if tar.exists() and index.exists():
                 try:
-                    faults += _shard_faults(place, manifest, shard, seen)
+                    faults += _shard_faults(copies, manifest, shard, seen)
                 except ShardError as fault:  # no use in going on with this one
                     faults.append(str(fault))
-    return Report(
+    return Verification(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
@@ -84,8 +84,8 @@ def verify(folder: Path | str | Store) -> Report:
 def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
     if not path.exists():
         yield f"{path.name}: missing: the manifest lists it"
-    elif size is not None and (found := path.stat().st_size) != size:
-        yield f"{path.name}: {found:,} bytes; expected {size:,}"
+    elif size is not None and (bytes_there := path.stat().st_size) != size:
+        yield f"{path.name}: {bytes_there:,} bytes; expected {size:,}"
     elif (digest := sha256(path)) != checksum:
         yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"
 
@@ -93,7 +93,7 @@ def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
 def _shard_faults(
     folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str]
 ) -> Iterator[str]:
-    """Faults of what is inside; ShardError where the tar or the index cannot be read on."""
+    """Yields faults of what is inside; ShardError where the tar or the index cannot be read on."""
     index = ShardIndex.read(folder / shard.index_file)
     if index.members.tolist() != manifest.members:
         raise ShardError(
@@ -106,8 +106,8 @@ def _shard_faults(
         yield f"{shard.index_file}: {fault}"
     tar = folder / shard.file
     samples = indexed(tar, manifest, index) if manifest.foreign else _group(tar)
-    if (found := list(samples)) != index.keys.tolist():
-        yield f"{shard.file}: {len(found)} samples, other than the {len(index.keys)} of its index"
+    if list(samples) != index.keys.tolist():
+        yield f"{shard.file}: {len(samples)} samples, other than the {len(index.keys)} of its index"
     starts = index.starts
     where = {key: number for number, key in enumerate(index.keys.tolist())}
     data = np.memmap(folder / shard.file, np.uint8, "r")
@@ -121,8 +121,8 @@ def _shard_faults(
             yield f"{sample}: found {suffixes}; expected {manifest.members}"
         elif (number := where.get(key)) is not None:
             stored = slice(int(starts[number]), int(starts[number + 1]))
-            places = np.stack([index.offsets[number], index.lengths[number]], 1).tolist()
-            if [[member.offset, member.length] for member in members] != places:
+            ranges = np.stack([index.offsets[number], index.lengths[number]], 1).tolist()
+            if [[member.offset, member.length] for member in members] != ranges:
                 yield f"{sample}: lies elsewhere than its index says"
             for member, checksum in zip(members, index.crc32[number].tolist(), strict=True):
                 payload = data[member.offset : member.offset + member.length]
@@ -133,14 +133,14 @@ def _shard_faults(
 
 
 def _group(tar: Path) -> dict[str, list[Member]]:
-    """Members by key, in the order of the tar; a key that comes twice is an error."""
+    """Returns members by key, in the order of the tar; a key that comes twice is an error."""
     samples: dict[str, list[Member]] = {}
     last = None
-    for path, place in walk(tar):
+    for path, span in walk(tar):
         key, _, suffix = path.partition(".")
         if not key or not suffix or "/" in path:
             raise ShardError(f"{tar.name} holds {path!r}: a member is KEY.SUFFIX, no path")
-        member = Member(key, suffix, *place)
+        member = Member(key, suffix, *span)
         where = f"{tar.name} sample {member.key}"
         if member.suffix.rpartition(".")[2] in PICKLES:
             raise ShardError(f"{where}: member {member.suffix!r} is a pickle, never decoded")

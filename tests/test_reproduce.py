@@ -1,11 +1,15 @@
 """`heron reproduce`: what is refused before anything runs, what goes on, what is in the table."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from launch.cli import main
+from launch.repeats import paired
 from launch.reproduce import reproduce
 from launch.tables import TABLES
 from pipeline.config import Config, dump_config
@@ -132,6 +136,84 @@ def test_a_signal_is_a_status_and_the_run_goes_on(
     assert capsys.readouterr().err == (
         "stopped: a signal came; step 3 of 9 is saved; run again to go on\n"
     )
+
+
+def test_a_paired_test_by_hand() -> None:
+    """Differences .01, .02, .03: t = .02 / (.01 / sqrt 3); of two degrees p = 1 - t / sqrt(2 + t²).
+
+    A fold that one of them lacks, or has no number of, is left out.
+    """
+    ours = pd.Series({10: 0.51, 11: 0.62, 12: 0.73, 13: 0.9, 14: np.nan})
+    theirs = pd.Series({9: 0.1, 12: 0.70, 11: 0.60, 10: 0.50, 14: 0.5})
+    found = paired(ours, theirs)
+    assert found is not None and found.n == 3
+    t = 0.02 / (0.01 / 3**0.5)
+    assert (found.difference, found.std) == pytest.approx((0.02, 0.01))
+    assert (found.t, found.p) == pytest.approx((t, 1 - t / (2 + t**2) ** 0.5))
+    assert found.cells() == ["+0.0200", "3.46", "0.074"]
+    reverse = paired(theirs, ours)
+    assert reverse is not None and (reverse.t, reverse.p) == pytest.approx((-t, found.p))
+
+
+def test_what_no_paired_test_can_be_made_of() -> None:
+    """One fold in common has no spread; differences that are all the same have no t."""
+    ours = pd.Series({0: 0.5, 1: 0.6, 2: 0.7})
+    assert paired(ours, pd.Series({2: 0.1, 3: 0.2})) is None
+    same = paired(ours, ours - 0.1)
+    assert same is not None and same.cells() == ["+0.1000", "–", "–"]
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in no time, with F1 and AUC of HeroCon above the others', by an amount of each fold."""
+
+    def run(config: Config) -> None:
+        begin(config)
+        fold, best = config.data.protocol.fold, "HeroCon-1" in Path(config.run.dir).name
+        scores = {"f1_weighted": 0.5 + 0.01 * fold + (0.01 * (fold - 9) if best else 0)}
+        scores["auc_macro"] = 0.75 + (0.02 if best else 0)
+        (Path(config.run.dir) / "result.json").write_text(json.dumps(scores))
+
+    monkeypatch.setattr("pipeline.pretrain.pretrain", run)
+
+
+def test_methods_are_compared_over_the_same_folds(
+    tmp_path: Path, data: str, scored: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HeroCon less the others, over folds 10 to 12, printed and saved."""
+    out = str(tmp_path / "out")
+    words = ["reproduce", "scene", data, "--runs", "3", "--first", "10", "--out", out]
+    assert main([*words, "--only", "DNN", "MIB"]) == 0
+    assert "less each other method" not in capsys.readouterr().out  # HeroCon is not there
+    assert main([*words, "--only", "HeroCon"]) == 0
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text == capsys.readouterr().out.removesuffix("\n")
+    assert (
+        "HeroCon less each other method over the same folds 10 to 12: mean difference; t and p of "
+        "Student's paired test, two-sided.\n"
+    ) in text
+    assert "| DNN | +0.0200 | 3.46 | 0.074 | +0.0200 | – | – |\n" in text
+    assert "| MIB | +0.0200 | 3.46 | 0.074 | +0.0200 | – | – |\n" in text
+    saved = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert saved["headline"] == "HeroCon"
+    found = saved["methods"]["DNN"]
+    assert found["F1"]["runs"] == pytest.approx({"10": 0.6, "11": 0.61, "12": 0.62})
+    assert (found["F1"]["mean"], found["F1"]["std"]) == pytest.approx((0.61, 0.01))
+    assert found["F1"]["published"] == [0.5902, 0.0122] and 0 < found["F1"]["p"] < 1
+    pair = found["F1"]["headline_less_this"]
+    assert pair["n"] == 3 and pair["t"] == pytest.approx(12**0.5)
+    assert found["AUC"]["headline_less_this"]["t"] is None
+    assert saved["methods"]["HeroCon"]["F1"]["headline_less_this"] is None
+
+
+def test_a_lone_fold_has_no_paired_test(tmp_path: Path, data: str, ran: list[Config]) -> None:
+    text = reproduce(SCENE, tmp_path, [data], ["DNN", "HeroCon"])
+    assert "| HeroCon |" in text and "less each other method" not in text
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_table_has_its_headline_method(name: str) -> None:
+    assert TABLES[name].headline in TABLES[name].methods
 
 
 @pytest.mark.parametrize("runs", ["0", "-1", "two"])

@@ -15,7 +15,7 @@ REACH_S = 10.0  # to connect to a cluster's head
 
 @contextmanager
 def joined(address: str | None) -> Iterator[None]:
-    """While it is open, this process drives a Ray cluster.
+    """Lets this process drive a Ray cluster while it is open.
 
     Args:
         address: of a cluster that runs, as `ray start` prints it; None: one is begun on this
@@ -32,12 +32,7 @@ def joined(address: str | None) -> Iterator[None]:
         _reach(address)
     begun: dict[str, object] = {} if address else {"include_dashboard": False}
     try:
-        ray.init(
-            address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            **begun,
-        )
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **begun)
     except Exception as error:  # Ray raises no narrower one where its node starts too slowly
         if address is None:
             raise TrainingError(
@@ -52,7 +47,7 @@ def joined(address: str | None) -> Iterator[None]:
 
 
 def _reach(address: str) -> None:
-    """Refuse an address where nothing listens; Ray itself would try for two minutes."""
+    """Refuses an address where nothing listens; Ray itself would try for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
@@ -68,50 +63,51 @@ def _unanswered(address: str, error: Exception) -> TrainingError:
 
 
 def nodes() -> list[Node]:
-    """The resources of every living node of the cluster."""
+    """Returns the resources of every living node of the cluster."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def room(study: Study, found: Sequence[Node]) -> int:
-    """How many workers the nodes hold at once; a worker lies on one node."""
-    asked = {"CPU": study.cpus_per_worker} | ({"GPU": 1} if study.gpus else {})
-    return sum(min(int(node.get(k, 0) // n) for k, n in asked.items()) for node in found)
+def per_worker(study: Study) -> dict[str, int]:
+    """Returns the resources that a worker asks for."""
+    return {"CPU": study.cpus_per_worker} | ({"GPU": 1} if study.gpus else {})
 
 
-def refuse_unmet(study: Study, trials: Sequence[Trial], found: Sequence[Node]) -> None:
-    """Refuse a study with a trial that would wait for ever.
+def capacity(study: Study, nodes: Sequence[Node]) -> int:
+    """Returns how many workers the nodes hold at once; a worker lies on one node."""
+    asked = per_worker(study)
+    return sum(min(int(node.get(k, 0) // n) for k, n in asked.items()) for node in nodes)
+
+
+def refuse_unmet(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> None:
+    """Refuses a study with a trial that would wait for ever.
 
     Args:
         study: says what a worker needs.
         trials: says how many workers there are.
-        found: the nodes' resources.
+        nodes: their resources.
 
     Raises:
         TrainingError: names the trial, what it asks for, what there is, and the remedy.
     """
-    largest, held = max(trials, key=lambda trial: trial.workers), room(study, found)
+    largest, held = max(trials, key=lambda trial: trial.workers), capacity(study, nodes)
     if largest.workers <= held:
         return
-    kinds = {"CPU": study.cpus_per_worker, "GPU": 1 if study.gpus else 0}
-    asked = [_amount(n * largest.workers, kind) for kind, n in kinds.items() if n]
-    there = [
-        _amount(int(sum(node.get(kind, 0) for node in found)), kind)
-        for kind, n in kinds.items()
-        if n
-    ]
+    kinds = per_worker(study)
+    asked = [_amount(n * largest.workers, kind) for kind, n in kinds.items()]
+    there = [_amount(int(sum(node.get(kind, 0) for node in nodes)), kind) for kind in kinds]
     raise TrainingError(
         f"trial {largest.name} asks for {_amount(largest.workers, 'worker')}, "
         f"{' and '.join(asked)}; the cluster has {' and '.join(there)} on "
-        f"{_amount(len(found), 'node')}, room for {held}; expected no more than there is: vary "
+        f"{_amount(len(nodes), 'node')}, room for {held}; expected no more than there is: vary "
         "fewer workers, run the small version with --small, or join a larger cluster with --address"
     )
 
 
-def at_once(study: Study, trials: Sequence[Trial], found: Sequence[Node]) -> int:
-    """How many trials run at the same time: what the nodes hold of the largest, or fewer."""
-    fit = max(1, room(study, found) // max(trial.workers for trial in trials))
+def at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> int:
+    """Returns how many trials run at once: what the nodes hold of the largest, or fewer."""
+    fit = max(1, capacity(study, nodes) // max(trial.workers for trial in trials))
     return min(fit, study.concurrent or fit)
 
 
@@ -120,5 +116,5 @@ def _amount(number: int, noun: str) -> str:
 
 
 def _first(error: BaseException) -> str:
-    """The first line of an error's text; Ray's run over a page."""
+    """Returns the first line of an error's text; Ray's run over a page."""
     return str(error).strip().split("\n")[0]

@@ -6,43 +6,44 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from launch.studies.workload import Workload
+from launch.studies.workload import Setting, Workload
 from pipeline.objectives.batch import GlobalBatch
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
-PAIRS = 2**22  # of rows, at least: fewer take no time that can be told
+PAIRS = 2**22  # of rows, at least: fewer take no time that a clock can measure
 TIMES = 3  # each is timed; the least counts, as nothing makes a step quicker than it is
 SET = 0.2  # of the labels, where a row has several
 
 
-def time_pair(workload: Workload, share: int) -> float:
-    """Seconds of one anchor against one row of the global batch, forward and backward.
+def time_pair(workload: Workload, setting: Setting) -> float:
+    """Returns the seconds of one anchor against one row of the global batch, both ways.
 
     The objective of a process is timed on random vectors with two sizes of the global batch, one
-    four times the other: what it takes more is of the pairs that it has more. As many rows in a
-    hundred are labelled as in the study, with one label each, or under `bce` a fifth of all.
+    four times the other: what it takes more is of the pairs that it has more. As large a part of
+    the rows is labelled as in the setting, with one label each, or under `bce` a fifth of all.
     On a CPU it is the processor's time over the threads, which no other work lengthens.
 
     Args:
         workload: whose objective it is.
-        share: rows of the process.
+        setting: whose share a process has, and whose part of the rows is labelled.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(workload.config.train.cpu_threads or threads)
+    share = setting.share
     rows = max(MANY * share, PAIRS // share)
     try:
-        few, many = (_seconds(workload, share, n, device) for n in (rows // 4, rows))
+        few, many = (_seconds(workload, setting, n, device) for n in (rows // 4, rows))
     finally:
         torch.set_num_threads(threads)
     return max(0.0, (many - few) / (share * (rows - rows // 4)))
 
 
-def _seconds(workload: Workload, share: int, rows: int, device: torch.device) -> float:
-    """The least that a step of the objective took."""
+def _seconds(workload: Workload, setting: Setting, rows: int, device: torch.device) -> float:
+    """Returns the least that a step of the objective took."""
     taken = []
     for seed in range(TIMES):
-        batch, leaves = _batch(workload, share, rows, seed, device)
+        batch, leaves = _batch(workload, setting, rows, seed, device)
         started = _clock(device)
         loss, _ = workload.objective(batch, 1.0)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -52,7 +53,7 @@ def _seconds(workload: Workload, share: int, rows: int, device: torch.device) ->
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """Returns the time in seconds when all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -60,12 +61,12 @@ def _clock(device: torch.device) -> float:
 
 
 def _batch(
-    workload: Workload, share: int, rows: int, seed: int, device: torch.device
+    workload: Workload, setting: Setting, rows: int, seed: int, device: torch.device
 ) -> tuple[GlobalBatch, list[Tensor]]:
-    """A global batch of random vectors whose first rows are the process's own."""
+    """Returns a global batch of random vectors whose first rows are the process's own."""
     draw = torch.Generator().manual_seed(seed)
     model, objective, views = workload.model, workload.objective, len(workload.shapes)
-    part = workload.labelled_part
+    share, part = setting.share, setting.labelled / setting.rows
     own, labelled = round(part * share), round(part * rows)
 
     def leaf(count: int, width: int) -> Tensor:

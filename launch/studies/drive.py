@@ -13,8 +13,8 @@ from typing import Any
 from launch.studies import lineage
 from launch.studies.cluster import at_once, nodes, refuse_unmet
 from launch.studies.halving import Halving, scheduler
-from launch.studies.ledger import Ledger
-from launch.studies.population import climb, current
+from launch.studies.ledger import Ledger, known
+from launch.studies.population import current, run_pbt
 from launch.studies.study import Asha, Pbt, Study
 from launch.studies.trials import Trial, check, refuse_missing_data
 from launch.studies.worker import ERROR, Task, run_trial
@@ -27,7 +27,7 @@ RAY = "ray"  # what Ray writes of a study that is under way, in its folder; noth
 
 
 def drive(study: Study, trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
-    """Run the trials that have no row yet, on the cluster that is joined.
+    """Runs the trials that have no row yet, on the cluster that is joined.
 
     Args:
         study: that they are of.
@@ -45,17 +45,17 @@ def drive(study: Study, trials: Sequence[Trial], ledger: Ledger, say: Say) -> bo
         CheckpointError: of a population, weights that are to be taken over are damaged.
     """
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
-    found = nodes()
-    refuse_unmet(study, waiting, found)
+    cluster = nodes()
+    refuse_unmet(study, waiting, cluster)
     configs = check(study, waiting, ledger.out)
     refuse_missing_data(study, configs)
-    fit = partial(_fit, study, ledger, at_once(study, waiting, found), say)
+    fit = partial(_fit, study, ledger, at_once(study, waiting, cluster), say)
     with _interruptible():
         _make_data(study, configs)
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
         if isinstance(study.search, Pbt):
-            climb(study, trials, ledger, lambda some, rung: fit(some, [rung]), say)
+            run_pbt(study, trials, ledger, lambda some, rung: fit(some, [rung]), say)
         else:
             fit(waiting, study.rungs)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
@@ -64,7 +64,7 @@ def drive(study: Study, trials: Sequence[Trial], ledger: Ledger, say: Say) -> bo
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """What is in it ends at once at Ctrl-C or SIGTERM; what comes after it goes on.
+    """Ends what is in it at once at Ctrl-C or SIGTERM; what comes after it goes on.
 
     Tune would wait for its trials to end, and a SIGTERM to the whole process group, which ends
     Ray's own processes too, would have it wait for them a minute. Nothing needs their end:
@@ -83,7 +83,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _make_data(study: Study, configs: Sequence[Config]) -> None:
-    """Before any trial: several would make it at once, and the first would be slow."""
+    """Makes the data before any trial: several would make it at once, and the first be slow."""
     for data in {config.data.path: config.data for config in configs}.values():
         try:
             build_data(data)
@@ -99,20 +99,17 @@ def _fit(
     trials: Sequence[Trial],
     rungs: Sequence[int | None],
 ) -> None:
-    """Have Tune run trials over some rungs, so many together, until they end."""
+    """Lets Tune run trials over some rungs, so many together, until they end."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other prints also where it is told not to
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
-    task = Task(study, ledger.out, Path.cwd(), {trial.name: trial for trial in trials}, rungs)
-    values = {trial.name: current(trial, ledger.out) for trial in trials}
-    space: dict[str, Any] = {"trial": tune.grid_search([trial.name for trial in trials])}
-    for key in trials[0].values:
-        space[key] = tune.sample_from(partial(_value, values, key))
+    by_name = {trial.name: current(trial, ledger.out) for trial in trials}
+    task = Task(study, ledger.out, Path.cwd(), by_name, rungs)
     halved = isinstance(study.search, Asha)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, task=task), {"memory": 1}),
-        param_space=space,
+        param_space={"trial": tune.grid_search([*by_name])},
         tune_config=tune.TuneConfig(
             scheduler=scheduler(Halving(study, ledger.out)) if halved else None,
             max_concurrent_trials=together,
@@ -131,7 +128,7 @@ def _fit(
 
 
 def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
-    """A `ray.tune.Callback` that tells of trials as they go, and writes the rows of those that end.
+    """Returns a `ray.tune.Callback` that prints how trials go, and writes the rows of their ends.
 
     Args:
         study: that the trials are of.
@@ -145,7 +142,8 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
 
     class Rows(tune.Callback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
-            shown = ", ".join(f"{key}={value}" for key, value in _values(trial).items())
+            values = task.trials[str(trial)].values
+            shown = ", ".join(f"{key}={value}" for key, value in values.items())
             say(f"{trial} runs: {shown}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
@@ -157,8 +155,8 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
             say(f"{trial} is lost, and goes on: {_died(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
-            planned = task.trials[str(trial)]
-            run, values = planned.folder(ledger.out), _values(trial)
+            ended = task.trials[str(trial)]
+            run = ended.folder(ledger.out)
             if (run / ERROR).exists():
                 self._failed(trial, (run / ERROR).read_text())
                 return
@@ -170,40 +168,30 @@ def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
                 return  # the others are waited for
             early = step if last is not None and step < last else None
             status = "done" if early is None else "stopped"
-            more = {"lineage": lineage.of(run)} if isinstance(study.search, Pbt) else {}
-            row = ledger.append(planned, status, None, values, early, **more)
+            pbt = isinstance(study.search, Pbt)
+            more: dict[str, Any] = {"lineage": lineage.of(run)} if pbt else {}
+            row = ledger.append(ended, status, rung=early, **more)
             say(f"{trial} {status}: {summary(study, row)}")
 
         def on_trial_error(self, trial: Any, **_: Any) -> None:
             self._failed(trial, _died(trial))
 
         def _failed(self, trial: Any, text: str) -> None:
-            ledger.append(task.trials[str(trial)], "failed", text, _values(trial))
+            ledger.append(task.trials[str(trial)], "failed", text)
             say(f"{trial} failed: {text}")
 
     return Rows()
 
 
 def summary(study: Study, row: dict[str, Any]) -> str:
-    """What is measured of a trial, in a line."""
-    known = (row["result"] or {}) | (row["measured"] or {})
-    names = dict.fromkeys(
-        [*study.measure.y, *([study.measure.score] if study.measure.score else [])]
-    )
-    return ", ".join(f"{name} {shown(known.get(name))}" for name in names)
+    """Returns what is measured of a trial, in a line."""
+    names = dict.fromkeys([*study.measure.y, study.measure.score])
+    return ", ".join(f"{name} {shown(known(row).get(name))}" for name in names if name)
 
 
 def shown(value: Any) -> str:
-    """A number as it is read."""
+    """Returns a number as people read it."""
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _value(values: dict[str, dict[str, Any]], key: str, spec: Any) -> Any:
-    return values[spec.config.trial][key]
-
-
-def _values(trial: Any) -> dict[str, Any]:
-    return {key: value for key, value in trial.config.items() if key != "trial"}
 
 
 def _name(trial: Any) -> str:
@@ -212,7 +200,7 @@ def _name(trial: Any) -> str:
 
 
 def _died(trial: Any) -> str:
-    """What Ray knows of a trial whose own process is gone."""
-    found = Path(trial.error_file or "")
-    lines = found.read_text().strip().splitlines() if found.is_file() else []
+    """Returns what Ray knows of a trial whose own process is gone."""
+    file = Path(trial.error_file or "")
+    lines = file.read_text().strip().splitlines() if file.is_file() else []
     return lines[-1].strip() if lines else "it ended without a word"

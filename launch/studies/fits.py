@@ -1,161 +1,120 @@
 """Laws through measured points: powers and polynomials, with intervals for what they say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats
 
-from launch.studies.points import Point, Values, number
+from launch.studies.text import number
 
+Values = NDArray[np.float64]
 LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Power:
-    """y = a x^b.
+class Law:
+    """A law that was fitted by least squares.
 
     Attributes:
-        a: in units of y, at x = 1.
-        b: the exponent.
-        low: the lower end of b's interval; `high` the upper.
-        freedom: degrees of freedom of the interval: points less 2.
-        r2: share of the variance of log y that is explained.
-        last: the exponent between the last two points alone.
-    """
-
-    a: float
-    b: float
-    low: float
-    high: float
-    freedom: int
-    r2: float
-    last: float
-
-    @property
-    def name(self) -> str:
-        """For a figure's legend."""
-        return f"x^{self.b:.2f}"
-
-    def at(self, x: Values) -> Values:
-        """The law's values."""
-        return np.asarray(self.a * x**self.b, np.float64)
-
-    def says(self) -> str:
-        """The law, its interval, and how it was made, as a sentence."""
-        what = "logarithms of the geometric means"
-        return (
-            f"{number(self.a, 3)} · x^{self.b:.3f}; {LEVEL:.0%} interval of the exponent "
-            f"{self.low:.3f} to {self.high:.3f} ({_how(what, self.freedom + 2, self.freedom)}, "
-            f"R² {self.r2:.4f}); between the last two points the exponent is {self.last:.3f}"
-        )
-
-
-@dataclass(frozen=True)
-class Polynomial:
-    """y = c_0 + c_1 x + ...
-
-    Attributes:
-        coefficients: c_0 first.
+        name: for a figure's legend.
+        says: the law, its intervals, and how it was made, as a sentence.
+        at: returns its values at some x.
+        coefficients: of y = c_0 + c_1 x + ..., c_0 first; of a power log y = c_0 + c_1 log x.
         reach: half of each one's interval.
-        freedom: degrees of freedom: points less coefficients.
-        r2: share of the variance of y that is explained.
+        r2: share of the variance of y, or of log y, that is explained.
     """
 
+    name: str
+    says: str
+    at: Callable[[Values], Values]
     coefficients: Values
     reach: Values
-    freedom: int
     r2: float
 
-    @property
-    def name(self) -> str:
-        """For a figure's legend."""
-        return "line" if len(self.coefficients) == 2 else "quadratic"
 
-    def at(self, x: Values) -> Values:
-        """The law's values."""
-        return np.asarray(np.polynomial.polynomial.polyval(x, self.coefficients), np.float64)
-
-    def says(self) -> str:
-        """The law, its intervals, and how it was made, as a sentence."""
-        terms = [
-            f"({number(c, 3)} ± {number(r, 2)}){('', ' x', ' x²')[i]}"
-            for i, (c, r) in enumerate(zip(self.coefficients, self.reach, strict=True))
-        ]
-        how = _how("means", self.freedom + len(terms), self.freedom)
-        return f"{' + '.join(terms)}; ± is half of a {LEVEL:.0%} interval ({how}, R² {self.r2:.4f})"
-
-
-Law = Power | Polynomial
-
-
-def power(points: Sequence[Point]) -> Law | str:
-    """Fit y = a x^b by least squares on logarithms.
+def power(values: pd.Series) -> Law | str:
+    """Fits y = a x^b by least squares on logarithms.
 
     A value of x counts once, by the geometric mean of its repeats: those share what the law does
     not say, so counting each would make the interval too narrow.
 
     Args:
-        points: in order of x.
+        values: of y, indexed by x, a line for each repeat.
 
     Returns:
         The law; or, in words, why there is none.
     """
-    if why := _refused(points, 2):
+    if why := _refused(values, 2):
         return f"No power law: {why}."
-    if any(float(point.x) <= 0 or (point.values <= 0).any() for point in points):
+    if (values <= 0).any() or (values.index <= 0).any():
         return "No power law: x and y are not above 0 at every point."
-    x = np.log([float(point.x) for point in points])
-    y = np.array([float(np.log(point.values).mean()) for point in points])
-    line = stats.linregress(x, y)
-    freedom, b = len(x) - 2, float(line.slope)
-    reach = _quantile(freedom) * float(line.stderr)
-    last = float((y[-1] - y[-2]) / (x[-1] - x[-2]))
-    a, r2 = float(np.exp(line.intercept)), float(line.rvalue) ** 2
-    return Power(a, b, b - reach, b + reach, freedom, r2, last)
+    means = np.log(values).groupby(level=0).mean()
+    x, y = np.log(means.index.to_numpy()), means.to_numpy()
+    constants, reach, r2 = _least_squares(x, y, 1)
+    a, b, last = float(np.exp(constants[0])), constants[1], (y[-1] - y[-2]) / (x[-1] - x[-2])
+    says = (
+        f"{number(a, 3)} · x^{b:.3f}; {LEVEL:.0%} interval of the exponent {b - reach[1]:.3f} to "
+        f"{b + reach[1]:.3f} ({_how('logarithms of the geometric means', len(x), 2)}, R² {r2:.4f})"
+        f"; between the last two points the exponent is {last:.3f}"
+    )
+    return Law(f"x^{b:.2f}", says, lambda x: a * x**b, constants, reach, r2)
 
 
-def polynomial(points: Sequence[Point], degree: int) -> Law | str:
-    """Fit a polynomial by least squares on the means; see `power` for points and result."""
-    if why := _refused(points, degree + 1):
-        return f"No {'line' if degree == 1 else 'quadratic'}: {why}."
-    x = np.array([float(point.x) for point in points])
-    y = np.array([point.mean for point in points])
-    unit = max(np.abs(x).max(), np.finfo(float).tiny)  # so that squares can be told from ones
-    matrix = np.vander(x / unit, degree + 1, increasing=True)
-    scaled, *_ = np.linalg.lstsq(matrix, y, rcond=None)
-    freedom = len(x) - degree - 1
-    rest = float(((y - matrix @ scaled) ** 2).sum())
-    errors = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)) * rest / freedom)
-    units = unit ** np.arange(degree + 1)
-    whole = float(((y - y.mean()) ** 2).sum())
-    r2 = 1 - rest / whole if whole else 1.0
-    return Polynomial(scaled / units, _quantile(freedom) * errors / units, freedom, r2)
+def polynomial(values: pd.Series, degree: int) -> Law | str:
+    """Fits a polynomial by least squares on the means; see `power` for values and result."""
+    name = "line" if degree == 1 else "quadratic"
+    if why := _refused(values, degree + 1):
+        return f"No {name}: {why}."
+    means = values.groupby(level=0).mean()
+    constants, reach, r2 = _least_squares(means.index.to_numpy(), means.to_numpy(), degree)
+    terms = zip(constants, reach, ("", " x", " x²")[: degree + 1], strict=True)
+    says = (
+        " + ".join(f"({number(c, 3)} ± {number(r, 2)}){unit}" for c, r, unit in terms)
+        + f"; ± is half of a {LEVEL:.0%} interval ({_how('means', len(means), degree + 1)}, "
+        f"R² {r2:.4f})"
+    )
+    return Law(
+        name,
+        says,
+        lambda x: np.asarray(np.polyval(constants[::-1], x), float),
+        constants,
+        reach,
+        r2,
+    )
 
 
-FITS: dict[str, Callable[[Sequence[Point]], Law | str]] = {
+FITS: dict[str, Callable[[pd.Series], Law | str]] = {
     "power": power,
-    "linear": lambda points: polynomial(points, 1),
-    "quadratic": lambda points: polynomial(points, 2),
+    "linear": lambda values: polynomial(values, 1),
+    "quadratic": lambda values: polynomial(values, 2),
 }
 
 
-def _refused(points: Sequence[Point], constants: int) -> str:
-    """Why so many constants cannot be fitted, in words; empty where they can."""
-    if not all(isinstance(point.x, float) for point in points):
+def _least_squares(x: Values, y: Values, degree: int) -> tuple[Values, Values, float]:
+    """Returns c_0, c_1, ..., half of the interval of each by Student's t, and R²."""
+    constants, covariance = np.polyfit(x, y, degree, cov=True)
+    quantile = stats.t.ppf((1 + LEVEL) / 2, len(x) - degree - 1)
+    rest = np.var(y - np.polyval(constants, x))
+    r2 = float(1 - rest / np.var(y)) if np.var(y) else 1.0
+    return constants[::-1], quantile * np.sqrt(np.diag(covariance))[::-1], r2
+
+
+def _refused(values: pd.Series, constants: int) -> str:
+    """Returns why so many constants cannot be fitted, in words; empty where they can."""
+    if not pd.api.types.is_numeric_dtype(values.index):
         return "x is not a number at every point"
-    if len(points) <= constants:
-        return (
-            f"x has {len(points)} value{'' if len(points) == 1 else 's'}; expected "
-            f"{constants + 1} or more, as {constants} constants leave fewer nothing to be judged by"
-        )
-    return ""
+    if (count := values.index.nunique()) > constants:
+        return ""
+    return (
+        f"x has {count} value{'' if count == 1 else 's'}; expected {constants + 1} or more, as "
+        f"{constants} constants leave fewer nothing to be judged by"
+    )
 
 
-def _quantile(freedom: int) -> float:
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
-
-
-def _how(what: str, n: int, freedom: int) -> str:
+def _how(what: str, points: int, constants: int) -> str:
+    freedom = points - constants
     degrees = f"{freedom} degree{'' if freedom == 1 else 's'} of freedom"
-    return f"least squares on the {what} at {n} values of x, Student's t with {degrees}"
+    return f"least squares on the {what} at {points} values of x, Student's t with {degrees}"

@@ -21,7 +21,7 @@ class Halving:
     """
 
     def __init__(self, study: Study, out: Path) -> None:
-        """Read what has been decided in a study's folder.
+        """Reads what has been decided in a study's folder.
 
         Args:
             study: by `asha`.
@@ -30,37 +30,37 @@ class Halving:
         assert isinstance(study.search, Asha)
         self._search, self._measure = study.search, study.measure
         self._path = out / HALVING
-        self._told = read_metrics(self._path)
+        self._decided = read_metrics(self._path)
 
     def goes_on(self, trial: str, result: dict[str, Any]) -> bool:
-        """Whether a trial goes on from a rung.
+        """Returns whether a trial goes on from a rung, and writes the decision down.
 
         Args:
             trial: its name.
             result: its `step`, the rung's, and its scores.
         """
         step, score = result["step"], float(result[str(self._measure.score)])
-        there = [line for line in self._told if line["step"] == step]
+        there = [line for line in self._decided if line["step"] == step]
         for line in there:
-            if line["trial"] == trial:  # told once more, by a study that goes on
+            if line["trial"] == trial:  # reported once more, by a study that goes on
                 return bool(line["goes_on"])
         worth = self._worth(score)
         worths = [(self._worth(line["score"]), line["goes_on"]) for line in there]
         before = sum(w > worth or (w == worth and went) for w, went in worths)
         on = bool(before < max(1, (len(there) + 1) // self._search.factor))
-        self._told.append({"step": step, "trial": trial, "score": score, "goes_on": on})
-        write_rows(self._path, self._told)
+        self._decided.append({"step": step, "trial": trial, "score": score, "goes_on": on})
+        write_rows(self._path, self._decided)
         return on
 
     def _worth(self, score: float) -> float:
-        """More is better; what is no number is worth least."""
+        """Returns a score of which more is better; NaN is worth least."""
         if math.isnan(score):
             return -math.inf
         return score if self._measure.mode == "max" else -score
 
 
 def scheduler(halving: Halving) -> Any:
-    """Tune's scheduler that stops the trials that do not go on."""
+    """Returns Tune's scheduler that stops the trials that do not go on."""
     from ray.tune.schedulers import FIFOScheduler
 
     class Scheduler(FIFOScheduler):  # type: ignore[misc]

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.hold import WITHOUT
 from pipeline.sections import read_tree
 from pipeline.tracking import read_metrics
+from shards.manifest import whole_file
 
 STUDY, ROWS = "study.yaml", "trials.jsonl"
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
@@ -25,9 +26,9 @@ FREE = ("concurrent", "retries")  # may change between two starts of a study
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """While it is open, no other driver works in a study's folder.
+    """Lets no other driver work in a study's folder while it is open.
 
-    A file system without locks cannot tell; that is said.
+    On a file system without locks it cannot know, and prints that.
 
     Raises:
         ConfigError: one does already.
@@ -57,7 +58,7 @@ class Ledger:
     """
 
     def __init__(self, study: Study, out: Path) -> None:
-        """Read what a folder holds of a study; nothing is written before `begin`.
+        """Reads what a folder holds of a study; nothing is written before `begin`.
 
         Raises:
             ConfigError: the folder holds another study.
@@ -68,9 +69,10 @@ class Ledger:
         self.rows = {row["trial"]: row for row in read_metrics(self._path)}
 
     def begin(self) -> None:
-        """From here on the folder holds the study: trials begin, nothing refuses them any more."""
+        """Writes the study into its folder: trials begin, nothing refuses them any more."""
         self.out.mkdir(parents=True, exist_ok=True)
-        _replace(self.out / STUDY, dump_study(self.study))
+        with whole_file(self.out / STUDY) as stream:
+            stream.write(dump_study(self.study).encode())
         write_rows(self._path, self.rows.values())  # without a row that was cut short
 
     def append(
@@ -78,73 +80,60 @@ class Ledger:
         trial: Trial,
         status: str,
         error: str | None = None,
-        values: dict[str, Any] | None = None,
         rung: int | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """Add the row of a trial that has ended: see docs/studies.md.
+        """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
 
         Args:
-            trial: which.
+            trial: with the values that it ended with.
             status: done, failed, or stopped by the scheduler.
             error: why it failed.
-            values: instead of the trial's own, where the search has changed them.
             rung: after how many steps it was stopped early.
-            more: what else is told of it.
-
-        Returns:
-            The row.
+            more: further keys of the row.
         """
-        run, values = trial.folder(self.out), trial.values if values is None else values
+        run = trial.folder(self.out)
         result = _result(run) if status != "failed" else None
-        seed = configure(self.study, trial, self.out, values).seed
+        seed = configure(self.study, trial, self.out).seed
         launched = {"workers": trial.workers, "strategy": trial.strategy, "seed": seed}
         row = {
             "trial": trial.name,
             "status": status,
             "error": error,
-            "values": launched | values,
-            "command": command(self.study, trial, self.out, values, rung),
+            "values": launched | trial.values,
+            "command": command(self.study, trial, self.out, rung),
             "run": str(run.relative_to(self.out)),
             "result": result,
             "measured": measure(run, result) if status != "failed" else None,
             **more,
         }
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, (json.dumps(row) + "\n").encode())  # a whole line, at once
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with self._path.open("ab", buffering=0) as stream:  # one write: the whole line, or none
+            stream.write((json.dumps(row) + "\n").encode())
+            os.fsync(stream.fileno())
         self.rows[trial.name] = row
         return row
 
     def forget_failed(self) -> None:
-        """Take the failed trials' rows out, so that they run again once the study begins."""
+        """Takes the failed trials' rows out, so that they run again once the study begins."""
         self.rows = {name: row for name, row in self.rows.items() if row["status"] != "failed"}
 
     def best(self) -> dict[str, Any] | None:
-        """The row with the best score; of trials that failed or were stopped early, none."""
-        score = self.study.measure.score
-        if score is None:
-            return None
-        sign = 1 if self.study.measure.mode == "max" else -1
-        scored = [
-            row
-            for row in self.rows.values()
-            if row["status"] == "done" and known(row).get(score) is not None
-        ]
-        return max(scored, key=lambda row: sign * float(known(row)[score]), default=None)
+        """Returns the row with the best score, not of trials that failed or were stopped early."""
+        measure = self.study.measure
+        score, pick = str(measure.score), max if measure.mode == "max" else min
+        done = [row for row in self.rows.values() if row["status"] == "done"]
+        scored = [row for row in done if known(row).get(score) is not None]
+        return pick(scored, key=lambda row: float(known(row)[score]), default=None)
 
     def _refuse_another(self) -> None:
         path = self.out / STUDY
         if not path.exists():
             return
-        found, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
+        kept, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
         differing = [
-            f"{key} is {found.get(key)}, not {asked.get(key)}"
-            for key in dict.fromkeys([*asked, *found])
-            if found.get(key) != asked.get(key) and key not in FREE
+            f"{key} is {kept.get(key)}, not {asked.get(key)}"
+            for key in dict.fromkeys([*asked, *kept])
+            if kept.get(key) != asked.get(key) and key not in FREE
         ]
         if differing:
             raise ConfigError(
@@ -154,21 +143,22 @@ class Ledger:
 
 
 def known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row tells of its run: its result, and what was measured of its steps."""
+    """Returns what a row holds of its run: its result, and what was measured of its steps."""
     return (row["result"] or {}) | (row["measured"] or {})
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the lines of a JSONL file, all or none of them."""
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    """Writes the lines of a JSONL file, all or none of them."""
+    with whole_file(path) as stream:
+        stream.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 
 def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Medians over a run's steps without the first few; None where there are no steps.
+    """Returns medians over a run's steps without the first few; None where there are no steps.
 
     Args:
         run: the run's folder.
-        result: of its result.json, which knows its memory.
+        result: its result.json, which has its memory.
 
     Returns:
         `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
@@ -188,14 +178,5 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 def _result(run: Path) -> dict[str, Any] | None:
     path = run / "result.json"
-    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return found
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as lines:
-        lines.write(text)
-        lines.flush()
-        os.fsync(lines.fileno())
-    part.replace(path)
+    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return result

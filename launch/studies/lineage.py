@@ -16,12 +16,12 @@ from pipeline.tracking import read_metrics
 LINEAGE = "lineage.jsonl"
 
 
-def adopt(source: Path, config: Config, values: Mapping[str, Any]) -> None:
-    """Have a run go on from a copy of another run's checkpoint, under its own configuration.
+def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
+    """Makes a run go on from a copy of another run's checkpoint, under its own configuration.
 
     The optimiser's state and mined negatives come along; the checkpoint then says that it was made
-    with the new values, so that `run.resume=auto` goes on from it. Which weights a run had when is
-    told in its lineage.jsonl, last, so that one that was interrupted in between is made again.
+    with the new values, so that `run.resume=auto` goes on from it. The run's lineage.jsonl, which
+    says which weights it had when, is written last: after an interruption all of it is done again.
 
     Args:
         source: a checkpoint's folder, at a step that the run that takes it has not passed.
@@ -59,5 +59,5 @@ def adopt(source: Path, config: Config, values: Mapping[str, Any]) -> None:
 
 
 def of(run: Path) -> list[dict[str, Any]]:
-    """What a run has adopted: at which step, from which trial, and the values from there on."""
+    """Returns what a run has taken over: at which step, from which trial, and its values then."""
     return read_metrics(run / LINEAGE)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch.studies.rows import Results, Row
-from launch.studies.scaling import Measured
+from launch.studies.rows import BATCH, Results, Row
+from launch.studies.step_model import Measured
 from launch.studies.workload import Setting, Workload
 from pipeline.errors import StudyError
 
@@ -18,7 +18,7 @@ class Points:
     Attributes:
         workload: of all of them.
         measured: each setting once, the mean of its repeats.
-        left_out: how many rows are not in it, and why; empty where all are.
+        left_out: how many trials are not in it, and why; empty where all are.
     """
 
     workload: Workload
@@ -27,72 +27,48 @@ class Points:
 
     @classmethod
     def of(cls, studies: Sequence[Results]) -> "Points":
-        """The points of some studies.
+        """Returns the points of some studies.
 
         Raises:
-            StudyError: no row can be used; says why not.
+            StudyError: no trial can be used; says why not.
         """
-        found: dict[Setting, list[Row]] = {}
+        repeats: dict[Setting, list[tuple[float, float]]] = {}
         notes: list[str] = []
-        workload: Workload | None = None
+        first: Workload | None = None
         for results, row in ((one, row) for one in studies for row in one.done):
+            cells = row.columns(results.folder)
             try:
-                own = _usable(row)
-                workload = workload or own
-                if own.identity != workload.identity:
-                    raise StudyError(_differs(workload, own))
+                workload = _workload(cells, results, row)
+                first = first or workload
+                if differing := first.differs_in(workload):
+                    raise StudyError(f"other than the first in {', '.join(differing)}")
             except StudyError as fault:
                 notes.append(f"trial {row.trial} of {results.folder.name}: {fault}")
                 continue
-            found.setdefault(_setting(row, own), []).append(row)
+            strategy = str(row.values.get("strategy", "ddp"))
+            stage = int(strategy[-1]) if strategy.startswith("zero") else 0
+            labelled = workload.labelled_of(cells[BATCH])
+            setting = Setting(row.workers, labelled, cells[BATCH] - labelled, stage)
+            repeats.setdefault(setting, []).append((cells["step_s"], cells["peak_memory_bytes"]))
         left_out = (
             f"Left out of the scaling model: {len(notes)} of the trials; the first: {notes[0]}"
             if notes
             else ""
         )
-        if workload is None:
+        if first is None:
             raise StudyError(left_out or "No trial is done: no scaling model")
-        order = sorted(found, key=lambda s: (s.world, s.rows, s.stage))
-        measured = [
-            Measured(
-                s,
-                float(np.mean([row.number("step_s") for row in found[s]])),
-                float(np.mean([row.number("peak_memory_bytes") for row in found[s]])),
-            )
-            for s in order
-        ]
-        return cls(workload, measured, left_out)
+        order = sorted(repeats, key=lambda s: (s.world, s.rows, s.stage))
+        measured = [Measured(s, *map(float, np.mean(repeats[s], 0))) for s in order]
+        return cls(first, measured, left_out)
 
 
-def _usable(row: Row) -> Workload:
-    """The workload of a row whose step was measured, and is in one piece."""
-    if "step_s" not in row.measured or row.batch is None:
+def _workload(cells: dict[str, object], results: Results, row: Row) -> Workload:
+    """Returns the workload of a trial whose step was measured, and is in one piece."""
+    if "step_s" not in (row.measured or {}) or BATCH not in cells:
         raise StudyError("no step was measured")
-    if row.get("peak_memory_bytes") is None:
+    if "peak_memory_bytes" not in cells:
         raise StudyError("its memory was not measured: it went on after its last step")
-    found = Workload.of_run(row.run)
-    if found.config.train.micro_batch is not None:
+    workload = Workload.of_run(results.folder / row.run)
+    if workload.config.train.micro_batch is not None:
         raise StudyError("its steps are cut into micro-batches")
-    return found
-
-
-def _setting(row: Row, workload: Workload) -> Setting:
-    """How a row's step was laid out."""
-    assert row.batch is not None
-    batch = workload.config.data.batch
-    labelled: int
-    if isinstance(batch.labelled, int):
-        labelled = batch.labelled + workload.config.negatives.mine
-    elif isinstance(batch.unlabelled, int):
-        labelled = row.batch - batch.unlabelled
-    else:
-        labelled = row.batch
-    strategy = str(row.values.get("strategy", "ddp"))
-    stage = int(strategy[-1]) if strategy.startswith("zero") else 0
-    return Setting(row.workers, labelled, row.batch - labelled, stage)
-
-
-def _differs(one: Workload, other: Workload) -> str:
-    """Where two workloads differ, for a message."""
-    names = [name for name, part in one.identity.items() if part != other.identity[name]]
-    return f"other than the first in {', '.join(names)}"
+    return workload

@@ -5,23 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launch.repeats import paired
 from launch.studies import figures as draw
-from launch.studies.fits import FITS, Law, Power
-from launch.studies.points import (
-    Curve,
-    curves,
-    grid,
-    natural_x,
-    number,
-    short,
-    worker_curves,
-)
-from launch.studies.rows import NEGATIVES, Results, is_cost
-from launch.studies.table import best, cell, shown, write_tables
+from launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
+from launch.studies.fits import FITS, Law
+from launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
+from launch.studies.table import best, shown, write_tables
+from launch.studies.text import cell, label, mean_std, number, scale, short
 from pipeline.page import heading, page, paragraph, table
 from shards.manifest import whole_file
 
 TIMES = ("step_s", "train_seconds", "seconds")
+MOST = 30  # settings that are compared with the best, so that the page stays one to read
 STYLE = """
 body { max-width: 70rem } td, th { white-space: nowrap }
 .note { background: #fff6dd; padding: .6rem 1rem }
@@ -47,18 +42,17 @@ class Report:
 
     @classmethod
     def of(cls, results: Results, x: str | None = None, ys: Sequence[str] = ()) -> "Report":
-        """What the study asks to be shown, or what is asked for here in its place.
+        """Reports what the study asks to be shown, or what is asked for here in its place.
 
         Raises:
             StudyError: no trial has such a column.
         """
-        measure = results.study.measure
-        x, ys = x or measure.x, ys or measure.y
+        x, ys = x or results.study.measure.x, ys or results.study.measure.y
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
     def write(self, out: Path) -> Path:
-        """Write report.html, table.md, table.csv and table.parquet; the path of the first.
+        """Writes report.html, table.md, table.csv and table.parquet; returns the first's path.
 
         Raises:
             ShardError: the disk is full.
@@ -71,185 +65,184 @@ class Report:
         return out / "report.html"
 
     def with_section(self, section: str) -> "Report":
-        """The same with a further part."""
+        """Returns the same with a further part."""
         return replace(self, sections=[*self.sections, section])
 
     @property
     def state(self) -> str:
         """How far the study is, as a sentence."""
-        results = self.results
+        results, done = self.results, len(self.results.done)
         counts = {s: sum(row.status == s for row in results.rows) for s in ("failed", "stopped")}
-        said = f"{len(results.done)} trial{'' if len(results.done) == 1 else 's'} done"
-        said += "".join(f", {n} {s}" for s, n in counts.items() if n)
-        left = results.planned - len(results.rows)
-        under_way = results.under_way
-        if left > 0 or under_way:
-            said = f"The study is not finished: {said}"
-            said += f" of {results.planned}" if left > 0 else ""
-            said += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
-        return said + "."
+        state = f"{done} trial{'' if done == 1 else 's'} done"
+        state += "".join(f", {n} {s}" for s, n in counts.items() if n)
+        unfinished, under_way = results.planned > len(results.rows), results.under_way
+        if unfinished or under_way:
+            state = f"The study is not finished: {state}"
+            state += f" of {results.planned}" if unfinished else ""
+            state += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
+        return state + "."
 
     def _body(self) -> Iterator[str]:
-        results = self.results
-        finished = "not finished" not in self.state
-        yield paragraph(self.state) if finished else _note(self.state)
+        results, state = self.results, self.state
+        note = f'<p class="note">{html.escape(state)}</p>'
+        yield note if "not finished" in state else paragraph(state)
         yield from map(paragraph, results.notes)
         yield self._best()
         if not results.done:
             yield paragraph("No trial is done, so that there is nothing to draw.")
         else:
-            yield from self._figures()
-        for y in self.ys if results.done else ():
-            yield from self._heat_map(y)
-        if "workers" in results.varied and results.done:
-            yield from self._workers()
+            for y in self.ys:
+                yield from self._figure(y)
+            for y in self.ys:
+                yield from self._heat_map(y)
+            yield from self._paired()
+            if "workers" in results.varied:
+                yield from self._workers()
         yield from self.sections
         yield heading("Every trial")
         yield table(*shown(results, self.ys))
         yield paragraph("The same with every column: table.csv, table.parquet.")
-        yield from self._failures()
+        if any(row.error for row in results.rows):
+            yield heading("What failed")
+            yield _lines(f"{row.trial}: {row.error}" for row in results.rows if row.error)
         yield heading("The command of each trial")
-        lines = [f"{row.trial}: {row.command}" for row in results.rows]
-        yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        yield _lines(f"{row.trial}: {row.command}" for row in results.rows)
 
     def _best(self) -> str:
         name = self.results.study.measure.score or self.ys[0]
-        row = best(self.results, name, self._mode(name))
-        if row is None:
+        trial = best(self.results, name, self._least(name))
+        if trial is None:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
-        varied = ", ".join(f"{short(k)} {cell(row.get(k), k)}" for k in self.results.varied)
-        value = cell(row.get(name), name)
-        return paragraph(
-            f"Best in {short(name)}: trial {row.trial} with {value} ({varied or '–'})."
-        )
+        row = self.results.table.loc[trial]
+        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in self.results.varied)
+        best_trial = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
+        return paragraph(f"{best_trial} ({varied or '–'}).")
 
-    def _mode(self, name: str) -> str | None:
-        """What the study says is best of a column; None: it says nothing."""
+    def _least(self, name: str) -> bool:
+        """Whether the least of a column is best, by the study or else by the column's name."""
         measure = self.results.study.measure
-        return measure.mode if name == measure.score else None
+        return measure.mode == "min" if name == measure.score else less_is_better(name)
 
-    def _figures(self) -> Iterator[str]:
-        x = self.x
-        for y in self.ys:
-            found = worker_curves(self.results, y) if x == "workers" else []
-            found = found or curves(self.results, x, y)
-            yield heading(_upper(f"{draw.label(y)} against {draw.label(x)}"))
-            if not found:
-                yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
-                continue
-            if len(found) > draw.MOST:
-                yield paragraph(
-                    f"{len(found)} curves, of which the first {draw.MOST} are drawn; the table "
-                    "has all."
-                )
-            drawn = found[: draw.MOST]
-            asked = self.results.study.measure.fits if is_cost(y) else ()
-            fits = [[FITS[name](curve.points) for name in asked] for curve in drawn]
-            laws = [[one for one in of if not isinstance(one, str)] for of in fits]
-            square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
-            yield draw.curves(f"{y} against {x}", drawn, laws, square)
-            yield self._says(drawn, fits, square)
-            if self.results.study.measure.fits and not is_cost(y):
-                yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
-            if grid(self.results, y) is None:  # a heat map has the numbers
-                yield _points(found)
-
-    def _says(
-        self, drawn: Sequence[Curve], fits: Sequence[Sequence[Law | str]], square: bool
-    ) -> str:
-        """The fits in sentences."""
-        lines = []
-        for curve, found in zip(drawn, fits, strict=True):
-            for one in found:
-                said = one if isinstance(one, str) else f"{short(curve.y)} = {one.says()}."
-                lines.append(f"{curve.name}: {said}" if curve.name else said)
-                if square and isinstance(one, Power):
-                    lines.append(_beside_the_square(one))
-        repeated = any(len(point.values) > 1 for curve in drawn for point in curve.points)
-        if repeated:
-            lines.append("Bars are standard deviations over repeats (n - 1 below).")
-        return "".join(map(paragraph, lines))
+    def _figure(self, y: str) -> Iterator[str]:
+        """The curves of a column, with the study's fits where it is a cost."""
+        x, asked = self.x, self.results.study.measure.fits
+        every = worker_curves(self.results, y) if x == "workers" else []
+        every = every or curves(self.results, x, y)
+        yield heading(_upper(f"{label(y)} against {label(x)}"))
+        if not every:
+            yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
+            return
+        if len(every) > draw.MOST:
+            yield paragraph(
+                f"{len(every)} curves, of which the first {draw.MOST} are drawn; the table has all."
+            )
+        drawn = every[: draw.MOST]
+        fits = [[FITS[name](curve.values) for name in asked if is_cost(y)] for curve in drawn]
+        laws = [[law for law in of if isinstance(law, Law)] for of in fits]
+        square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
+        yield draw.curves(f"{y} against {x}", drawn, laws, square)
+        for curve, of in zip(drawn, fits, strict=True):
+            for law in of:
+                sentence = law if isinstance(law, str) else f"{short(y)} = {law.says}."
+                yield paragraph(f"{curve.name}: {sentence}" if curve.name else sentence)
+                if square and isinstance(law, Law) and law.name.startswith("x^"):
+                    yield paragraph(_beside_the_square(law))
+        if any(curve.points["count"].max() > 1 for curve in drawn):
+            yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
+        if asked and not is_cost(y):
+            yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
+        if grid(self.results, y) is None:  # a heat map has the numbers
+            yield _points(every)
 
     def _heat_map(self, y: str) -> Iterator[str]:
-        found = grid(self.results, y)
-        if found is not None:
-            across, down = short(found[0]), short(found[1])
-            yield heading(_upper(f"{draw.label(y)} over {across} and {down}"))
-            yield draw.heat_map(y, *found, self._mode(y))
+        means = grid(self.results, y)
+        if means is not None:
+            across, down = short(means.columns.name), short(means.index.name)
+            yield heading(_upper(f"{label(y)} over {across} and {down}"))
+            yield draw.heat_map(y, means, self._least(y))
             yield paragraph("Means over repeats; the best is framed, a cell without a trial grey.")
 
+    def _paired(self) -> Iterator[str]:
+        """The best setting of each score less every other, over the repeats of both."""
+        for y in self.ys:
+            scores = by_setting(self.results, y)
+            if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
+                continue
+            means = scores.mean()
+            first = means.idxmin() if self._least(y) else means.idxmax()
+            tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
+            lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
+            if lines:
+                yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
+                yield table(["other", "repeats", "difference", "t", "p"], lines)
+                yield paragraph(
+                    "Means over the repeats that both have, with Student's paired test, two-sided. "
+                    "The best is chosen by the scores that are tested: of many settings it leads "
+                    "by chance too, and p is then too small."
+                )
+
     def _workers(self) -> Iterator[str]:
-        found = worker_curves(self.results, "samples_per_s")
+        scaled = worker_curves(self.results, "samples_per_s")
         yield heading("Workers: speed-up and efficiency")
-        if not found:
+        if not scaled:
             yield paragraph(
                 "No two numbers of workers have the same batch in all or the same rows a worker, "
                 "so that they cannot be compared."
             )
             return
         lines = []
-        for curve in found:
-            first = curve.points[0]
-            for point in curve.points:
-                times = point.mean / first.mean
-                more = float(point.x) / float(first.x)
-                lines.append(
-                    [
-                        curve.name,
-                        f"{point.x:g}",
-                        point.text(),
-                        f"{times:.3f}",
-                        f"{times / more:.3f}",
-                    ]
-                )
-        yield draw.speed_up(found)
+        for curve in scaled:
+            points = curve.points
+            times = points["mean"] / points["mean"].iloc[0]
+            efficiency = times / (points.index / points.index[0])
+            lines += [
+                [curve.name, f"{at:g}", mean_std(*point), f"{times[at]:.3f}", f"{share:.3f}"]
+                for (at, point), share in zip(points.iterrows(), efficiency, strict=True)
+            ]
+        yield draw.speed_up(scaled)
         yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], lines)
         yield paragraph(
             "Speed-up is samples a second by those of the fewest workers of the curve; efficiency "
             "is speed-up by as many times the workers."
         )
 
-    def _failures(self) -> Iterator[str]:
-        failed = [row for row in self.results.rows if row.error]
-        if failed:
-            yield heading("What failed")
-            lines = [f"{row.trial}: {row.error}" for row in failed]
-            yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+def _points(drawn: Sequence[Curve]) -> str:
+    """Returns the points of curves as a table."""
+    unit, several = scale(drawn[0].y), len(drawn) > 1
+    lines = [
+        [
+            *([curve.name] if several else []),
+            number(x) if curve.numeric else str(x),
+            mean_std(unit * mean, unit * std, count),
+        ]
+        for curve in drawn
+        for x, mean, std, count in curve.points.itertuples()
+    ]
+    heads = [label(drawn[0].x), label(drawn[0].y)]
+    return table(["curve", *heads] if several else heads, lines)
 
 
-def _points(found: Sequence[Curve]) -> str:
-    """The points of curves as a table."""
-    y = found[0].y
-    lines = []
-    for curve in found:
-        for point in curve.points:
-            x = number(point.x) if isinstance(point.x, float) else point.x
-            text = point.text()
-            if y.endswith("_bytes"):
-                text = replace(point, values=point.values / 1e6).text()
-            lines.append([*([curve.name] if len(found) > 1 else []), x, text])
-    heads = [draw.label(found[0].x), draw.label(y)]
-    return table(["curve", *heads] if len(found) > 1 else heads, lines)
-
-
-def _beside_the_square(law: Power) -> str:
-    """The measured exponent beside the published one."""
-    where = "within" if law.low <= 2 <= law.high else "above" if law.low > 2 else "below"
+def _beside_the_square(law: Law) -> str:
+    """Returns the measured exponent beside the published one."""
+    exponent, reach = law.coefficients[1], law.reach[1]
+    where = (
+        "inside its interval."
+        if abs(exponent - 2) <= reach
+        else "under its interval: time rises faster than the square."
+        if exponent > 2
+        else "over its interval: the part of a step that is linear in the rows (encoders) and the "
+        "part that is constant still count."
+    )
     return (
         "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (dashed, through "
-        f"the last point). Measured: exponent {law.b:.2f}; 2 is "
-        + {
-            "within": "inside its interval.",
-            "above": "under its interval: time rises faster than the square.",
-            "below": "over its interval: the part of a step that is linear in the rows (encoders) "
-            "and the part that is constant still count.",
-        }[where]
+        f"the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
     )
+
+
+def _lines(lines: Iterator[str]) -> str:
+    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
 def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'

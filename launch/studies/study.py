@@ -35,15 +35,15 @@ class Range(Section):
         return self
 
     def draw(self, random: np.random.Generator) -> float:
-        """A number of the range, of four digits."""
+        """Draws a number of the range, of four digits."""
         if self.log:
-            found = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
+            drawn = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
         else:
-            found = float(random.uniform(self.low, self.high))
-        return self.clip(found)
+            drawn = float(random.uniform(self.low, self.high))
+        return self.clip(drawn)
 
     def clip(self, value: float) -> float:
-        """The number of the range that is nearest, of four digits."""
+        """Returns the number of the range that is nearest, of four digits."""
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
 
@@ -57,7 +57,7 @@ class Grid(Section):
 
 
 class Random(Section):
-    """So many trials, each with values of its own, drawn with (`seed`, trial)."""
+    """Trials that each have values of their own, drawn with (`seed`, trial)."""
 
     kind: Literal["random"]
     trials: Natural
@@ -187,7 +187,7 @@ class Study(Section):
         return " and ".join(name for name, keys in places.items() if key in keys)
 
     def _compared(self, varied: list[str]) -> None:
-        """Refuse what does not go with trials that are compared on their way."""
+        """Refuses what does not go with trials that are compared on their way."""
         kind = self.search.kind
         if self.measure.score is None:
             raise ValueError(f"search {kind} compares trials; expected measure.score: f1_weighted")
@@ -201,7 +201,7 @@ class Study(Section):
 
 
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
-    """Read a study; its section `small` holds what is otherwise in its small version.
+    """Reads a study; its section `small` holds what differs in its small version.
 
     Args:
         path: a YAML file.
@@ -229,7 +229,7 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
 
 
 def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The tree, which fits, with the overrides in `vary`, where a key varies, or else in `set`."""
+    """Returns the tree with the overrides in `vary`, where a key varies, or else in `set`."""
     varied, fixed = dict(tree.get("vary", {})), dict(tree.get("set", {}))
     cased = {key for case in tree.get("cases", []) for key in case}
     changed = {**tree}
@@ -249,5 +249,5 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 
 def dump_study(study: Study) -> str:
-    """The study as YAML, complete: defaults too."""
+    """Returns the study as YAML, complete: defaults too."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.studies.cluster import per_worker
 from launch.studies.ledger import RUNGS, write_rows
 from launch.studies.study import Study
 from launch.studies.trials import Trial, configure
@@ -23,14 +24,14 @@ DAY_S = 24 * 60 * 60
 
 @dataclass(frozen=True)
 class Task:
-    """What every trial is told.
+    """What every trial needs to know.
 
     Attributes:
         study: that it is of.
         out: the study's folder.
         root: the folder that relative paths are of, on a disk that all nodes see.
-        trials: by name.
-        rungs: steps after which to tell what it scores; None: at the experiment's end.
+        trials: by name, with the values that the search has given them.
+        rungs: steps after which its scores are reported; None: at the experiment's end.
     """
 
     study: Study
@@ -41,49 +42,48 @@ class Task:
 
 
 def run_trial(given: dict[str, Any], task: Task) -> None:
-    """Run a trial to its end, and tell Tune what it scores on the way.
+    """Runs a trial to its end, and reports its scores to Tune on the way.
 
     One that cannot be run ends with its error.txt, and not with an error: what Tune sees fail is
     a trial whose process or node is gone, which another goes on with.
 
     Args:
-        given: the values that the search has chosen, which may not be those planned, and `trial`.
+        given: by Tune, the name of the `trial`.
         task: the rest.
     """
     os.chdir(task.root)
     trial = task.trials[given["trial"]]
-    values = {key: value for key, value in given.items() if key != "trial"}
     run = trial.folder(task.out)
     run.mkdir(parents=True, exist_ok=True)
     (run / ERROR).unlink(missing_ok=True)
     try:
-        _climb(task, trial, values)
+        _train_rungs(task, trial)
     except Exception as error:
         if not (run / ERROR).exists():
             (run / ERROR).write_text(f"{type(error).__name__}: {error}")
 
 
-def _climb(task: Task, trial: Trial, values: dict[str, Any]) -> None:
-    """From rung to rung."""
+def _train_rungs(task: Task, trial: Trial) -> None:
+    """Trains from rung to rung."""
     from ray import tune
 
     run = trial.folder(task.out)
-    told = {row["step"]: row for row in read_metrics(run / RUNGS)}
+    reported = {row["step"]: row for row in read_metrics(run / RUNGS)}
     for rung in task.rungs:
-        if rung in told:  # before the study was interrupted; the driver may not have heard it
-            tune.report(told[rung])
+        if rung in reported:  # before the study was interrupted; the driver may not have got it
+            tune.report(reported[rung])
             continue
-        _train_together(task, trial, configure(task.study, trial, task.out, values, rung), rung)
+        _train_together(task, trial, configure(task.study, trial, task.out, rung), rung)
         scores = scores_of(run)
         if rung is not None:
             refuse_incomparable(task.study, rung, scores)
-            told[rung] = scores
-            write_rows(run / RUNGS, told.values())
+            reported[rung] = scores
+            write_rows(run / RUNGS, reported.values())
         tune.report(scores)
 
 
 def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> None:
-    """Refuse a run without the score that trials are compared by, or that ends before its rung."""
+    """Refuses a run without the score that trials are compared by, or that ends before its rung."""
     if study.measure.score not in scores:
         raise TrainingError(
             f"measure.score is {study.measure.score}, which the run's result has not; expected a "
@@ -97,7 +97,7 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
 
 
 def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) -> None:
-    """Train on the trial's workers; workers that die are started again, and go on.
+    """Trains on the trial's workers; workers that die are started again, and go on.
 
     Raises:
         TrainingError: it cannot be run, or workers died once too often.
@@ -110,7 +110,6 @@ def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) 
     # A node that goes is a worker that dies.
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     study = task.study
-    each = {"CPU": study.cpus_per_worker} | ({"GPU": 1} if study.gpus else {})
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={
@@ -122,7 +121,7 @@ def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) 
         # The watchdog ends a run that hangs; a collective waits as long as a process works alone.
         torch_config=TorchConfig(backend="nccl" if study.gpus else "gloo", timeout_s=DAY_S),
         scaling_config=train.ScalingConfig(
-            num_workers=trial.workers, use_gpu=study.gpus, resources_per_worker=each
+            num_workers=trial.workers, use_gpu=study.gpus, resources_per_worker=per_worker(study)
         ),
         run_config=train.RunConfig(
             name=f"train-{trial.name}-{rung or 'all'}",
@@ -137,7 +136,7 @@ def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) 
 
 
 def run_worker(given: dict[str, Any]) -> None:
-    """One process of a run: what `accelerate launch` would start, with what it would set.
+    """Runs one process of a run: what `accelerate launch` would start, with what it would set.
 
     Ray has set the rank and joined the processes. What the process prints goes to a file of its
     own in the run's folder.
@@ -170,7 +169,7 @@ def run_worker(given: dict[str, Any]) -> None:
 
 
 def environment(strategy: str, gpus: bool) -> dict[str, str]:
-    """What `accelerate launch` sets for a process, by the files of launch/accelerate."""
+    """Returns what `accelerate launch` sets for a process, by the files of launch/accelerate."""
     common = {"ACCELERATE_MIXED_PRECISION": "no"}
     if strategy == "ddp":
         return common if gpus else common | {"ACCELERATE_USE_CPU": "true"}
@@ -186,15 +185,15 @@ def environment(strategy: str, gpus: bool) -> dict[str, str]:
 
 
 def scores_of(run: Path) -> dict[str, Any]:
-    """The numbers of a run's result.json, where null stands for what is none, and `step`."""
+    """Returns the numbers of a run's result.json, NaN in place of null, and `step`."""
     result = json.loads((run / "result.json").read_text())
-    told = {k: math.nan if v is None else v for k, v in result.items()}
-    numbers = {k: v for k, v in told.items() if isinstance(v, int | float)}
+    values = {k: math.nan if v is None else v for k, v in result.items()}
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
     return numbers | {"step": result["steps"]}
 
 
 def _why(run: Path, error: Exception) -> str:
-    """Why workers failed: what one of them said, or what Ray knows of those that are gone."""
+    """Returns why workers failed: by one of them, or what Ray knows of those that are gone."""
     if (run / ERROR).exists():
         return (run / ERROR).read_text()
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
@@ -202,5 +201,5 @@ def _why(run: Path, error: Exception) -> str:
         return str(error)
     rank, first = min(failures.items())
     lines = [line for line in str(first).splitlines() if line.strip()]
-    told = lines[0] if "died" in lines[0] else lines[-1]
-    return f"rank {rank}: {told.strip()}; see {run}/log-{rank}.txt"
+    reason = lines[0] if "died" in lines[0] else lines[-1]
+    return f"rank {rank}: {reason.strip()}; see {run}/log-{rank}.txt"

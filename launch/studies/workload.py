@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +51,25 @@ class Setting:
         return max(self.split.rows)
 
 
+@dataclass(eq=False)
 class Workload:
     """The step of an experiment.
 
     Attributes:
         config: the experiment; its batch is one of many.
-        objective: its terms.
         shapes: of one sample of each view.
-        labels: width of a row's labels; `levels` of hierarchical ones.
+        labels: width of a row's labels.
+        levels: of hierarchical labels.
     """
 
-    def __init__(self, config: Config, shapes: list[list[int]], labels: int, levels: int) -> None:
-        """Keep what the model is built from; it is, for its shapes alone, when it is needed.
-
-        Args:
-            config: of a run.
-            shapes: of one sample of each view.
-            labels: width of a row's labels.
-            levels: of hierarchical labels.
-        """
-        self.config, self.shapes, self.labels, self.levels = config, shapes, labels, levels
-        self.objective = Objective(config.objective.terms())
-        self.exchanges = lru_cache(maxsize=None)(self._exchanges)
+    config: Config
+    shapes: list[list[int]]
+    labels: int
+    levels: int
 
     @classmethod
     def of_run(cls, run: Path) -> "Workload":
-        """The workload of a run, from its newest checkpoint.
+        """Returns the workload of a run, from its newest checkpoint.
 
         Raises:
             StudyError: it has none, it cannot be read, or a term exchanges what is not modelled.
@@ -101,63 +94,69 @@ class Workload:
         return cls(config, shapes, labels, levels)
 
     @cached_property
+    def objective(self) -> Objective:
+        """The experiment's terms."""
+        return Objective(self.config.objective.terms())
+
+    @cached_property
     def model(self) -> Heterogeneous:
         """The model, for its shapes alone: it holds no numbers."""
         parts = self.objective.parts
         model = Heterogeneous(self.config.model, self.shapes, self.labels, **parts)
         return model.to("meta")
 
-    @property
-    def labelled_part(self) -> float:
-        """Of the rows of a batch, those with labels; 1 where the configuration does not say."""
+    def labelled_of(self, rows: int) -> int:
+        """Returns how many rows of a global batch of the run are labelled."""
         batch = self.config.data.batch
-        if isinstance(batch.labelled, int) and isinstance(batch.unlabelled, int):
-            labelled = batch.labelled + self.config.negatives.mine
-            return labelled / max(1, labelled + batch.unlabelled)
-        return 1.0
+        if isinstance(batch.labelled, int):
+            return batch.labelled + self.config.negatives.mine
+        return rows - batch.unlabelled if isinstance(batch.unlabelled, int) else rows
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """How many numbers are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What two workloads have to have in common to be measured together."""
-        tree = self.config.model_dump(mode="json")
-        parts = ("model", "objective", "optim", "train")
-        found = {name: tree[name] for name in parts} | {"views": tree["data"]["views"]}
-        kept = ("precision", "micro_batch", "cpu_threads")
-        found["train"] = {key: found["train"][key] for key in kept}
-        found["optim"] = found["optim"]["kind"]
-        return found | {"shapes": self.shapes}
+    def differs_in(self, other: "Workload") -> list[str]:
+        """Returns in what two workloads differ that are to be measured together."""
+        return [name for name, part in self._identity.items() if part != other._identity[name]]
 
-    def _exchanges(self, setting: Setting) -> list[Exchange]:
-        """What the processes exchange in a step: see `pipeline.traffic.exchanges`."""
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        tree = self.config.model_dump(mode="json")
+        train = {key: tree["train"][key] for key in ("precision", "micro_batch", "cpu_threads")}
+        parts = {"model": tree["model"], "objective": tree["objective"], "shapes": self.shapes}
+        return parts | {
+            "optim": tree["optim"]["kind"],
+            "train": train,
+            "views": tree["data"]["views"],
+        }
+
+    @cache  # noqa: B019 - a workload lives as long as its report
+    def exchanges(self, setting: Setting) -> list[Exchange]:
+        """Returns what the processes exchange in a step: see `pipeline.traffic.exchanges`."""
         return exchanges(
             self.objective, self.model, self.shapes, setting.split, self.labels, self.levels
         )
 
     def state(self, setting: Setting) -> dict[str, int]:
-        """Bytes of weights, gradients and optimiser state that a process holds.
+        """Returns the bytes of weights, gradients and optimiser state that a process holds.
 
         By the stage of ZeRO (Rajbhandari et al. 2020, section 5, with float32 for its halves): 1
         shares out the optimiser's state, 2 the gradients too, 3 the weights too. DeepSpeed keeps
         the optimiser's part of the weights once more.
         """
-        whole, stage = FLOAT * self.parameters, setting.stage
-        parts = [setting.world if stage >= s else 1 for s in (3, 2, 1)]
-        optim = self.config.optim
+        every, stage, optim = FLOAT * self.parameters, setting.stage, self.config.optim
+        shared = every // setting.world
         slots = SLOTS.get(optim.kind, 1 if optim.momentum else 0)
-        copy = whole // setting.world if stage else 0
         return {
-            "weights": whole // parts[0] + copy,
-            "gradients": whole // parts[1],
-            "optimiser": slots * whole // parts[2],
+            "weights": (shared if stage >= 3 else every) + (shared if stage else 0),
+            "gradients": shared if stage >= 2 else every,
+            "optimiser": slots * (shared if stage >= 1 else every),
         }
 
     def gathered(self, setting: Setting) -> int:
-        """Bytes of the negative set that a process holds, about: see `HELD`."""
+        """Returns the bytes of the negative set that a process holds, about: see `HELD`."""
         moved = [e for e in self.exchanges(setting) if e.what != "moments"]
         back = {e.what for e in moved if e.kind == "scattered"}
         return sum(
@@ -165,3 +164,7 @@ class Workload:
             for e in moved
             if e.kind == "gathered"
         )
+
+    def held(self, setting: Setting) -> int:
+        """Returns the bytes that a process holds, as far as they are counted."""
+        return sum(self.state(setting).values()) + self.gathered(setting)

@@ -1,6 +1,12 @@
 """Published tables, by the name that `heron reproduce` takes."""
 
-from launch.tables import herocon, hscl, mulco
-from launch.tables.table import Table
+from pathlib import Path
 
-TABLES: dict[str, Table] = {**herocon.TABLES, **mulco.TABLES, **hscl.TABLES}
+from launch.tables.table import Table, read_tables
+
+CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
+TABLES: dict[str, Table] = {
+    name: table
+    for paper in ("herocon", "mulco", "hscl")
+    for name, table in read_tables(CONFIGS / "tables" / f"{paper}.yaml").items()
+}

@@ -1,12 +1,19 @@
-"""A published table: its experiment, methods and figures."""
+"""A published table: its experiment, methods and figures, as a file of configs/tables says it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 Figure = tuple[float, float | None]  # mean and, where it was published, standard deviation
+REFUSE = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=REFUSE)
 class Method:
     """One row of a table.
 
@@ -23,26 +30,28 @@ class Method:
     schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def scheduled(self, epochs: int) -> list[str]:
-        """The schedules of a run of so many epochs, as overrides."""
+        """Returns the schedules of a run of so many epochs, as overrides."""
         return [
             f"{key}={max(round(share * epochs), fewest)}"
             for key, (share, fewest) in self.schedules.items()
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=REFUSE)
 class Table:
     """A published table.
 
     Attributes:
         config: a file of configs/.
-        runs: how many folds or seeds are run, `data.protocol.fold` = 0, 1, ...
+        runs: how many folds or seeds are run, `data.protocol.fold` = `first`, `first` + 1, ...
         source: paper and table.
         data: how to get the data and build the shards.
         methods: by the name they have in the paper.
         scores: their names in the table, and in a result.
         published_runs: how many runs the published figures are the mean of.
         seeded: a run has its own seed too, not only its own fold.
+        headline: the method that the others are compared with over the same folds.
+        first: the first fold or seed.
     """
 
     config: str
@@ -55,3 +64,31 @@ class Table:
     )
     published_runs: int = 5
     seeded: bool = False
+    headline: str = "HeroCon"
+    first: int = 0
+
+    @property
+    def folds(self) -> range:
+        """The folds or seeds that are run."""
+        return range(self.first, self.first + self.runs)
+
+
+def read_tables(path: Path) -> dict[str, Table]:
+    """Reads a paper's tables, by the name that `heron reproduce` takes.
+
+    Args:
+        path: of a YAML file: `methods` with what belongs to a method in every table, by the name
+            that it has in the paper, and `tables`, of which each names its methods with what they
+            have there alone. `overrides` of a table are those of all its methods.
+    """
+    paper = yaml.safe_load(path.read_text())
+    tables = {}
+    for name, table in paper["tables"].items():
+        of_table = table.pop("overrides", [])
+        methods = {}
+        for shown, here in table["methods"].items():
+            always: dict[str, Any] = paper["methods"][shown]
+            parts = (of_table, always.get("overrides", []), here.get("overrides", []))
+            methods[shown] = always | here | {"overrides": [one for part in parts for one in part]}
+        tables[name] = TypeAdapter(Table).validate_python(table | {"methods": methods})
+    return tables

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.cache import Held
+from shards.cache import LocalFile
 from shards.errors import RESTORE, ShardError
 from shards.index import ShardIndex, array_at
 from shards.manifest import View
@@ -15,7 +15,7 @@ from shards.manifest import View
 class OpenShard:
     """A tar and its index, open for reading."""
 
-    def __init__(self, held: Held, where: str, index: ShardIndex) -> None:
+    def __init__(self, held: LocalFile, where: str, index: ShardIndex) -> None:
         """Open the tar.
 
         Args:

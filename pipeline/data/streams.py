@@ -16,7 +16,7 @@ from pipeline.data.protocol import Roles, assign, complementary
 from pipeline.data.reader import OPEN, Reader
 from pipeline.errors import ConfigError
 from shards.build import build
-from shards.cache import Cache
+from shards.cache import ShardCache
 from shards.sources import make
 from shards.store import LocalStore, open_store
 
@@ -94,7 +94,7 @@ def open_reader(data: Data) -> Reader:
         ConfigError: a view is not there, or is asked for what it cannot be.
         ShardError: the data set is missing or damaged.
     """
-    cache = Cache(data.cache.dir, data.cache.bytes)
+    cache = ShardCache(data.cache.dir, data.cache.bytes)
     store = open_store(data.path, cache, data.storage_options)
     reader = Reader(store, data.on_error)
     if not isinstance(store, LocalStore):

@@ -70,6 +70,7 @@ class Heterogeneous(nn.Module):
         width: of the hidden features of one view.
         projection_width: of z and H(z).
         precision: "bf16" computes in bfloat16 by autocast; parameters and features are float32.
+            "fp64" computes in float64, which `double()` has made of the parameters.
     """
 
     precision: Precision = "fp32"
@@ -170,7 +171,10 @@ class Heterogeneous(nn.Module):
         targets: Tensor | None = None,
     ) -> Features:
         """Encode one tensor a view; see `embed`, which this runs in `precision`."""
-        if self.precision == "fp32":
+        if self.precision == "fp64":
+            inputs = [x.double() for x in inputs]
+            targets = None if targets is None else targets.double()
+        if self.precision != "bf16":
             return self.embed(inputs, keys, parts, targets)
         with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
             return self.embed(inputs, keys, parts, targets).each(Tensor.float)

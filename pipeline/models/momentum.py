@@ -50,7 +50,7 @@ class Momentum(nn.Module):
         self.requires_grad_(False)
         self.disambiguation = None
         self.width = width = next(p.shape[0] for p in reversed(list(projector.parameters())))
-        self.register_buffer("keys", torch.zeros(size, width))
+        self.register_buffer("keys", next(projector.parameters()).new_zeros(size, width))
         self.register_buffer("posteriors", torch.zeros(size, classes))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
@@ -62,6 +62,7 @@ class Momentum(nn.Module):
     @torch.no_grad()
     def embed(self, x: Tensor, keys: Tensor) -> Float[Tensor, "rows dim"]:
         """Keys of some rows of the view; `keys` are those of the rows' random numbers."""
+        x = x.double() if self.precision == "fp64" else x
         with torch.autocast(
             x.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
         ):

@@ -12,13 +12,13 @@ from sklearn.exceptions import ConvergenceWarning
 ROUNDS = 45  # of the views' alternation, as in DeepMTMV's code
 SEEDS = 10  # of k-means, of which the cheapest clusters are taken
 
-Affinity = Float[NDArray[np.float64], "views branches branches"]
+Affinity = Float[np.ndarray, "views branches branches"]
 
 
 def partition(
-    agreement: Float[NDArray[np.float64], "views tasks tasks"],
+    agreement: Float[np.ndarray, "views tasks tasks"],
     branches: Sequence[Sequence[int]],
-    importance: Float[NDArray[np.float64], " views"],
+    importance: Float[np.ndarray, " views"],
     *,
     cost: float,
     separation: float,
@@ -64,7 +64,7 @@ def partition(
 
 
 def affinity(
-    agreement: Float[NDArray[np.float64], "views tasks tasks"], branches: Sequence[Sequence[int]]
+    agreement: Float[np.ndarray, "views tasks tasks"], branches: Sequence[Sequence[int]]
 ) -> Affinity:
     """How far the tasks of branches agree (Lu et al. 2017, affinity of branches).
 
@@ -82,7 +82,7 @@ def affinity(
 
 
 def disagreement(
-    a: Affinity, labels: Int[NDArray[np.int64], " branches"], importance: NDArray[np.float64]
+    a: Affinity, labels: Int[np.ndarray, " branches"], importance: NDArray[np.float64]
 ) -> float:
     """How little the branches of a group agree, the mean over groups, weighted over views."""
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -92,7 +92,7 @@ def disagreement(
 
 def embedding(
     a: Affinity, count: int, consensus: float
-) -> Float[NDArray[np.float64], "branches coordinates"]:
+) -> Float[np.ndarray, "branches coordinates"]:
     r"""Co-regularised spectral embedding (Kumar, Rai and Daume 2011, its pairwise form).
 
     With L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns take

@@ -14,7 +14,7 @@ from pipeline.errors import CheckpointError, ConfigError, RetrievalError
 from pipeline.pretrained import locate
 from pipeline.retrieval.given import BOMB
 from pipeline.retrieval.samples import Samples
-from shards.cache import Cache
+from shards.cache import ShardCache
 from shards.show import DRAWN
 from shards.store import open_store
 
@@ -46,7 +46,7 @@ class Pictures:
             known = load_config(locate(run) / "config.yaml").data
         except (CheckpointError, ConfigError):
             return cls(Reader(data))
-        cache = Cache(known.cache.dir, known.cache.bytes)
+        cache = ShardCache(known.cache.dir, known.cache.bytes)
         return cls(Reader(open_store(data, cache, known.storage_options)))
 
     def of(self, samples: Samples, number: int) -> Image.Image | None:

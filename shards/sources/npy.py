@@ -16,7 +16,7 @@ PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz by their names; SourceError where it is none."""
+    """Returns the arrays of an .npz by their names; SourceError where it is none."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return dict(stored)
@@ -27,7 +27,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy, read-only, of which only what is used is read.
+    """Maps the array of an .npy, read-only, of which only what is used is read.
 
     What was read leaves memory with the array, so map it anew for each block of rows.
     """

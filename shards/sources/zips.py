@@ -29,7 +29,7 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
-    """The files of a zip in its order, less hidden ones and what a Mac adds."""
+    """Lists the files of a zip in its order, less hidden ones and what a Mac adds."""
     members = []
     for info in archive.infolist():
         parts = info.filename.split("/")
@@ -50,7 +50,7 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
 
 
 def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
-    """The bytes of a file in a zip, their checksum verified."""
+    """Reads a file in a zip, and verifies its checksum."""
     try:
         return archive.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as fault:
@@ -60,5 +60,5 @@ def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
 
 
 def is_html(data: bytes) -> bool:
-    """Whether a file is a page that came in its place."""
+    """Tells whether a file is a page that came in its place."""
     return data[:64].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")

@@ -15,7 +15,7 @@ from pipeline.data.reader import Reader
 from pipeline.data.streams import open_reader
 from pipeline.data.views import Views
 from shards.build import build
-from shards.cache import Held
+from shards.cache import LocalFile
 from shards.foreign import index
 from shards.layout import Layout
 from shards.sources import make
@@ -80,7 +80,7 @@ def test_vectors_in_tars_of_others_are_a_row_a_sample(tmp_path: Path) -> None:
 def test_a_block_of_another_shape_is_named(tmp_path: Path) -> None:
     reader = built(tmp_path, view=np.ones((5, 3), "f4"), labels=np.arange(5) % 3)
     wide = reader.view("view").model_copy(update={"shape": (4,)})
-    held = Held(tmp_path / "mine" / reader.shards[0].file)
+    held = LocalFile(tmp_path / "mine" / reader.shards[0].file)
     (fault,) = OpenShard(held, "here", reader.indexes[0]).faults(wide, 0).values()
     assert re.search(r"here sample .*: view 'view' is float32 \(5, 3\); expected", fault)
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import pytest
 
 import shards.cache
-from shards.cache import Cache, Held
+from shards.cache import LocalFile, ShardCache
 from shards.errors import ShardError
 from shards.store import open_store
 from tests.shards.servers import web
@@ -36,20 +36,20 @@ def writer(data: bytes, calls: list[str] | None = None) -> Callable[[BinaryIO], 
     return fetch
 
 
-def take(cache: Cache, number: int, calls: list[str] | None = None) -> Held:
+def take(cache: ShardCache, number: int, calls: list[str] | None = None) -> LocalFile:
     held = cache.get(SUMS[number], SIZE, writer(FILES[number], calls))
     assert held.path.read_bytes() == FILES[number]
     return held
 
 
-def kept(cache: Cache) -> set[int | str]:
+def kept(cache: ShardCache) -> set[int | str]:
     """The files of the cache: their numbers, or names of what should not be there."""
     names = {path.name for path in cache.folder.iterdir()} - {"lock"}
     return {SUMS.index(name) if name in SUMS else name for name in names}
 
 
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
-    cache, calls = Cache(tmp_path, 3 * SIZE), list[str]()
+    cache, calls = ShardCache(tmp_path, 3 * SIZE), list[str]()
     for number in (0, 1, 2, 0, 0):
         take(cache, number, calls).close()
     assert calls == SUMS[:3]
@@ -60,7 +60,7 @@ def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
 
 
 def test_what_is_in_use_stays_and_a_full_cache_says_so(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 3 * SIZE, patience_s=0)
+    cache = ShardCache(tmp_path, 3 * SIZE, patience_s=0)
     first, second, third = (take(cache, number) for number in (0, 1, 2))
     again = take(cache, 0)
     with pytest.raises(
@@ -85,8 +85,8 @@ def test_what_is_in_use_stays_and_a_full_cache_says_so(tmp_path: Path) -> None:
 
 
 def test_who_finds_it_full_waits_for_others_to_close(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, SIZE, patience_s=20)
-    held, found = take(cache, 0), list[Held]()
+    cache = ShardCache(tmp_path, SIZE, patience_s=20)
+    held, found = take(cache, 0), list[LocalFile]()
     waiting = threading.Thread(target=lambda: found.append(take(cache, 1)))
     waiting.start()
     waiting.join(0.1)
@@ -99,7 +99,7 @@ def test_who_finds_it_full_waits_for_others_to_close(tmp_path: Path) -> None:
 
 def test_one_fetches_while_others_wait_for_it(tmp_path: Path) -> None:
     cache, calls, begun, go = (
-        Cache(tmp_path, SIZE),
+        ShardCache(tmp_path, SIZE),
         list[int](),
         threading.Event(),
         threading.Event(),
@@ -111,7 +111,7 @@ def test_one_fetches_while_others_wait_for_it(tmp_path: Path) -> None:
         assert go.wait(20)
         stream.write(FILES[0])
 
-    found = list[Held]()
+    found = list[LocalFile]()
     threads = [
         threading.Thread(target=lambda: found.append(cache.get(SUMS[0], SIZE, fetch)))
         for _ in range(4)
@@ -130,14 +130,19 @@ def test_one_fetches_while_others_wait_for_it(tmp_path: Path) -> None:
 def test_a_file_that_came_between_two_looks_is_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, calls, look, looks = Cache(tmp_path, SIZE), list[str](), Cache._hold, list[int]()
+    cache, calls, look, looks = (
+        ShardCache(tmp_path, SIZE),
+        list[str](),
+        ShardCache._hold,
+        list[int](),
+    )
 
-    def blind_once(self: Cache, path: Path, size: int | None) -> Held | None:
+    def blind_once(self: ShardCache, path: Path, size: int | None) -> LocalFile | None:
         looks.append(1)
         return look(self, path, size) if len(looks) > 1 else None
 
     take(cache, 0, calls).close()
-    monkeypatch.setattr(Cache, "_hold", blind_once)
+    monkeypatch.setattr(ShardCache, "_hold", blind_once)
     take(cache, 0, calls).close()
     assert calls == [SUMS[0]] and len(looks) == 2 and kept(cache) == {0}
 
@@ -145,7 +150,7 @@ def test_a_file_that_came_between_two_looks_is_not_fetched_again(
 def test_a_cached_file_that_was_cut_or_altered_is_fetched_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache, calls = Cache(tmp_path, 3 * SIZE), list[str]()
+    cache, calls = ShardCache(tmp_path, 3 * SIZE), list[str]()
     take(cache, 0, calls).close()
     (tmp_path / SUMS[0]).write_bytes(FILES[0][:-1])
     take(cache, 0, calls).close()
@@ -160,7 +165,7 @@ def test_a_cached_file_that_was_cut_or_altered_is_fetched_again(
 
 
 def test_files_of_unknown_size_take_room_as_they_come(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 2 * SIZE + 10, patience_s=0)
+    cache = ShardCache(tmp_path, 2 * SIZE + 10, patience_s=0)
     take(cache, 0).close()
     take(cache, 1).close()
 
@@ -168,7 +173,7 @@ def test_files_of_unknown_size_take_room_as_they_come(tmp_path: Path) -> None:
         stream.write(b"first attempt, which broke and was longer than the whole" * 4)
         stream.seek(0)
         stream.write(FILES[2][:100])
-        assert kept(cache) == {1, SUMS[2] + ".part", SUMS[2] + ".lock"}
+        assert kept(cache) == {1, SUMS[2] + ".part"}
         stream.write(FILES[2][100:])
 
     with cache.get(SUMS[2], None, fetch) as held:
@@ -178,7 +183,7 @@ def test_files_of_unknown_size_take_room_as_they_come(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 3 * SIZE)
+    cache = ShardCache(tmp_path, 3 * SIZE)
 
     def fetch(stream: BinaryIO) -> None:
         stream.write(b"half")
@@ -189,7 +194,7 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert kept(cache) == set()
 
 
-def die(cache: Cache) -> None:
+def die(cache: ShardCache) -> None:
     def fetch(stream: BinaryIO) -> None:
         stream.write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -198,12 +203,12 @@ def die(cache: Cache) -> None:
 
 
 def test_what_a_killed_process_left_is_replaced_or_makes_room(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, SIZE, patience_s=0)
+    cache = ShardCache(tmp_path, SIZE, patience_s=0)
     part = SUMS[0] + ".part"
     killed = multiprocessing.get_context("spawn").Process(target=die, args=(cache,))
     killed.start()
     killed.join()
-    assert killed.exitcode == -signal.SIGKILL and kept(cache) == {part, SUMS[0] + ".lock"}
+    assert killed.exitcode == -signal.SIGKILL and kept(cache) == {part}
     assert (tmp_path / part).stat().st_size == SIZE  # the room that it took
     take(cache, 0).close()
     assert kept(cache) == {0}
@@ -219,7 +224,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing(
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    cache = Cache(tmp_path / "cache", 3 * SIZE)
+    cache = ShardCache(tmp_path / "cache", 3 * SIZE)
     take(cache, 0).close()
     with web({"a.tar": FILES[1]}) as site:
         store = open_store(site.url, cache)
@@ -239,16 +244,16 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing(
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ShardError, match=r"expected a folder that can be written; set data.cache"):
-        take(Cache(tmp_path / "file", SIZE), 0)
+        take(ShardCache(tmp_path / "file", SIZE), 0)
 
 
 def test_the_default_folder_and_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERON_CACHE", str(tmp_path / "shards"))
-    cache = Cache()
+    cache = ShardCache()
     assert cache.folder == tmp_path / "shards" and not cache.folder.exists()
     assert 0 < cache.limit <= 100e9
     monkeypatch.delenv("HERON_CACHE")
-    assert Cache().folder == Path.home() / ".cache/heron/shards"
+    assert ShardCache().folder == Path.home() / ".cache/heron/shards"
     take(cache, 0).close()
     copy = pickle.loads(pickle.dumps(cache))
     assert vars(copy) == vars(cache)
@@ -256,7 +261,7 @@ def test_the_default_folder_and_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         pickle.dumps(held)
 
 
-def work(url: str, cache: Cache, order: list[int], answers: Any) -> None:
+def work(url: str, cache: ShardCache, order: list[int], answers: Any) -> None:
     """In another process: take every file, and report what was evicted, and what was wrong."""
     evicted: list[str] = []
 
@@ -276,7 +281,7 @@ def work(url: str, cache: Cache, order: list[int], answers: Any) -> None:
 
 
 def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 3 * SIZE, patience_s=60)
+    cache = ShardCache(tmp_path, 3 * SIZE, patience_s=60)
     spawn = multiprocessing.get_context("spawn")
     with web({f"train-{n}.tar": data for n, data in enumerate(FILES)}) as site:
         held = open_store(site.url, cache).local("train-0.tar", SIZE, SUMS[0])

@@ -2,23 +2,21 @@
 
 import errno
 import gc
-import os
 import struct
-import tempfile
 import tracemalloc
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
 from numpy.typing import NDArray
 
-from shards.errors import SourceError
+from shards.errors import ShardError, SourceError
 from shards.matlab import MatlabFile
-from shards.scratch import Scratch
 from tests.shards.matlab_files import (
     WRITERS,
     v5_header,
@@ -34,9 +32,8 @@ TYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8"]
 
 @pytest.fixture(autouse=True)
 def scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (folder := tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    monkeypatch.setenv("HERON_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "unpacked"
 
 
 def numbers(rows: int, columns: int, dtype: str = "f4") -> Array:
@@ -85,7 +82,6 @@ def test_doubles_stored_as_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunks", [(1, 1000), (3, 7), (20, 1), (20, 1000), None])
 def test_v73_of_any_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
-    pytest.importorskip("h5py")
     arrays = {"wide": numbers(1000, 20), "whole": numbers(9, 1, "f8"), "u1": numbers(3, 2, "u1")}
     write_v73(tmp_path / "a.mat", arrays, chunks)
     read = MatlabFile(tmp_path / "a.mat")
@@ -96,8 +92,6 @@ def test_v73_of_any_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> No
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_memory_is_bounded(tmp_path: Path, form: str, scratch_folder: Path) -> None:
-    if form == "v7.3":
-        pytest.importorskip("h5py")
     array = np.broadcast_to(np.arange(32, dtype="f4"), (200_000, 32))  # 26 MB
     WRITERS[form](tmp_path / "a.mat", {"X1": array, "last": numbers(2, 2)})
     tracemalloc.start()
@@ -121,11 +115,13 @@ def test_a_variable_that_is_not_asked_for_is_not_unpacked(
     np.testing.assert_array_equal(file.matrix("few"), numbers(4, 2))
     with pytest.raises(SourceError, match=r"a.mat: noise is damaged \(Error -3 while decompress"):
         file.matrix("noise")
-    folder = next(scratch_folder.iterdir())
-    assert {path.name for path in folder.iterdir()} == {"lock", "few.bin", "noise.bin.part"}
-    assert not (folder / "noise.bin.part").stat().st_size
+    assert len(unpacked(scratch_folder)) == 1
     del file
-    assert not list(scratch_folder.iterdir())
+    assert unpacked(scratch_folder) == []
+
+
+def unpacked(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name != "lock"]
 
 
 def v5(*elements: bytes) -> bytes:
@@ -216,7 +212,6 @@ def test_other_classes(tmp_path: Path, value: object, kind: str) -> None:
 
 
 def test_other_classes_of_v73(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.mat"
     write_v73(path, {"X1": numbers(3, 2)})
     with h5py.File(path, "r+") as file:
@@ -248,7 +243,6 @@ def test_other_classes_of_v73(tmp_path: Path) -> None:
 
 
 def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("h5py")
     path = tmp_path / "a.mat"
     write_v73(path, {"X1": np.random.default_rng(0).normal(size=(3000, 4))}, (4, 3000))
     data = path.read_bytes()
@@ -262,82 +256,54 @@ def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.matlab.LARGEST_CHUNK", 90_000)
     with pytest.raises(SourceError, match="chunks of 96,000 bytes; expected 90,000 at most; run"):
         MatlabFile(path).matrix("X1")
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(SourceError, match="a.mat: a file of MATLAB v7.3.*pip install h5py"):
-        MatlabFile(path)
 
 
-def test_scratch_is_shared_and_goes_with_its_last_user(
-    tmp_path: Path, scratch_folder: Path
+def test_what_is_unpacked_is_shared_and_goes_with_its_last_user(
+    tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    calls = []
-
-    def fill(stream: BinaryIO) -> None:
-        calls.append(stream.write(b"unpacked"))
-
-    first, second = Scratch(packed), Scratch(packed)
-    path = first.file("X1.bin", 8, fill)
-    assert second.file("X1.bin", 8, fill) == path and path.read_bytes() == b"unpacked"
-    assert calls == [8] and path.parent.stat().st_mode & 0o777 == 0o700
+    path, array = tmp_path / "a.mat", numbers(50, 4)
+    write_v5(path, {"X1": array}, compressed=True)
+    first, second = MatlabFile(path), MatlabFile(path)
+    first.matrix("X1")
+    (name,) = unpacked(scratch_folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.matlab._unpack", lambda *_: pytest.fail("unpacked twice"))
+        np.testing.assert_array_equal(second.matrix("X1"), array)
     del first
-    assert path.exists()
-    del second
     gc.collect()
-    assert not list(scratch_folder.iterdir())
-
-
-def test_a_changed_file_has_another_scratch_folder(tmp_path: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    first = Scratch(packed)
-    packed.write_bytes(b"packed anew")
-    assert Scratch(packed).folder != first.folder and first.folder.exists()
+    assert unpacked(scratch_folder) == [name]
+    write_v5(path, {"X1": array + 1}, compressed=True)  # a changed file has another
+    third = MatlabFile(path)
+    np.testing.assert_array_equal(third.matrix("X1"), array + 1)
+    np.testing.assert_array_equal(second.matrix("X1"), array)
+    assert len(unpacked(scratch_folder)) == 2
+    del second, third
+    gc.collect()
+    assert unpacked(scratch_folder) == []
 
 
 def test_what_a_killed_build_left_goes(tmp_path: Path, scratch_folder: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-    (left := scratch_folder / f"heron-{os.getuid()}-0123").mkdir()
-    (left / "X1.bin.part").write_bytes(b"half")
-    (theirs := tmp_path / "theirs").mkdir()
-    (theirs / "precious").touch()
-    (link := scratch_folder / f"heron-{os.getuid()}-4567").symlink_to(theirs)
-    scratch = Scratch(packed)
-    assert not left.exists() and (theirs / "precious").exists()
-    link.unlink()
-    folder = scratch.folder
-    del scratch
-    folder.symlink_to(theirs)
-    with pytest.raises(SourceError, match="found what another user put there; expected a folder"):
-        Scratch(packed)
+    scratch_folder.mkdir(parents=True)
+    for name in ("0" * 64, "1" * 64 + ".part"):
+        (scratch_folder / name).write_bytes(b"half")
+    write_v5(tmp_path / "a.mat", {"X1": numbers(5, 4)}, compressed=True)
+    file = MatlabFile(tmp_path / "a.mat")
+    np.testing.assert_array_equal(file.matrix("X1"), numbers(5, 4))
+    assert len(unpacked(scratch_folder)) == 1
 
 
-def test_a_full_disk(tmp_path: Path, scratch_folder: Path) -> None:
-    (packed := tmp_path / "a.mat").write_bytes(b"packed")
-
-    def fill(stream: BinaryIO) -> None:
-        stream.write(bytes(3000))
+def test_a_full_disk(tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    message = (
-        f"{scratch_folder}: the disk is full; a.mat needs 1,234,567 bytes there to unpack X1; "
-        "free some space, or set TMPDIR to a folder that has more"
-    )
-    scratch = Scratch(packed)
-    with pytest.raises(SourceError) as fault:
-        scratch.file("X1.bin", 1_234_567, fill)
-    assert str(fault.value) == message
-    assert not sum(path.stat().st_size for path in scratch.folder.iterdir())
-
-
-def test_leftovers_that_another_process_removes_first(
-    tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(folder: Path) -> bool:
-        if folder == left:
-            raise FileNotFoundError(folder)
-        return True
-
-    (tmp_path / "a.mat").write_bytes(b"")
-    (left := scratch_folder / f"heron-{os.getuid()}-0123").mkdir()
-    monkeypatch.setattr("shards.scratch._is_ours", gone)
-    assert Scratch(tmp_path / "a.mat").folder.exists()
+    write_v5(tmp_path / "a.mat", {"X1": numbers(5, 4)}, compressed=True)
+    file = MatlabFile(tmp_path / "a.mat")
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.matlab._unpack", full)
+        with pytest.raises(ShardError) as fault:
+            file.matrix("X1")
+    assert str(fault.value).startswith(f"cache {scratch_folder}: the disk is full (")
+    assert "for a file of 80 bytes; free some space" in str(fault.value)
+    assert "or set HERON_CACHE to a folder on a larger disk" in str(fault.value)
+    assert unpacked(scratch_folder) == []
+    np.testing.assert_array_equal(file.matrix("X1"), numbers(5, 4))

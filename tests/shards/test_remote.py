@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shards.cache import Cache
+from shards.cache import ShardCache
 from shards.errors import ShardError
 from shards.remote import Missing, Remote, Retry
 from shards.store import Store, open_store
@@ -34,7 +34,7 @@ def site() -> Iterator[Web]:
 
 
 def store(url: str, folder: Path, **options: Any) -> Store:
-    return open_store(url, Cache(folder / "cache", 10 * SIZE), options, RETRY)
+    return open_store(url, ShardCache(folder / "cache", 10 * SIZE), options, RETRY)
 
 
 def left(folder: Path) -> list[str]:

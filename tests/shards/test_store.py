@@ -11,7 +11,7 @@ import pytest
 
 from launch.cli import main
 from shards.build import build
-from shards.cache import Cache
+from shards.cache import ShardCache
 from shards.errors import ShardError
 from shards.index import ShardIndex
 from shards.manifest import load_manifest
@@ -113,7 +113,7 @@ def test_sets_with_the_same_names_do_not_meet_and_equal_shards_are_kept_once(
     tmp_path: Path,
 ) -> None:
     one, other, common = b"one" * 100, b"two" * 100, b"common"
-    cache = Cache(tmp_path / "small", 10_000)
+    cache = ShardCache(tmp_path / "small", 10_000)
     files = {"x/a.tar": one, "y/a.tar": other, "x/b.tar": common, "y/c.tar": common}
     with web(files) as site:
         for path, data in files.items():

@@ -29,7 +29,7 @@ def test_a_run_goes_on_from_another_s_weights(tmp_path: Path) -> None:
     changed = frames(tmp_path, "taker", **own | {"optim": {"kind": "sgd", "lr": 0.08}})
     with pytest.raises(CheckpointError, match=r"optim.lr is 0.01, not 0.08"):
         pretrain(changed)
-    lineage.adopt(source, changed, {"optim.lr": 0.08})
+    lineage.exploit(source, changed, {"optim.lr": 0.08})
     for name in ("model", "optimizer"):
         found = load_file(run / "checkpoints" / "latest" / f"{name}.safetensors")
         expected = load_file(source / f"{name}.safetensors")
@@ -54,7 +54,7 @@ def test_a_damaged_checkpoint_is_not_taken_over(tmp_path: Path) -> None:
     model = saved / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(CheckpointError) as error:
-        lineage.adopt(saved, taker, {})
+        lineage.exploit(saved, taker, {})
     assert f"{saved} is damaged (model.safetensors" in str(error.value)
     assert f"), and {tmp_path}/taker was to go on from it; bring it back, or" in str(error.value)
     assert not (tmp_path / "taker").exists()
@@ -70,6 +70,6 @@ def test_mined_negatives_come_along(tmp_path: Path) -> None:
     for name, table in (("donor", "step-00000002.npy"), ("taker", "step-00000001.npy")):
         (tmp_path / name / "negatives").mkdir(parents=True)
         (tmp_path / name / "negatives" / table).write_text(name)
-    lineage.adopt(saved, taker, {})
+    lineage.exploit(saved, taker, {})
     (found,) = (tmp_path / "taker" / "negatives").iterdir()
     assert (found.name, found.read_text()) == ("step-00000002.npy", "donor")

@@ -14,7 +14,7 @@ import yaml
 
 from launch.studies import lineage, population
 from launch.studies.ledger import RUNGS, Ledger, write_rows
-from launch.studies.population import POPULATION, climb, current, perturb, takes
+from launch.studies.population import POPULATION, choose_donors, current, perturb, run_pbt
 from launch.studies.study import Study
 from launch.studies.trials import Trial, configure, plan
 from pipeline import checkpoint
@@ -40,7 +40,7 @@ def study(folder: Path, **changes: Any) -> Study:
 
 
 class Runs:
-    """What Tune does for `climb`: each run's weights depend on all that it has been through."""
+    """What Tune does for `run_pbt`: each run's weights depend on all that it has been through."""
 
     def __init__(self, study: Study, ledger: Ledger, failing: Sequence[tuple[str, int]] = ()):
         self.study, self.ledger, self.failing = study, ledger, failing
@@ -51,20 +51,20 @@ class Runs:
             if (trial.name, rung) in self.failing:
                 self.ledger.append(trial, "failed", "no disk")
                 continue
-            values = current(trial, self.ledger.out)
+            now = current(trial, self.ledger.out)
             run = trial.folder(self.ledger.out)
             told = read_metrics(run / RUNGS)
             if rung not in {line["step"] for line in told}:
-                score = self._train(trial, values, rung)
+                score = self._train(now, rung)
                 write_rows(run / RUNGS, [*told, {"step": rung, "score": score}])
             if rung == self.study.rungs[-1]:
                 past = lineage.of(run)
-                self.ledger.append(trial, "done", None, values, lineage=past)
+                self.ledger.append(now, "done", lineage=past)
 
-    def _train(self, trial: Trial, values: dict[str, Any], rung: int) -> float:
+    def _train(self, trial: Trial, rung: int) -> float:
         """To a rung; the checkpoint is saved at every step, and refused under other values."""
         self.made.append((trial.name, rung))
-        config = configure(self.study, trial, self.ledger.out, values, rung)
+        config = configure(self.study, trial, self.ledger.out, rung)
         folder = trial.folder(self.ledger.out) / "checkpoints"
         state, step = torch.tensor([int(trial.name) + 1.0]), 0
         if checkpoint.complete(folder):
@@ -102,7 +102,7 @@ def go(folder: Path, out: Path, **options: Any) -> Runs:
     ledger = Ledger(asked, out)
     ledger.begin()
     runs = Runs(asked, ledger, **options)
-    climb(asked, plan(asked), ledger, runs, lambda line: None)
+    run_pbt(asked, plan(asked), ledger, runs, lambda line: None)
     return runs
 
 
@@ -206,16 +206,18 @@ def test_who_takes_over(tmp_path: Path) -> None:
     asked = study(tmp_path)
     values = {f"{n:03}": {"optim.lr": 0.1, "optim.momentum": 0.5} for n in range(8)}
     scores = {name: float(int(name)) for name in values}
-    found = takes(asked, 2, scores, values)
+    found = choose_donors(asked, 2, scores, values)
     assert sorted(found) == ["000", "001"]
     assert {take["from"] for take in found.values()} <= {"006", "007"}
-    assert takes(asked, 2, scores, values) == found != takes(asked, 4, scores, values)
+    assert (
+        choose_donors(asked, 2, scores, values) == found != choose_donors(asked, 4, scores, values)
+    )
     less = study(tmp_path, measure=TREE["measure"] | {"mode": "min"})
-    assert sorted(takes(less, 2, scores, values)) == ["006", "007"]
-    assert sorted(takes(asked, 2, scores | {"007": float("nan")}, values)) == ["000", "007"]
+    assert sorted(choose_donors(less, 2, scores, values)) == ["006", "007"]
+    assert sorted(choose_donors(asked, 2, scores | {"007": float("nan")}, values)) == ["000", "007"]
     few = {name: scores[name] for name in ("000", "001")}
-    assert takes(asked, 2, few, values)["000"]["from"] == "001"
-    assert takes(asked, 2, {"000": 1.0}, values) == {}
+    assert choose_donors(asked, 2, few, values)["000"]["from"] == "001"
+    assert choose_donors(asked, 2, {"000": 1.0}, values) == {}
 
 
 def test_how_values_are_perturbed(tmp_path: Path) -> None:

@@ -145,6 +145,21 @@ def test_a_heat_map_frames_what_the_study_calls_best(
     assert framed == [corner]
 
 
+def test_settings_are_compared_over_the_same_repeats(tmp_path: Path) -> None:
+    """By hand: 0.1 less 0.2 is .01, .02, .03 over seeds 0 to 2: t = .02 / (.01 / sqrt 3)."""
+    scores = {(0.1, 0): 0.61, (0.1, 1): 0.72, (0.1, 2): 0.83}
+    scores |= {(0.2, 0): 0.6, (0.2, 1): 0.7, (0.2, 2): 0.8, (0.2, 3): 0.1, (0.3, 0): 0.5}
+    lines = [
+        made.trial(f"00{i}", {"optim.lr": lr, "seed": seed}, result={"f1_weighted": score})
+        for i, ((lr, seed), score) in enumerate(scores.items())
+    ]
+    page = report(made.study(tmp_path / "study", lines))
+    assert "F1, weighted: optim.lr 0.1, which is best, less each other" in page.text
+    assert "otherrepeatsdifferencetpoptim.lr 0.23+0.02003.460.074Means over" in page.text
+    alone = [made.trial(f"00{lr}", {"optim.lr": lr, "seed": lr}) for lr in (1, 2)]
+    assert "which is best, less" not in report(made.study(tmp_path / "alone", alone)).text
+
+
 def test_speed_up_of_workers(tmp_path: Path) -> None:
     lines, batches = [], {}
     for workers, rate in ((1, 100.0), (2, 160.0), (4, 240.0)):
@@ -152,9 +167,14 @@ def test_speed_up_of_workers(tmp_path: Path) -> None:
         measured = {"samples_per_s": rate, "step_s": 64 * workers / rate}
         values = {"workers": workers, "data.batch.unlabelled": 64 * workers}
         lines.append(made.trial(f"00{workers}", values, measured=measured))
+    lines.append(lines[0] | {"trial": "009", "run": "trials/001"})  # a repeat of one worker
     measure = {"x": "workers", "y": ["step_s"]}
     page = report(made.study(tmp_path / "study", lines, batches, measure=measure))
-    for line in ("1100" + "1" + "1", "2160" + "1.600" + "0.800", "4240" + "2.400" + "0.600"):
+    for line in (
+        "1100 ± 0 (n = 2)" + "1" + "1",
+        "2160" + "1.600" + "0.800",
+        "4240" + "2.400" + "0.600",
+    ):
         digits = re.sub(r"1\.000", "1", page.text)
         assert f"64 rows a worker{line}" in digits
 
@@ -176,9 +196,9 @@ def test_a_study_that_is_not_finished_says_so(tmp_path: Path) -> None:
         (
             ["--x", "optim.rate"],
             {},
-            "no trial has 'optim.rate'; found batch, negatives",
+            "no trial has 'optim.rate'; found workers, strategy, optim.lr, ",
         ),
-        (["--y", "f2"], {}, "no trial has 'f2'; found batch"),
+        (["--y", "f2"], {}, "no trial has 'f2'; found workers, strategy, optim.lr"),
         (
             [],
             {"measure": {"x": "optim.lr", "y": ["step_s"], "fits": ["cubic"]}},

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from launch.studies.points import curves, followers, grid, natural_x, number, worker_curves
+from launch.studies.curves import (
+    curves,
+    followers,
+    grid,
+    natural_x,
+    worker_curves,
+)
 from launch.studies.rows import less_is_better, read_results
 from launch.studies.table import best
+from launch.studies.text import mean_std, number
 from pipeline.errors import StudyError
 from tests.studies import made
 
@@ -22,10 +29,12 @@ def test_rows_are_read_in_order_and_the_last_of_a_trial_counts(tmp_path: Path) -
     results = read_results(made.study(tmp_path / "study", lines, {"001": 31}))
     assert [row.trial for row in results.rows] == ["000", "001"]
     assert results.notes == ["Trial 000 is there twice; its last row counts (line 3)."]
-    first, second = results.rows
-    assert (first.status, first.number("f1_weighted"), first.get("optim.lr")) == ("done", 0.75, 0.1)
-    assert (first.batch, first.get("negatives")) == (None, None)
-    assert (second.batch, second.get("negatives"), second.get("batch / workers")) == (31, 30, 31)
+    assert [row.status for row in results.rows] == ["done", "done"]
+    columns = ["f1_weighted", "optim.lr", "batch", "negatives", "batch / workers"]
+    assert results.table[columns].to_numpy().tolist() == [
+        [0.75, 0.1, None, None, None],
+        [0.5, 0.2, 31, 30, 31],
+    ]
     assert results.varied == ["optim.lr"]  # workers, strategy and seed are there, and do not vary
 
 
@@ -66,13 +75,14 @@ GOOD = made.trial("000", {"optim.lr": 0.1})
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"trial": "001", "sta', "line 2 is damaged (Unterminated string"),
-        ("\x00\x00", "line 2 is damaged"),
-        ("[1]", "line 2 holds list; expected an object; take the line out, and run the study"),
-        (json.dumps(GOOD | {"trial": 1}), "line 2: 'trial' is 1; expected str"),
-        (json.dumps(GOOD | {"values": None}), "line 2: 'values' is None; expected dict"),
-        (json.dumps(GOOD | {"measured": 3}), "line 2: 'measured' is 3; expected an object or null"),
-        (json.dumps(GOOD | {"status": "well"}), "'status' is 'well'; expected one of done, failed"),
+        ('{"trial": "001", "sta', "line 2 is damaged: invalid JSON: EOF while parsing a string"),
+        ("\x00\x00", "line 2 is damaged: invalid JSON"),
+        ("[1]", "damaged: input should be an object; take the line out, and run the study"),
+        (json.dumps(GOOD | {"trial": 1}), "trial is 1: input should be a valid string; take"),
+        (json.dumps(GOOD | {"values": None}), "values is None: input should be an object; take"),
+        (json.dumps(GOOD | {"measured": 3}), "measured is 3: input should be an object; take"),
+        (json.dumps(GOOD | {"status": "well"}), "status is 'well': input should be 'done', 'fai"),
+        ('{"trial": "001"}', "line 2 is damaged: status is missing: field required; take"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -115,18 +125,16 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
                 lines.append(made.trial(name, values, result={"f1_weighted": score}))
     lines[-1] |= {"status": "failed", "error": "no luck"}
     results = read_results(made.study(tmp_path / "study", lines))
-    assert followers(results.done, ["optim.lr"], results.varied) == ["train.epochs"]
+    assert followers(results.finished, ["optim.lr"], results.varied) == ["train.epochs"]
     sgd, adam = curves(results, "optim.lr", "f1_weighted")
     assert (sgd.name, adam.name) == ("optim.kind sgd", "optim.kind adam")
-    assert [(p.x, len(p.values)) for p in sgd.points] == [(0.1, 2), (0.2, 2)]
-    assert [p.mean for p in sgd.points] == pytest.approx([0.6, 0.7])
-    assert sgd.points[0].spread == pytest.approx(0.5**0.5)
-    assert [len(p.values) for p in adam.points] == [1, 2]  # one of 0.1 failed
-    assert adam.points[0].text() == "10.1"
-    best_row = best(results, "f1_weighted")
-    assert best_row is not None and best_row.number("f1_weighted") == 11.2
-    worst = best(results, "f1_weighted", "min")
-    assert worst is not None and worst.trial == "004"
+    assert sgd.points["count"].to_dict() == {0.1: 2, 0.2: 2}
+    assert list(sgd.points["mean"]) == pytest.approx([0.6, 0.7])
+    assert sgd.points["std"][0.1] == pytest.approx(0.5**0.5)
+    assert list(adam.points["count"]) == [1, 2]  # one of 0.1 failed
+    assert mean_std(*adam.points.loc[0.1]) == "10.1"
+    assert results.table["f1_weighted"][best(results, "f1_weighted")] == 11.2
+    assert best(results, "f1_weighted", least=True) == "004"
 
 
 def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:
@@ -138,9 +146,9 @@ def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:
     lines[0] |= {"status": "failed", "error": "no luck"}
     found = grid(read_results(made.study(tmp_path / "study", lines)), "f1_weighted")
     assert found is not None
-    across, down, columns, rows, means = found
-    assert (across, down, columns, rows) == ("objective.a", "objective.b", [1, 2, 3], [5, 10])
-    assert str(means.tolist()) == "[[5.0, 10.0, 15.0], [nan, 20.0, 30.0]]"
+    assert (found.columns.name, list(found.columns)) == ("objective.a", [1, 2, 3])
+    assert (found.index.name, list(found.index)) == ("objective.b", [5, 10])
+    assert str(found.to_numpy().tolist()) == "[[5.0, 10.0, 15.0], [nan, 20.0, 30.0]]"
     few = [made.trial(str(a), {"objective.a": a, "objective.b": a}) for a in range(9)]
     assert grid(read_results(made.study(tmp_path / "line", few)), "f1_weighted") is None
 
@@ -154,7 +162,7 @@ def test_workers_at_one_batch_and_at_one_share(tmp_path: Path) -> None:
         values = {"workers": workers, "data.batch.unlabelled": rows}
         lines.append(made.trial(name, values, measured={"samples_per_s": 100.0 * workers}))
     results = read_results(made.study(tmp_path / "study", lines, batches))
-    found = {c.name: [p.x for p in c.points] for c in worker_curves(results, "samples_per_s")}
+    found = {c.name: list(c.points.index) for c in worker_curves(results, "samples_per_s")}
     assert found == {"64 rows in all": [1, 2], "64 rows a worker": [1, 2, 4]}
 
 
@@ -163,7 +171,7 @@ def test_the_negative_set_stands_for_the_rows_of_a_stream(tmp_path: Path) -> Non
     assert natural_x(results, "data.batch.unlabelled") == "negatives"
     assert natural_x(results, "optim.lr") == "optim.lr"
     (curve,) = curves(results, "negatives", "step_s")
-    assert [p.x for p in curve.points] == [100, 250, 500, 1000, 2500, 5000]
+    assert list(curve.points.index) == [100, 250, 500, 1000, 2500, 5000]
 
 
 def test_of_what_less_is_better() -> None:

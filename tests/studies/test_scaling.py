@@ -15,7 +15,7 @@ from launch.studies.contrast import time_pair
 from launch.studies.extrapolation import Assumed, Extrapolation, section
 from launch.studies.measured import Points
 from launch.studies.rows import read_results
-from launch.studies.scaling import Compute, Link, Measured, Model, fit, judge, messages, wire
+from launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
 from launch.studies.workload import Setting, Workload
 from pipeline.errors import StudyError
 from pipeline.objectives.objective import Objective
@@ -61,8 +61,8 @@ def test_messages_and_bytes_by_hand() -> None:
 
 def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     """The workload: 31 rows, two views of 16 and 12 wide layers, projections of 8."""
-    compute = Compute(fixed=0.01, row=1e-3, pair=1e-6)
-    model, setting = Model(workload, compute, None), Setting(4, 40, 84)
+    model = StepModel(workload, fixed=0.01, row=1e-3, pair=1e-6)
+    setting = Setting(4, 40, 84)
     alone = model.step(Setting(1, 10, 21))
     assert alone.total == pytest.approx(0.01 + 31e-3 + 31 * 31e-6)
     link = Link.of(gbps=1, microseconds=50)
@@ -95,14 +95,16 @@ def test_memory_by_stage_by_hand(workload: Workload) -> None:
     assert workload.gathered(Setting(4, 40, 84)) == expected
 
 
-TRUTH = Compute(fixed=5e-3, row=2e-4, pair=3e-7)
 ONES = [Setting(1, n, 3 * n) for n in (16, 32, 64, 128, 256)]
 MORE = [Setting(w, n * w, 3 * n * w) for w in (2, 4) for n in (8, 32, 128)]
 
 
+def known(workload: Workload, link: Link | None = None) -> StepModel:
+    return StepModel(workload, fixed=5e-3, row=2e-4, pair=3e-7, link=link)
+
+
 def truth(workload: Workload, link: Link, settings: Sequence[Setting]) -> list[Measured]:
-    model = Model(workload, TRUTH, link)
-    steps = [model.step(setting, ring=True).total for setting in settings]
+    steps = [known(workload, link).step(setting, ring=True).total for setting in settings]
     return [Measured(s, t, math.nan) for s, t in zip(settings, steps, strict=True)]
 
 
@@ -110,33 +112,31 @@ def test_the_constants_are_found_again(workload: Workload) -> None:
     link = Link(latency=2e-5, per_byte=3e-9)
     points = truth(workload, link, [*ONES, *MORE])
     model = fit(workload, points)
-    assert isinstance(model, Model) and model.link is not None
-    found = model.compute
-    assert (found.fixed, found.row, found.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
+    assert isinstance(model, StepModel) and model.link is not None
+    assert (model.fixed, model.row, model.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
     assert model.link.latency == pytest.approx(2e-5, rel=1e-6)
     assert model.link.per_byte == pytest.approx(3e-9, rel=1e-6)
-    judged = judge(model, points)
-    assert [j.fitted for j in judged] == pytest.approx([p.seconds for p in points])
-    assert [j.left_out for j in judged] == pytest.approx([p.seconds for p in points])
+    judged = Extrapolation(Points(workload, points), Assumed()).judged
+    assert list(judged["measured"]) == [p.seconds for p in points]
+    assert list(judged["fitted"]) == pytest.approx([p.seconds for p in points])
+    assert list(judged["left_out"]) == pytest.approx([p.seconds for p in points])
 
 
 def test_an_error_of_a_point_shows_where_it_is_left_out(workload: Workload) -> None:
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     odd = points[-1]
     points[-1] = Measured(odd.setting, 1.5 * odd.seconds, math.nan)
-    model = fit(workload, points)
-    assert isinstance(model, Model)
-    last = judge(model, points)[-1]
-    assert last.left_out == pytest.approx(odd.seconds, rel=1e-6)
-    assert abs(last.fitted / last.point.seconds - 1) < abs(odd.seconds / last.point.seconds - 1)
+    last = Extrapolation(Points(workload, points), Assumed()).judged.iloc[-1]
+    assert last["left_out"] == pytest.approx(odd.seconds, rel=1e-6)
+    assert abs(last["fitted"] / last["measured"] - 1) < abs(odd.seconds / last["measured"] - 1)
 
 
 def test_what_cannot_be_told_apart_is_left_at_0(workload: Workload) -> None:
     """Three batches tell two constants; one setting of several processes tells one."""
     points = truth(workload, Link(2e-5, 3e-9), [*ONES[:3], MORE[0]])
     model = fit(workload, points)
-    assert isinstance(model, Model) and model.link is not None
-    assert model.compute.fixed == 0 and model.compute.row > 0
+    assert isinstance(model, StepModel) and model.link is not None
+    assert model.fixed == 0 and model.row > 0
     assert model.link.per_byte == 0 and model.link.latency > 0
 
 
@@ -198,7 +198,7 @@ def test_the_report_extrapolates(
     assert table in capsys.readouterr().out
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
     assert [line[0] for line in lines[2:]] == [f"{2**n:,}" for n in range(3, 13)]
-    model, link = Model(workload, TRUTH, None), Link.of(100, 10)
+    model, link = known(workload), Link.of(100, 10)
     last = Setting(4096, 128 * 4096, 384 * 4096)
     step = model.step(last, link)
     assert lines[-1].pop(7) == "320 to 320"
@@ -218,8 +218,8 @@ def test_a_fixed_batch_ends_where_its_rows_do(
 ) -> None:
     results = read_results(studies(tmp_path / "study", run, workload))
     found = Extrapolation(Points.of([results]), Assumed(batch=256))
-    assert [line.setting.world for line in found.lines()] == [8, 16, 32, 64]
-    assert {line.setting.rows for line in found.lines()} == {256}
+    assert list(found.forecast["processes"]) == [8, 16, 32, 64]
+    assert set(found.forecast["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
 
 
@@ -296,17 +296,17 @@ def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     """Too noisy steps do not tell pairs from rows; the rest is fitted beside what was timed."""
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     model = fit(workload, points, pair=3e-7)
-    assert isinstance(model, Model) and model.compute.pair == 3e-7
-    assert (model.compute.fixed, model.compute.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
+    assert isinstance(model, StepModel) and model.pair == 3e-7
+    assert (model.fixed, model.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
     shrunk = [
         Measured(p.setting, p.setting.share**0.8, math.nan) for p in points if p.setting.world == 1
     ]
-    assert isinstance(bent := fit(workload, shrunk), Model) and bent.compute.pair == 0
+    assert isinstance(bent := fit(workload, shrunk), StepModel) and bent.pair == 0
     found = Extrapolation(Points(workload, shrunk), Assumed())
     assert found.markdown().startswith("No table of more processes: the steps of one process do")
     assert "No table of more processes" in found.html()
     timed = Extrapolation(Points(workload, shrunk), Assumed(), pair=1e-6)
-    assert len(timed.lines()) == 10 and "the objective alone, timed" in timed.html()
+    assert len(timed.forecast) == 10 and "the objective alone, timed" in timed.html()
 
 
 @pytest.mark.parametrize("term", ["weighted_unsupervised", "single_view_unsupervised"])
@@ -321,7 +321,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
     def counted(batch: Any, epoch: float) -> Any:
         share = batch.rows.stop - batch.rows.start
         rows = len(batch.projections[0])
-        assert len(batch.targets) == round(share * 10 / 31) and len(batch.weights) == 2
+        assert len(batch.targets) == 6 and len(batch.weights) == 2
         seen.append((share, rows))
         clock["now"] += 7.0 + share * rows
         return objective(batch, epoch)
@@ -329,7 +329,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
     monkeypatch.setattr("launch.studies.contrast._clock", lambda device: clock["now"])
     monkeypatch.setattr("launch.studies.contrast.PAIRS", 0)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
-    assert time_pair(workload, 20) == pytest.approx(1.0)
+    assert time_pair(workload, Setting(1, 6, 14)) == pytest.approx(1.0)
     assert sorted(set(seen)) == [(20, 80), (20, 320)]
 
 
@@ -349,8 +349,10 @@ class Counted:
 def test_the_fits_without_a_point_give_a_range(workload: Workload) -> None:
     points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
     odd = Measured(points[4].setting, 1.2 * points[4].seconds, math.nan)
-    exact = Extrapolation(Points(workload, points), Assumed()).lines()[-1]
-    loose = Extrapolation(Points(workload, [*points[:4], odd, *points[5:]]), Assumed()).lines()[-1]
-    assert max(exact.others) == pytest.approx(min(exact.others)) == pytest.approx(exact.step.total)
-    assert min(loose.others) == pytest.approx(exact.step.total)  # without the odd one
-    assert max(loose.others) > 1.1 * min(loose.others)
+    bent = [*points[:4], odd, *points[5:]]
+    exact, loose = (
+        Extrapolation(Points(workload, of), Assumed()).forecast.iloc[-1] for of in (points, bent)
+    )
+    assert exact["most"] == pytest.approx(exact["least"]) == pytest.approx(exact["step"])
+    assert loose["least"] == pytest.approx(exact["step"])  # without the odd one
+    assert loose["most"] > 1.1 * loose["least"]

@@ -15,7 +15,7 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from launch.cli import main
-from launch.studies.cluster import at_once, joined, refuse_unmet, room
+from launch.studies.cluster import at_once, capacity, joined, refuse_unmet
 from launch.studies.study import Study, dump_study, load_study
 from launch.studies.trials import check, command, configure, plan
 from launch.studies.worker import environment, refuse_incomparable, scores_of
@@ -257,7 +257,7 @@ def test_what_can_never_be_met_is_refused_with_both_numbers(tmp_path: Path) -> N
     )
     refuse_unmet(study, plan(study)[:1], nodes)
     wide = load_study(write(tmp_path, vary={"workers": [3]}, cpus_per_worker=2))
-    assert room(wide, nodes) == 3  # a worker's two CPUs lie on one node
+    assert capacity(wide, nodes) == 3  # a worker's two CPUs lie on one node
     gpus = load_study(write(tmp_path, vary={"workers": [1]}, gpus=True))
     with pytest.raises(TrainingError, match="1 CPU and 1 GPU; the cluster has 7 CPUs and 0 GPUs"):
         refuse_unmet(gpus, plan(gpus), nodes)

@@ -1,0 +1,70 @@
+"""Numbers, columns and tables as people read them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from launch.studies.rows import NEGATIVES, is_number, plain
+
+UNITS = {
+    NEGATIVES: "size of the negative set |N_i|",
+    "step_s": "time of a step, s",
+    "data_wait_s": "waiting for data, s a step",
+    "samples_per_s": "samples / s",
+    "peak_memory_bytes": "peak memory of a process, MB",
+    "seconds": "time of the run, s",
+    "train_seconds": "time of training, s",
+    "f1_weighted": "F1, weighted",
+    "auc_macro": "AUC, macro",
+    "workers": "workers",
+}
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Returns a number to so many digits that count, without an exponent where it can."""
+    if not math.isfinite(value):
+        return "–"
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    text = np.format_float_positional(value, digits, fractional=False, trim="-")
+    return text if "." in text else f"{int(text):,}"
+
+
+def mean_std(mean: float, std: float, count: float) -> str:
+    """Returns mean ± standard deviation, and of how many, of a point of a curve."""
+    return number(mean) if count == 1 else f"{number(mean)} ± {number(std, 2)} (n = {count:g})"
+
+
+def short(key: str) -> str:
+    """Returns a dotted key's last parts: enough to know it by."""
+    parts = key.split(".")
+    return ".".join(parts[-2:]) if len(parts) > 2 else key
+
+
+def label(name: str) -> str:
+    """Returns a column with its unit, for an axis."""
+    return UNITS.get(name, short(name))
+
+
+def scale(name: str) -> float:
+    """Returns what a column is multiplied by where it is shown: memory is in MB."""
+    return 1e-6 if name.endswith("_bytes") else 1.0
+
+
+def cell(value: Any, name: str) -> str:
+    """Returns a value of a column; memory in MB, "–" where there is none."""
+    if value is None:
+        return "–"
+    if name.endswith("_bytes") and is_number(value):
+        return f"{value / 1e6:,.0f} MB"
+    return number(value) if type(value) in (int, float) else plain(value)
+
+
+def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join(
+        "| " + " | ".join(text.replace("|", r"\|") for text in row) + " |\n" for row in rows
+    )
