@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from shards.atomic import atomic_write, save_json
 from shards.errors import ShardError, SourceError
 from shards.index import BLOCK, ShardIndex, map_arrays
 from shards.manifest import (
@@ -30,8 +31,6 @@ from shards.manifest import (
     index_name,
     load_manifest,
     member_names,
-    save_json,
-    whole_file,
 )
 from shards.moments import Moments
 from shards.progress import progress_bar
@@ -247,7 +246,7 @@ def _is_whole(tar: Path) -> bool:
 def write_shard(source: Source, out: Path, part: _Part) -> int:
     """Write one shard and its index, and then give both their names; return the rows written."""
     tar = out / part.file
-    with whole_file(tar) as stream:
+    with atomic_write(tar) as stream:
         _write_tar(source, part, stream).write(out / index_name(part.file))
     return part.stop - part.start
 
