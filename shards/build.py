@@ -27,6 +27,7 @@ from shards.manifest import (
     BuiltFrom,
     Manifest,
     Shard,
+    View,
     in_words,
     index_name,
     load_manifest,
@@ -34,7 +35,7 @@ from shards.manifest import (
 )
 from shards.moments import Moments
 from shards.progress import progress_bar
-from shards.sources.base import Source, sha256
+from shards.sources.base import Rows, Source, sha256
 from shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -264,9 +265,10 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
         tar = writer.tarstream
         tar.format = tarfile.USTAR_FORMAT  # its default too, which it does not pass on
         for start in range(part.start, part.stop, step):
-            rows = source.read(part.split, start, min(start + step, part.stop))
+            stop = min(start + step, part.stop)
+            rows = source.read(part.split, start, stop)
             block = f"{part.split}-{start // step:06d}"
-            if (fault := source.labels.fault(rows.labels, len(rows.labels))) is not None:
+            if (fault := _fault(source, views, rows, stop - start)) is not None:
                 raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
             size = step if source.block_rows else 1
             for first in range(0, len(rows.labels), size):
@@ -290,6 +292,32 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
         rows=np.array(counts, np.int64),
         labels=np.concatenate(labels),
     )
+
+
+def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
+    """Say in what so many rows are not what their source says of them, or None."""
+    if (fault := source.labels.fault(np.asarray(rows.labels), count)) is not None:
+        return fault
+    names = [view.name for view in views]
+    if sorted(rows.views) != sorted(names):
+        return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
+    if source.block_rows is None and len(rows.keys or []) != count:
+        return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
+    for view in views:
+        values = rows.views[view.name]
+        if source.block_rows is None:
+            if len(values) != count or not all(isinstance(value, bytes) for value in values):
+                return f"view {view.name!r} is not the bytes of {count} pictures"
+            continue
+        array, shape = np.asarray(values), (count, *view.shape)
+        if array.dtype != view.dtype or array.shape != shape:
+            return (
+                f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
+            )
+        if not np.isfinite(array).all():
+            row = int(np.argwhere(~np.isfinite(array))[0][0])
+            return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
+    return None
 
 
 def npy(array: NDArray[Any]) -> bytes:

@@ -11,7 +11,8 @@ import pytest
 from launch.cli import main
 from pipeline.config import Data
 from pipeline.data.streams import build_data
-from shards.errors import SourceError
+from shards.build import build
+from shards.errors import ShardError, SourceError
 from shards.manifest import load_manifest
 from shards.sources import make
 from shards.verify import verify
@@ -121,3 +122,27 @@ def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown parser 'face' (choices: mulan, arrays" in capsys.readouterr().err
     with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'"):
         make("face", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("np.float32(noise", "np.float64(noise"), "view 'point' is float64 (256, 8); expected fl"),
+        (("normal(size=8)", "normal(size=9)"), "is float32 (256, 9); expected float32 (256, 8)"),
+        (('{"point": np', '{"dot": np'), "views are dot; expected point"),
+        (("0 * labels", "np.nan * labels"), "row 0 of the block, is not finite"),
+        (("% 2", "% 3"), "label of row 2 is 2; expected 0 to 1"),
+        (("range(start, stop)]", "range(stop)][:3]"), "view 'point' is float32 (3, 8); expected f"),
+    ],
+)
+def test_rows_that_are_not_what_their_source_says(
+    lab: Path, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    code = documented().replace("labels[:, None]", "0 * labels[:1, None]")
+    assert change[0] in code
+    (lab / "sources.py").write_text(code.replace(*change))
+    source = make("my_lab.sources.Blobs", {})
+    with pytest.raises(ShardError) as fault:
+        build(source, tmp_path / "out", shard_rows=256, progress=False)
+    assert str(fault.value).startswith("blobs, train-000000: ") and message in str(fault.value)
+    assert not list((tmp_path / "out").glob("*.tar"))
