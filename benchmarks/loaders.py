@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
-from pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ProcessBatches, batches
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents
@@ -44,7 +44,7 @@ def bare_pictures(
         steps.append(
             [
                 (files[shard], int(index.lengths[sample, 0]), int(index.offsets[sample, 0]))
-                for shard, index, sample in zip(shards.tolist(), indexes, samples, strict=True)
+                for shard, index, sample in zip(heron.shards.tolist(), indexes, samples, strict=True)
             ]
         )
     shape = reader.shape("image")

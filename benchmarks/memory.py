@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.sets import open_set
-from pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ProcessBatches, batches
 
 
 def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: int) -> list[float]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from benchmarks.scaling_steps import build, fed, opened
 from benchmarks.scaling_turns import Gate
-from pipeline.config import Config
-from pipeline.optim import build_optimizer
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.training.optim import build_optimizer
 
 CLASSES = 10  # of solo-learn's classifier on detached features, which its step trains beside
 DECLARED: list[Any] = []  # as long as they are held

@@ -14,7 +14,7 @@ drawn: a mixture of 1,000 Gaussians, each of 16 dimensions within all, as embedd
   own search of the same index for queries that are normalised. Where the lists looked at hold fewer
   than k, FAISS leaves the query short and ours searches again; `short` is the share of such
   queries, and the last column the ratio over queries that FAISS answers in full.
-- `embed`: `pipeline.retrieval.embed` of drawn faces with the model of configs/faces.yaml and one
+- `embed`: `heron.pipeline.retrieval.embed` of drawn faces with the model of configs/faces.yaml and one
   reading process, after its first batch, beside the forward pass alone on the same batches, which
   lie in memory as the model takes them. Its start is that of the reading process, some seconds.
 - `million`: vectors of 128 dimensions indexed by `auto` in a process of its own for each budget:
@@ -44,22 +44,22 @@ from benchmarks.isolation import Outcome, alone
 from benchmarks.scaling_steps import experiment
 from benchmarks.table import Table
 from benchmarks.vectors import draw, index_million, write_embeddings
-from pipeline.config import Config, dump_config
-from pipeline.data.batches import Batch
-from pipeline.data.plan import Rows
-from pipeline.data.reader import Reader
-from pipeline.data.streams import build_data, open_reader
-from pipeline.data.views import Views
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embed import embed
-from pipeline.retrieval.embedder import Embedder
-from pipeline.retrieval.embeddings import (
+from heron.pipeline.config.experiment import Config, dump_config
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import build_data, open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embed import embed
+from heron.pipeline.retrieval.embedder import Embedder
+from heron.pipeline.retrieval.embeddings import (
     Embeddings,
 )
-from pipeline.retrieval.index import Index, prepared
-from pipeline.retrieval.kinds import KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
-from shards.manifest import save_json
+from heron.pipeline.retrieval.index import Index, prepared
+from heron.pipeline.retrieval.kinds import KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
+from heron.shards.manifest import save_json
 
 PARTS = ["build", "search", "embed", "million"]
 BUILDING = "train", "assign", "add", "write", "read"  # steps that bare FAISS has too

@@ -6,12 +6,12 @@
 Everything is measured in this run, on processes of one thread each that take turns; a figure is the
 median of the rounds' ratios. On drawn faces of 64 x 64, two augmented views.
 
-- `scaling`: `pipeline.pretrain` itself with HeroCon's objective, from reading to logging, on one
+- `scaling`: `heron.pipeline.pretrain` itself with HeroCon's objective, from reading to logging, on one
   process and on two over gloo. Weak: each process has the batch of one; strong: they share it.
   `apart` are two runs of one process at the same time, which exchange nothing: what the cores
   give to two. Efficiency is samples a second by P times those of one.
 - `bytes`: what a process is sent in a step, counted at torch's dispatcher and predicted by
-  arithmetic (`pipeline/traffic.py`), and in how many collectives: they must be equal.
+  arithmetic (`pipeline/distributed/traffic.py`), and in how many collectives: they must be equal.
 - `overhead`: the same run on one process beside a bare loop of the same batches: model, the same
   loss functions, backward, optimiser, and no more. `input` reads and augments alone.
 - `simclr`: a ResNet with NT-Xent, by us, by the bare loop, and by the training steps of lightly and
@@ -37,9 +37,9 @@ from benchmarks.scaling_bytes import Case, count, predict
 from benchmarks.scaling_steps import LABELLED, bare, experiment, fed_only, whole
 from benchmarks.scaling_turns import Contestant, Found, race, together
 from benchmarks.table import Table, number
-from pipeline.data.streams import build_data
-from pipeline.terms import Objective as Terms
-from pipeline.traffic import KINDS
+from heron.pipeline.data.streams import build_data
+from heron.pipeline.config.terms import Objective as Terms
+from heron.pipeline.distributed.traffic import KINDS
 
 PROCESSES = 2
 PARTS = ["scaling", "bytes", "overhead", "simclr"]

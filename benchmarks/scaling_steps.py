@@ -10,18 +10,18 @@ from torch import Tensor
 
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
-from pipeline.config import Config, parse_config
-from pipeline.data.batches import Batch, ProcessBatches, batches
-from pipeline.data.streams import Streams, open_streams
-from pipeline.data.views import Views
-from pipeline.models.heterogeneous import Features, Heterogeneous
-from pipeline.objectives import classification
-from pipeline.objectives.objective import Objective
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
-from pipeline.optim import build_optimizer
-from pipeline.pretrain import pretrain
-from pipeline.tracking import Tracker
+from heron.pipeline.config.experiment import Config, parse_config
+from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.streams import Streams, open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.objectives import classification
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.objectives.supervised import weighted_supervised
+from heron.pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
+from heron.pipeline.training.optim import build_optimizer
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import Tracker
 
 CPU = torch.device("cpu")
 LABELLED = 4  # HeroCon: one row in so many of a batch has labels

@@ -15,14 +15,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pipeline.config import load_config
-from pipeline.data.batches import Batch, ProcessBatches, batches
-from pipeline.data.streams import open_streams
-from pipeline.data.views import Views
-from pipeline.exchange import Split, globalise
-from pipeline.models.heterogeneous import Features, Heterogeneous
-from pipeline.objectives.objective import Objective
-from pipeline.optim import build_optimizer
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.streams import open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.distributed.exchange import Split, globalise
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training.optim import build_optimizer
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

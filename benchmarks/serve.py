@@ -31,8 +31,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from benchmarks.table import Table
 from benchmarks.vectors import write_embeddings
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
 
 START_S = 120  # for the server to load what it needs
 
@@ -83,7 +83,7 @@ class Client(Thread):
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
     """`heron serve` in a process of its own; its place, as `127.0.0.1:41234`."""
-    words = [sys.executable, "-m", "launch.cli", "serve", str(index), "--port", "0"]
+    words = [sys.executable, "-m", "heron.launch.cli", "serve", str(index), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

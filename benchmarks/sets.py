@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 import simplejpeg
 
-from pipeline.config import parse_config
-from pipeline.data.reader import Reader
-from pipeline.data.streams import Streams, open_streams
-from shards.build import build, npy
-from shards.manifest import Labels, View
-from shards.sources import make
-from shards.sources.base import Drawn, Rows
+from heron.pipeline.config.experiment import parse_config
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import Streams, open_streams
+from heron.shards.build import build, npy
+from heron.shards.manifest import Labels, View
+from heron.shards.sources import make
+from heron.shards.sources.base import Drawn, Rows
 
 CLASSES = 10  # folders of pictures
 TARS = 4  # of members a row, so that every worker has some

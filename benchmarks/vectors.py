@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embeddings import (
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import (
     FORMAT,
     Embeddings,
     EmbeddingsManifest,
@@ -21,9 +21,9 @@ from pipeline.retrieval.embeddings import (
     dump,
     part_name,
 )
-from pipeline.retrieval.samples import Samples
-from shards.manifest import MANIFEST, save_json
-from shards.sources.base import sha256
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.sources.base import sha256
 
 CLUSTERS, INNER = 1000, 16  # Gaussians, and dimensions that each extends in
 PART_ROWS = 65_536

@@ -6,17 +6,17 @@ import select
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.embed_verb import EMBED
-from launch.index_verb import INDEX
-from launch.negatives_verb import NEGATIVES
-from launch.query_verb import QUERY
-from launch.report_verb import REPORT
-from launch.reproduce import REPRODUCE
-from launch.serve_verb import SERVE
-from launch.shard_verbs import SHARD_VERBS
-from launch.study_verb import STUDY
-from launch.verb import Verb
-from pipeline.errors import (
+from heron.launch.embed_verb import EMBED
+from heron.launch.index_verb import INDEX
+from heron.launch.negatives_verb import NEGATIVES
+from heron.launch.query_verb import QUERY
+from heron.launch.report_verb import REPORT
+from heron.launch.reproduce import REPRODUCE
+from heron.launch.serve_verb import SERVE
+from heron.launch.shard_verbs import SHARD_VERBS
+from heron.launch.study_verb import STUDY
+from heron.launch.verb import Verb
+from heron.pipeline.config.errors import (
     STOPPED,
     CheckpointError,
     ConfigError,
@@ -25,7 +25,7 @@ from pipeline.errors import (
     StudyError,
     TrainingError,
 )
-from shards.errors import ShardError, SourceError
+from heron.shards.errors import ShardError, SourceError
 
 EXAMPLES = """examples:
   heron shards build faces --out data/faces --workers 2

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from launch.verb import Verb
+from heron.launch.verb import Verb
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipeline import collectives  # here, so that `heron --help` need not load torch
-    from pipeline.retrieval.embed import embed
-    from pipeline.retrieval.embedder import Choice
+    from heron.pipeline.distributed import collectives  # here, so that `heron --help` need not load torch
+    from heron.pipeline.retrieval.embed import embed
+    from heron.pipeline.retrieval.embedder import Choice
 
     choice = Choice(
         arguments.split, arguments.role, arguments.layers, arguments.dtype, arguments.part_rows

@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from launch.verb import Verb
+from heron.launch.verb import Verb
 
 
 def _size(text: str) -> int:
-    from pipeline.retrieval.kinds import bytes_of
+    from heron.pipeline.retrieval.kinds import bytes_of
 
     try:
         return bytes_of(text)
@@ -41,9 +41,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipeline.retrieval.build import build_index  # here, so that `heron --help` is quick
-    from pipeline.retrieval.embeddings import Embeddings
-    from pipeline.retrieval.kinds import in_bytes
+    from heron.pipeline.retrieval.build import build_index  # here, so that `heron --help` is quick
+    from heron.pipeline.retrieval.embeddings import Embeddings
+    from heron.pipeline.retrieval.kinds import in_bytes
 
     made = build_index(
         Embeddings.open(arguments.embeddings),

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.verb import Verb
+from heron.launch.verb import Verb
 
 if TYPE_CHECKING:  # both load more than `heron --help` needs
-    from pipeline.retrieval.answer import Answer, Hit
-    from pipeline.retrieval.query import Retriever
+    from heron.pipeline.retrieval.answer import Answer, Hit
+    from heron.pipeline.retrieval.query import Retriever
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +52,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipeline.retrieval.query import Retriever  # here, so that `heron --help` is quick
+    from heron.pipeline.retrieval.query import Retriever  # here, so that `heron --help` is quick
 
     if arguments.sheet is not None:
-        from pipeline.retrieval.sheet import check_sheet
+        from heron.pipeline.retrieval.sheet import check_sheet
 
         check_sheet(arguments.sheet)
     retriever = Retriever.open(
@@ -80,7 +80,7 @@ def _ask(retriever: "Retriever", arguments: argparse.Namespace) -> "Answer":
     if arguments.key is not None:
         return retriever.by_key(arguments.key, k, where, relation, arguments.far)
     if arguments.vector is not None:
-        from pipeline.retrieval.given import mapped, vector_row
+        from heron.pipeline.retrieval.given import mapped, vector_row
 
         name = f"{arguments.vector} row {arguments.row}"
         vector = vector_row(mapped(arguments.vector), str(arguments.vector), arguments.row)
@@ -130,8 +130,8 @@ def _labels(answer: "Answer", hit: "Hit") -> str:
 
 
 def _draw(retriever: "Retriever", answer: "Answer", arguments: argparse.Namespace) -> None:
-    from pipeline.retrieval.given import NPY, upright
-    from pipeline.retrieval.sheet import draw_answer, save_sheet
+    from heron.pipeline.retrieval.given import NPY, upright
+    from heron.pipeline.retrieval.sheet import draw_answer, save_sheet
 
     picture = None
     for path in retriever.files(arguments.file).values() if arguments.file else ():

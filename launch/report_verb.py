@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from launch.verb import Verb
+from heron.launch.verb import Verb
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +23,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from launch.studies.extrapolation import Assumed, section  # here, so that --help is quick
-    from launch.studies.report import Report
-    from launch.studies.rows import read_results
+    from heron.launch.studies.extrapolation import Assumed, section  # here, so that --help is quick
+    from heron.launch.studies.report import Report
+    from heron.launch.studies.rows import read_results
 
     results = read_results(arguments.study)
     report = Report.of(results, arguments.x, arguments.y)

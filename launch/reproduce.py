@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.tables import CONFIGS, TABLES
-from launch.tables.table import Method, Table
-from launch.verb import Verb
-from pipeline.config import Config, load_config
-from pipeline.errors import ConfigError
-from shards.manifest import MANIFEST
+from heron.launch.tables import CONFIGS, TABLES
+from heron.launch.tables.table import Method, Table
+from heron.launch.verb import Verb
+from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +35,8 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
             and it says how to get it; all before the first run.
         Stopped: a signal came, and the state of the run under way is saved.
     """
-    from launch.tables.measured import write  # here, so that `heron --help` need not load torch
-    from pipeline.pretrain import pretrain
+    from heron.launch.tables.measured import write  # here, so that `heron --help` need not load torch
+    from heron.pipeline.pretrain import pretrain
 
     for name in only:
         if name not in table.methods:

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from launch.verb import Verb
-from pipeline.errors import ConfigError
+from heron.launch.verb import Verb
+from heron.pipeline.config.errors import ConfigError
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +25,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipeline.retrieval.query import Retriever  # here, so that `heron --help` need not load it
+    from heron.pipeline.retrieval.query import Retriever  # here, so that `heron --help` need not load it
 
     try:
-        from pipeline.retrieval.serve import address, listen, make_server
+        from heron.pipeline.serve.server import address, listen, make_server
     except ModuleNotFoundError as missing:
         raise ConfigError(
             f"the web page needs the package {missing.name}, which is not installed; install it "

@@ -12,14 +12,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from launch.verb import Verb
-from shards.build import build
-from shards.errors import SourceError
-from shards.foreign import index
-from shards.layout import Layout
-from shards.show import contact_sheet, show
-from shards.sources import SOURCES, Source, find, make
-from shards.verify import verify
+from heron.launch.verb import Verb
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.foreign import index
+from heron.shards.layout import Layout
+from heron.shards.show import contact_sheet, show
+from heron.shards.sources import SOURCES, Source, find, make
+from heron.shards.verify import verify
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:

@@ -5,19 +5,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.verb import Verb
+from heron.launch.verb import Verb
 
 if TYPE_CHECKING:
-    from launch.studies.ledger import Ledger
-    from launch.studies.study import Study
+    from heron.launch.studies.ledger import Ledger
+    from heron.launch.studies.study import Study
 
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
 
 def table(study: "Study", ledger: "Ledger") -> str:
     """The rows as a Markdown table: what varied, what is measured, and how each ended."""
-    from launch.studies.drive import shown
-    from launch.studies.ledger import known
+    from heron.launch.studies.drive import shown
+    from heron.launch.studies.ledger import known
 
     rows = [ledger.rows[name] for name in sorted(ledger.rows)]
     varied = [
@@ -55,10 +55,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from launch.studies.ledger import Ledger, alone
-    from launch.studies.study import load_study
-    from launch.studies.trials import check, command, plan, refuse_missing_data
-    from pipeline.errors import ConfigError
+    from heron.launch.studies.ledger import Ledger, alone
+    from heron.launch.studies.study import load_study
+    from heron.launch.studies.trials import check, command, plan, refuse_missing_data
+    from heron.pipeline.config.errors import ConfigError
 
     study = load_study(arguments.study, arguments.small, arguments.overrides)
     name = arguments.study.stem + ("-small" if arguments.small else "")
@@ -75,8 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
         except ConfigError as fault:
             print(f"not there yet: {fault}")
         return 0
-    from launch.studies.cluster import joined
-    from launch.studies.drive import drive
+    from heron.launch.studies.cluster import joined
+    from heron.launch.studies.drive import drive
 
     with alone(out):
         ledger = Ledger(study, out)

@@ -20,17 +20,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline import checkpoint, collapse, collectives, microbatches, pretrained, throughput
-from pipeline.checkpoint import Position, Snapshot
-from pipeline.companions import Companions
-from pipeline.config import Config, dump_config, load_config
-from pipeline.data.batches import ProcessBatches, batches
-from pipeline.data.mined import MinedStream
-from pipeline.data.plan import shares
-from pipeline.data.skipped import Skipped
-from pipeline.data.streams import build_data, open_streams
-from pipeline.data.views import Views
-from pipeline.errors import (
+from heron.pipeline.training import checkpoint
+from heron.pipeline.evaluation import collapse
+from heron.pipeline.distributed import collectives
+from heron.pipeline.distributed import grad_cache as microbatches
+from heron.pipeline.training import pretrained
+from heron.pipeline.training import throughput
+from heron.pipeline.training.checkpoint import Position, Snapshot
+from heron.pipeline.training.companions import Companions
+from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.mined import MinedStream
+from heron.pipeline.data.plan import shares
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.config.errors import (
     LOST,
     STOPPED,
     CheckpointError,
@@ -39,23 +44,23 @@ from pipeline.errors import (
     Stopped,
     TrainingError,
 )
-from pipeline.evaluation import Evaluator
-from pipeline.exchange import Split
-from pipeline.hold import Hold
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.models.normalisation import has_norm, synchronise
-from pipeline.objectives import fused
-from pipeline.objectives.objective import Objective
-from pipeline.optim import build_optimizer, learning_rate
-from pipeline.preamble import preamble
-from pipeline.processes import prepare, start_processes
-from pipeline.report import write_report, write_result
-from pipeline.retrieval.mining import Miner
-from pipeline.signals import StopSignals
-from pipeline.tracking import Tracker
-from pipeline.values import refuse_nonfinite, total
-from pipeline.watchdog import Watchdog, leave
-from shards.errors import ShardError, SourceError
+from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training.optim import build_optimizer, learning_rate
+from heron.pipeline.training.preamble import preamble
+from heron.pipeline.distributed.launch import prepare, start_processes
+from heron.pipeline.training.report import write_report, write_result
+from heron.pipeline.negatives.mine import Miner
+from heron.pipeline.training.signals import StopSignals
+from heron.pipeline.training.tracking import Tracker
+from heron.pipeline.training.values import refuse_nonfinite, total
+from heron.pipeline.distributed.watchdog import Watchdog, leave
+from heron.shards.errors import ShardError, SourceError
 
 EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
 AGAIN = "run again with run.resume=auto to go on"

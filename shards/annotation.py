@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import ShardError, SourceError
-from shards.index import array_at
-from shards.manifest import Labels
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.index import array_at
+from heron.shards.manifest import Labels
 
 NUMBERS = ("cls", "cls2", "class", "index", "inx", "id")  # WebDataset's suffixes of numbers
 TEXTS = ("txt", "text")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shards.errors import DISK_FULL, ShardError
+from heron.shards.errors import DISK_FULL, ShardError
 
 
 def save_json(path: Path, value: Any) -> None:

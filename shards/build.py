@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from shards.atomic import atomic_write, save_json
-from shards.errors import ShardError, SourceError
-from shards.index import BLOCK, ShardIndex, map_arrays
-from shards.manifest import (
+from heron.shards.atomic import atomic_write, save_json
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.index import BLOCK, ShardIndex, map_arrays
+from heron.shards.manifest import (
     LABELS,
     MANIFEST,
     BuiltFrom,
@@ -33,10 +33,10 @@ from shards.manifest import (
     load_manifest,
     member_names,
 )
-from shards.moments import Moments
-from shards.progress import progress_bar
-from shards.sources.base import Rows, Source, sha256
-from shards.workers import in_parallel
+from heron.shards.moments import Moments
+from heron.shards.progress import progress_bar
+from heron.shards.sources.base import Rows, Source, sha256
+from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
 IMAGES_AT_ONCE = 64  # read this many images at a time, whatever the length of a shard

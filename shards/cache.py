@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
-from shards.errors import DISK_FULL, ShardError
+from heron.shards.errors import DISK_FULL, ShardError
 
 MOST = 100 * 10**9  # bytes that a cache holds where nobody says how many
 OF_FREE = 0.9  # share of the free disk that it takes at most, then

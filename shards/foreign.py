@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from shards.annotation import encode
-from shards.build import JOURNAL
-from shards.errors import ShardError, SourceError
-from shards.index import map_arrays
-from shards.layout import Layout, suggestion
-from shards.manifest import (
+from heron.shards.annotation import encode
+from heron.shards.build import JOURNAL
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.index import map_arrays
+from heron.shards.layout import Layout, suggestion
+from heron.shards.manifest import (
     FOREIGN,
     MANIFEST,
     BuiltFrom,
@@ -30,12 +30,12 @@ from shards.manifest import (
     index_name,
     load_manifest,
 )
-from shards.moments import Moments
-from shards.progress import progress_bar
-from shards.sources.base import file_record, sha256
-from shards.survey import Survey, survey_tar
-from shards.tarball import contents
-from shards.workers import in_parallel
+from heron.shards.moments import Moments
+from heron.shards.progress import progress_bar
+from heron.shards.sources.base import file_record, sha256
+from heron.shards.survey import Survey, survey_tar
+from heron.shards.tarball import contents
+from heron.shards.workers import in_parallel
 
 AT_ONCE = 4096  # vectors read at a time for their statistics
 

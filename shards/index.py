@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.atomic import atomic_write
-from shards.errors import REBUILD, RESTORE, ShardError
+from heron.shards.atomic import atomic_write
+from heron.shards.errors import REBUILD, RESTORE, ShardError
 
 BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
 UNREADABLE = (  # what NumPy raises for bytes that are no arrays

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
-from shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
-from shards.errors import ShardError, SourceError
-from shards.manifest import Shard, in_words
-from shards.sources.base import WHOLE
+from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import Shard, in_words
+from heron.shards.sources.base import WHOLE
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")

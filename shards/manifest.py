@@ -18,11 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from shards.atomic import atomic_write
-from shards.atomic import save_json as save_json
-from shards.errors import REBUILD, ShardError
-from shards.remote import Missing
-from shards.store import Store, open_store
+from heron.shards.atomic import atomic_write
+from heron.shards.atomic import save_json as save_json
+from heron.shards.errors import REBUILD, ShardError
+from heron.shards.remote import Missing
+from heron.shards.store import Store, open_store
 
 whole_file = atomic_write  # what pipeline and launch call it
 SCHEMA_VERSION = 2

@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.cache import LocalFile, ShardCache
-from shards.errors import DOWNLOAD, SourceError
+from heron.shards.cache import LocalFile, ShardCache
+from heron.shards.errors import DOWNLOAD, SourceError
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file

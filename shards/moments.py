@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.manifest import View
+from heron.shards.manifest import View
 
 
 class Moments:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from shards.errors import RESTORE, ShardError
+from heron.shards.errors import RESTORE, ShardError
 
 BLOCK = 8 * 2**20  # bytes of a read; of protocols that do not stream, also of a request
 DAMAGED = 2  # a file with other bytes than expected is fetched so many times

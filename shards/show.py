@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from shards.errors import ShardError
-from shards.index import ShardIndex, array_at
-from shards.manifest import Manifest, Shard, load_manifest
-from shards.store import Store, open_store
+from heron.shards.errors import ShardError
+from heron.shards.index import ShardIndex, array_at
+from heron.shards.manifest import Manifest, Shard, load_manifest
+from heron.shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what a contact sheet can be
 DRAWN = (1, 3)  # channels: grey, and red, green and blue

@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shards.cache import LocalFile, ShardCache
-from shards.errors import ShardError
-from shards.remote import Missing, Remote, Retry
+from heron.shards.cache import LocalFile, ShardCache
+from heron.shards.errors import ShardError
+from heron.shards.remote import Missing, Remote, Retry
 
 
 class Store(ABC):

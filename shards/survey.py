@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.annotation import Label, Unlabelled
-from shards.errors import ShardError
-from shards.index import Member, ShardIndex, array_at
-from shards.layout import Column, Layout
-from shards.manifest import Manifest
-from shards.picture import read_header
-from shards.sources.base import sha256
-from shards.tarball import ByteRange, contents
+from heron.shards.annotation import Label, Unlabelled
+from heron.shards.errors import ShardError
+from heron.shards.index import Member, ShardIndex, array_at
+from heron.shards.layout import Column, Layout
+from heron.shards.manifest import Manifest
+from heron.shards.picture import read_header
+from heron.shards.sources.base import sha256
+from heron.shards.tarball import ByteRange, contents
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
 

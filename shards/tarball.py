@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from shards.errors import ShardError
-from shards.index import BLOCK
+from heron.shards.errors import ShardError
+from heron.shards.index import BLOCK
 
 COMPRESSED = {
     b"\x1f\x8b": "gzip (gunzip)",

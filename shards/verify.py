@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import RESTORE, ShardError
-from shards.index import Member, ShardIndex, array_at
-from shards.manifest import Manifest, Shard, View, load_manifest
-from shards.picture import read_header
-from shards.sources.base import sha256
-from shards.store import Store, open_store
-from shards.survey import indexed
-from shards.tarball import walk
+from heron.shards.errors import RESTORE, ShardError
+from heron.shards.index import Member, ShardIndex, array_at
+from heron.shards.manifest import Manifest, Shard, View, load_manifest
+from heron.shards.picture import read_header
+from heron.shards.sources.base import sha256
+from heron.shards.store import Store, open_store
+from heron.shards.survey import indexed
+from heron.shards.tarball import walk
 
 PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TypeVar
 
-from shards.errors import ShardError, SourceError
+from heron.shards.errors import ShardError, SourceError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

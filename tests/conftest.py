@@ -10,7 +10,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook(["pipeline.objectives", "pipeline.data.views"], "beartype.beartype")
+install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would

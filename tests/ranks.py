@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from pipeline.watchdog import leave
+from heron.pipeline.distributed.watchdog import leave
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:

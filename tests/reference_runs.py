@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipeline import collectives
-from pipeline.config import METHODS, Config, load_config
-from pipeline.pretrain import pretrain
-from pipeline.tracking import read_metrics
+from heron.pipeline.distributed import collectives
+from heron.pipeline.config.experiment import METHODS, Config, load_config
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
-from tests.test_strategies import STRATEGIES, choose
+from tests.distributed.test_strategies import STRATEGIES, choose
 
 ROWS, CLASSES = 120, 4
 COMPLEMENTARY = "mulco", "ub-", "mse", "gce", "l-uw", "mlcl", "pico", "comco", "plnl"

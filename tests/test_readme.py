@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from benchmarks.workloads import TERMS
-from launch.tables import TABLES
-from pipeline.objectives import catalogue
+from heron.launch.tables import TABLES
+from heron.pipeline.objectives import catalogue
 from tests.shards.others import cats, write_wds
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ RUN = ["accelerate launch pipeline/pretrain.py"]
 LOADS = """
 import sys
 from accelerate.commands.launch import launch_command_parser
-from pipeline.config import load_config
+from heron.pipeline.config.experiment import load_config
 asked = launch_command_parser().parse_args(sys.argv[3:])
 words = asked.training_script_args
 assert asked.training_script == "pipeline/pretrain.py"

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.scaling import OBJECTIVES, PARTS, PEERS, main
 from benchmarks.scaling_bytes import Case, count, predict
 from benchmarks.scaling_turns import Contestant, Gate, race, together
-from pipeline.terms import Objective
-from pipeline.traffic import KINDS
+from heron.pipeline.config.terms import Objective
+from heron.pipeline.distributed.traffic import KINDS
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from launch.studies.study import Study
-from launch.studies.trials import Trial
-from pipeline.errors import TrainingError
+from heron.launch.studies.study import Study
+from heron.launch.studies.trials import Trial
+from heron.pipeline.config.errors import TrainingError
 
 Node = Mapping[str, float]  # a node's resources: CPU, GPU
 REACH_S = 10.0  # to connect to a cluster's head

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from launch.studies.workload import Setting, Workload
-from pipeline.objectives.batch import GlobalBatch
+from heron.launch.studies.workload import Setting, Workload
+from heron.pipeline.objectives.batch import GlobalBatch
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
 PAIRS = 2**22  # of rows, at least: fewer take no time that a clock can measure

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from launch.repeats import describe
-from launch.studies.rows import (
+from heron.launch.repeats import describe
+from heron.launch.studies.rows import (
     BATCH,
     NEGATIVES,
     REPEATS,
@@ -17,7 +17,7 @@ from launch.studies.rows import (
     numbers,
     plain,
 )
-from launch.studies.text import short
+from heron.launch.studies.text import short
 
 
 @dataclass(frozen=True)

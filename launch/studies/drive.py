@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch.studies import lineage
-from launch.studies.cluster import at_once, nodes, refuse_unmet
-from launch.studies.halving import Halving, scheduler
-from launch.studies.ledger import Ledger, known
-from launch.studies.population import current, run_pbt
-from launch.studies.study import Asha, Pbt, Study
-from launch.studies.trials import Trial, check, refuse_missing_data
-from launch.studies.worker import ERROR, Task, run_trial
-from pipeline.config import Config
-from pipeline.data.streams import build_data
-from shards.errors import ShardError, SourceError
+from heron.launch.studies import lineage
+from heron.launch.studies.cluster import at_once, nodes, refuse_unmet
+from heron.launch.studies.halving import Halving, scheduler
+from heron.launch.studies.ledger import Ledger, known
+from heron.launch.studies.population import current, run_pbt
+from heron.launch.studies.study import Asha, Pbt, Study
+from heron.launch.studies.trials import Trial, check, refuse_missing_data
+from heron.launch.studies.worker import ERROR, Task, run_trial
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.streams import build_data
+from heron.shards.errors import ShardError, SourceError
 
 Say = Callable[[str], None]
 RAY = "ray"  # what Ray writes of a study that is under way, in its folder; nothing reads it again

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import pandas as pd
 
-from launch.studies import figures as draw
-from launch.studies.contrast import time_pair
-from launch.studies.measured import Points
-from launch.studies.rows import Results
-from launch.studies.step_model import (
+from heron.launch.studies import figures as draw
+from heron.launch.studies.contrast import time_pair
+from heron.launch.studies.measured import Points
+from heron.launch.studies.rows import Results
+from heron.launch.studies.step_model import (
     Link,
     Memory,
     Step,
@@ -21,10 +21,10 @@ from launch.studies.step_model import (
     fit_without_each,
     wire,
 )
-from launch.studies.text import markdown, number
-from launch.studies.workload import Setting
-from pipeline.errors import StudyError
-from pipeline.page import heading, paragraph, table
+from heron.launch.studies.text import markdown, number
+from heron.launch.studies.workload import Setting
+from heron.pipeline.config.errors import StudyError
+from heron.pipeline.training.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
 TITLE = "More processes than were measured"

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from launch.studies.curves import Curve
-from launch.studies.fits import Law
-from launch.studies.rows import less_is_better
-from launch.studies.text import label, number, scale, short
-from pipeline.page import embedded, plot, png
+from heron.launch.studies.curves import Curve
+from heron.launch.studies.fits import Law
+from heron.launch.studies.rows import less_is_better
+from heron.launch.studies.text import label, number, scale, short
+from heron.pipeline.training.page import embedded, plot, png
 
 WIDE = 6.0  # times the least: an axis of such numbers is logarithmic
 MOST = 10  # curves whose colours can be told apart
@@ -60,7 +60,7 @@ def curves(
 
 
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> str:
-    """Draws the mean of y over two keys that are varied: see `launch.studies.curves.grid`.
+    """Draws the mean of y over two keys that are varied: see `heron.launch.studies.curves.grid`.
 
     Args:
         y: the column.

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from launch.studies.text import number
+from heron.launch.studies.text import number
 
 Values = NDArray[np.float64]
 LEVEL = 0.95

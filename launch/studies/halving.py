@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from launch.studies.ledger import write_rows
-from launch.studies.study import Asha, Study
-from pipeline.tracking import read_metrics
+from heron.launch.studies.ledger import write_rows
+from heron.launch.studies.study import Asha, Study
+from heron.pipeline.training.tracking import read_metrics
 
 HALVING = "halving.jsonl"  # in a study's folder: a line for each trial that came to a rung
 

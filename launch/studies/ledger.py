@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.studies.study import Study, dump_study
-from launch.studies.trials import Trial, command, configure
-from pipeline.errors import ConfigError
-from pipeline.hold import WITHOUT
-from pipeline.sections import read_tree
-from pipeline.tracking import read_metrics
-from shards.manifest import whole_file
+from heron.launch.studies.study import Study, dump_study
+from heron.launch.studies.trials import Trial, command, configure
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.training.run_lock import WITHOUT
+from heron.pipeline.config.sections import read_tree
+from heron.pipeline.training.tracking import read_metrics
+from heron.shards.manifest import whole_file
 
 STUDY, ROWS = "study.yaml", "trials.jsonl"
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared

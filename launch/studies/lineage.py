@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.studies.ledger import write_rows
-from pipeline import checkpoint
-from pipeline.config import Config, dump_config, load_config
-from pipeline.data.mined import MINED
-from pipeline.errors import CheckpointError
-from pipeline.hold import Hold
-from pipeline.tracking import read_metrics
+from heron.launch.studies.ledger import write_rows
+from heron.pipeline.training import checkpoint
+from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.data.mined import MINED
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.training.tracking import read_metrics
 
 LINEAGE = "lineage.jsonl"
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch.studies.rows import BATCH, Results, Row
-from launch.studies.step_model import Measured
-from launch.studies.workload import Setting, Workload
-from pipeline.errors import StudyError
+from heron.launch.studies.rows import BATCH, Results, Row
+from heron.launch.studies.step_model import Measured
+from heron.launch.studies.workload import Setting, Workload
+from heron.pipeline.config.errors import StudyError
 
 
 @dataclass(frozen=True)

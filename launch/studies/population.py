@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from launch.studies import lineage
-from launch.studies.ledger import RUNGS, Ledger, write_rows
-from launch.studies.study import Pbt, Range, Study
-from launch.studies.trials import Trial, configure
-from pipeline.tracking import read_metrics
+from heron.launch.studies import lineage
+from heron.launch.studies.ledger import RUNGS, Ledger, write_rows
+from heron.launch.studies.study import Pbt, Range, Study
+from heron.launch.studies.trials import Trial, configure
+from heron.pipeline.training.tracking import read_metrics
 
 POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
 QUANTILE = 0.25  # of the trials that takes over, and of those that are taken from

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.repeats import paired
-from launch.studies import figures as draw
-from launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
-from launch.studies.fits import FITS, Law
-from launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
-from launch.studies.table import best, shown, write_tables
-from launch.studies.text import cell, label, mean_std, number, scale, short
-from pipeline.page import heading, page, paragraph, table
-from shards.manifest import whole_file
+from heron.launch.repeats import paired
+from heron.launch.studies import figures as draw
+from heron.launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
+from heron.launch.studies.fits import FITS, Law
+from heron.launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
+from heron.launch.studies.table import best, shown, write_tables
+from heron.launch.studies.text import cell, label, mean_std, number, scale, short
+from heron.pipeline.training.page import heading, page, paragraph, table
+from heron.shards.manifest import whole_file
 
 TIMES = ("step_s", "train_seconds", "seconds")
 MOST = 30  # settings that are compared with the best, so that the page stays one to read

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from launch.studies.ledger import ROWS, STUDY
-from launch.studies.study import Study, load_study
-from launch.studies.trials import TRIALS, plan
-from pipeline.errors import ConfigError, StudyError
-from pipeline.tracking import read_metrics
+from heron.launch.studies.ledger import ROWS, STUDY
+from heron.launch.studies.study import Study, load_study
+from heron.launch.studies.trials import TRIALS, plan
+from heron.pipeline.config.errors import ConfigError, StudyError
+from heron.pipeline.training.tracking import read_metrics
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
 BATCH, NEGATIVES, SHARE = "batch", "negatives", "batch / workers"

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from launch.studies.workload import Setting, Workload
-from pipeline.traffic import Exchange
+from heron.launch.studies.workload import Setting, Workload
+from heron.pipeline.distributed.traffic import Exchange
 
 FEWEST = 3  # batches of one process that tell rows from pairs, and something to be judged by
 DISTINCT = 100.0  # condition number up to which two columns are told apart

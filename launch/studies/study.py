@@ -9,8 +9,8 @@ import numpy as np
 import yaml
 from pydantic import Field, model_validator
 
-from pipeline.errors import ConfigError
-from pipeline.sections import Count, Natural, Section, check, parse_override, read_tree
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.sections import Count, Natural, Section, check, parse_override, read_tree
 
 Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3"]
 OWN = ("run.dir", "run.resume")  # of a trial, which the study gives

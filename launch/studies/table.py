@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from launch.studies.rows import NEGATIVES, Results, less_is_better, numbers, plain
-from launch.studies.text import cell, markdown, short
-from shards.manifest import whole_file
+from heron.launch.studies.rows import NEGATIVES, Results, less_is_better, numbers, plain
+from heron.launch.studies.text import cell, markdown, short
+from heron.shards.manifest import whole_file
 
 SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import numpy as np
 import yaml
 
-from launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
-from pipeline.config import Config, load_config
-from pipeline.errors import ConfigError
-from shards.manifest import MANIFEST
+from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
+from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.manifest import MANIFEST
 
 ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.studies.cluster import per_worker
-from launch.studies.ledger import RUNGS, write_rows
-from launch.studies.study import Study
-from launch.studies.trials import Trial, configure
-from pipeline.config import Config
-from pipeline.errors import Held, TrainingError
-from pipeline.tracking import read_metrics
+from heron.launch.studies.cluster import per_worker
+from heron.launch.studies.ledger import RUNGS, write_rows
+from heron.launch.studies.study import Study
+from heron.launch.studies.trials import Trial, configure
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.errors import Held, TrainingError
+from heron.pipeline.training.tracking import read_metrics
 
 ERROR = "error.txt"  # in a run's folder: why it cannot be run
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -146,8 +146,8 @@ def run_worker(given: dict[str, Any]) -> None:
     """
     os.chdir(given["root"])
     os.environ.update(environment(given["strategy"], given["gpus"]))
-    from pipeline import collectives
-    from pipeline.pretrain import EXPECTED, pretrain
+    from heron.pipeline.distributed import collectives
+    from heron.pipeline.pretrain import EXPECTED, pretrain
 
     config: Config = given["config"]
     run, rank = Path(config.run.dir), os.environ["RANK"]

@@ -6,15 +6,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, load_config
-from pipeline.data.plan import shares
-from pipeline.errors import CheckpointError, ConfigError, StudyError
-from pipeline.exchange import Split
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.objectives.objective import Objective
-from pipeline.pretrained import input_shapes, locate
-from pipeline.traffic import FLOAT, Exchange, exchanges
-from shards.manifest import load_manifest
+from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.data.plan import shares
+from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
+from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training.pretrained import input_shapes, locate
+from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
+from heron.shards.manifest import load_manifest
 
 SLOTS = {"adam": 2, "adamw": 2}  # numbers that an optimiser keeps of a parameter; of SGD momentum
 HELD = 3  # times a gathered vector lies in memory: itself, its gradient, and on its way back
@@ -134,7 +134,7 @@ class Workload:
 
     @cache  # noqa: B019 - a workload lives as long as its report
     def exchanges(self, setting: Setting) -> list[Exchange]:
-        """Returns what the processes exchange in a step: see `pipeline.traffic.exchanges`."""
+        """Returns what the processes exchange in a step: see `heron.pipeline.distributed.traffic.exchanges`."""
         return exchanges(
             self.objective, self.model, self.shapes, setting.split, self.labels, self.levels
         )

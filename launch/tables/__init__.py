@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from launch.tables.table import Table, read_tables
+from heron.launch.tables.table import Table, read_tables
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
 TABLES: dict[str, Table] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from scipy.stats import ttest_ind_from_stats
 
-from launch.repeats import Paired, describe, paired
-from launch.tables.table import Figure, Table
-from shards.manifest import whole_file
+from heron.launch.repeats import Paired, describe, paired
+from heron.launch.tables.table import Figure, Table
+from heron.shards.manifest import whole_file
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.augmentations import Blur, Color, Crop, Flip
+from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip
 
 DRAWS = 6  # uniform numbers that an augmentation of a picture may use
 FINEST = 4  # samples along each side of a pixel, at most, where a picture is made smaller

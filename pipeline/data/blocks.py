@@ -11,7 +11,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from pipeline.data.plan import Rows
+from heron.pipeline.data.plan import Rows
 
 
 class Blocks:

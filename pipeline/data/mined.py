@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import Negatives
-from pipeline.data.plan import Rows, Stream
-from shards.errors import ShardError
+from heron.pipeline.config.experiment import Negatives
+from heron.pipeline.data.plan import Rows, Stream
+from heron.shards.errors import ShardError
 
 MINED = "negatives"  # in a run's folder: the tables
 POLL_S = 0.02
@@ -31,7 +31,7 @@ class MinedStream:
     Attributes:
         base: the random rows.
         config: how many rows, and how often the tables change.
-        folder: of the tables, which `pipeline.retrieval.mining` writes; all processes see it.
+        folder: of the tables, which `heron.pipeline.negatives.mine` writes; all processes see it.
         ended: set when the run ends, so that no reading process waits for a table for ever.
     """
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.cache import LocalFile
-from shards.errors import RESTORE, ShardError
-from shards.index import ShardIndex, array_at
-from shards.manifest import View
+from heron.shards.cache import LocalFile
+from heron.shards.errors import RESTORE, ShardError
+from heron.shards.index import ShardIndex, array_at
+from heron.shards.manifest import View
 
 
 class OpenShard:

@@ -11,11 +11,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.augmentations import Crop
-from pipeline.config import View as Asked
-from pipeline.errors import ConfigError
-from shards.manifest import View
-from shards.picture import JPEG, Kind, read_header
+from heron.pipeline.config.augmentations import Crop
+from heron.pipeline.config.experiment import View as Asked
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.manifest import View
+from heron.shards.picture import JPEG, Kind, read_header
 
 PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # faults it raises
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ConfigError
+from heron.pipeline.config.errors import ConfigError
 
 Rows = NDArray[np.int64]
 MOST_STREAMS = 64  # canonical streams, where nobody says how many

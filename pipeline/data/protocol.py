@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
-from pipeline.config import Protocol
-from pipeline.data.plan import Rows
-from pipeline.data.reader import Reader
-from pipeline.draws import keys, uniforms
-from pipeline.errors import ConfigError
+from heron.pipeline.config.experiment import Protocol
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.random_keys import keys, uniforms
+from heron.pipeline.config.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Blocks
-from pipeline.data.opened import OpenShard
-from pipeline.data.pictures import Canvas
-from pipeline.data.plan import Rows
-from pipeline.errors import ConfigError
-from shards.errors import RESTORE, ShardError
-from shards.index import ShardIndex
-from shards.manifest import Manifest, Shard, View, load_manifest
-from shards.sources.base import sha256
-from shards.store import LocalStore, Store, open_store
+from heron.pipeline.data.blocks import Blocks
+from heron.pipeline.data.opened import OpenShard
+from heron.pipeline.data.pictures import Canvas
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.errors import RESTORE, ShardError
+from heron.shards.index import ShardIndex
+from heron.shards.manifest import Manifest, Shard, View, load_manifest
+from heron.shards.sources.base import sha256
+from heron.shards.store import LocalStore, Store, open_store
 
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
 SHORT = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # of the process, not faults of the data
@@ -155,7 +155,7 @@ class Reader:
         return np.concatenate([index.labels for index in self.indexes])
 
     def labels(self, rows: Rows) -> NDArray[Any]:
-        """Labels as stored: see `shards.manifest.Labels`."""
+        """Labels as stored: see `heron.shards.manifest.Labels`."""
         found: NDArray[Any] = self._labels[rows]
         return found
 

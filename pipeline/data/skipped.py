@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pipeline.data.plan import Rows
-from shards.errors import ShardError
+from heron.pipeline.data.plan import Rows
+from heron.shards.errors import ShardError
 
 
 class Skipped:

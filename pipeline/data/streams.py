@@ -8,17 +8,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import Config, Data, Protocol
-from pipeline.data.mined import MINED, AnyStream, MinedStream
-from pipeline.data.pictures import canvas, input_shape
-from pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
-from pipeline.data.protocol import Roles, assign, complementary
-from pipeline.data.reader import OPEN, Reader
-from pipeline.errors import ConfigError
-from shards.build import build
-from shards.cache import ShardCache
-from shards.sources import make
-from shards.store import LocalStore, open_store
+from heron.pipeline.config.experiment import Config, Data, Protocol
+from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
+from heron.pipeline.data.pictures import canvas, input_shape
+from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
+from heron.pipeline.data.protocol import Roles, assign, complementary
+from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.build import build
+from heron.shards.cache import ShardCache
+from heron.shards.sources import make
+from heron.shards.store import LocalStore, open_store
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from pipeline.augmentations import Blur, Color, Crop, Flip, Noise
-from pipeline.config import Data
-from pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
-from pipeline.data.batches import Batch
-from pipeline.data.pictures import input_shape
-from pipeline.data.reader import Reader
-from pipeline.draws import uniforms
+from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip, Noise
+from heron.pipeline.config.experiment import Data
+from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.pictures import input_shape
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.random_keys import uniforms
 
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 

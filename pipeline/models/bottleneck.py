@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pipeline.draws import normals
+from heron.pipeline.data.random_keys import normals
 
 SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
 LEAST = (

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pipeline.architecture import Convnet, Linear, Mlp, Resnet, Vgg
-from pipeline.architecture import Encoder as Asked
-from pipeline.draws import uniforms
-from pipeline.errors import ConfigError
+from heron.pipeline.config.model import Convnet, Linear, Mlp, Resnet, Vgg
+from heron.pipeline.config.model import Encoder as Asked
+from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.config.errors import ConfigError
 
 
 class RowDropout(nn.Module):

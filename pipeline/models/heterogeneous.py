@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.architecture import Model
-from pipeline.config import Precision
-from pipeline.errors import ConfigError
-from pipeline.models.bottleneck import Bottleneck
-from pipeline.models.encoders import build_encoder, mlp
-from pipeline.models.label_autoencoder import LabelAutoencoder
-from pipeline.models.task_groups import TaskGroups
+from heron.pipeline.config.model import Model
+from heron.pipeline.config.experiment import Precision
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.models.bottleneck import Bottleneck
+from heron.pipeline.models.encoders import build_encoder, mlp
+from heron.pipeline.models.label_autoencoder import LabelAutoencoder
+from heron.pipeline.models.task_groups import TaskGroups
 
 SECOND = 5000  # salt of the dropout of PLNL's second encoder
 

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pipeline import architecture
+from heron.pipeline.config import model as architecture
 
 
 class LabelAutoencoder(nn.Module):

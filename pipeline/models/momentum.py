@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pipeline.models.disambiguation import Disambiguation
-from pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.disambiguation import Disambiguation
+from heron.pipeline.models.heterogeneous import Heterogeneous
 
 
 class Momentum(nn.Module):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pipeline.terms import Plnl
+from heron.pipeline.config.terms import Plnl
 
 NETWORKS = 2
 STRIP = 1 << 22  # cosines at a time

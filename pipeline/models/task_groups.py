@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline import architecture
-from pipeline.models.task_clusters import partition
+from heron.pipeline.config import model as architecture
+from heron.pipeline.models.task_clusters import partition
 
 
 class _OfGroups(torch.autograd.Function):

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.objectives import classification, complementary
-from pipeline.objectives.batch import GlobalBatch
-from pipeline.objectives.c2ae import c2ae
-from pipeline.objectives.comco import comco, scl_nl
-from pipeline.objectives.hard import debiased, hard
-from pipeline.objectives.hierarchical import hierarchical
-from pipeline.objectives.mib import mib
-from pipeline.objectives.mulco import mulco
-from pipeline.objectives.pico import pico, pseudo_target_loss
-from pipeline.objectives.plnl import plnl
-from pipeline.objectives.single_view import single_view_unsupervised
-from pipeline.objectives.supcon import supcon
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import (
+from heron.pipeline.objectives import classification, complementary
+from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.c2ae import c2ae
+from heron.pipeline.objectives.comco import comco, scl_nl
+from heron.pipeline.objectives.hard import debiased, hard
+from heron.pipeline.objectives.hierarchical import hierarchical
+from heron.pipeline.objectives.mib import mib
+from heron.pipeline.objectives.mulco import mulco
+from heron.pipeline.objectives.pico import pico, pseudo_target_loss
+from heron.pipeline.objectives.plnl import plnl
+from heron.pipeline.objectives.single_view import single_view_unsupervised
+from heron.pipeline.objectives.supcon import supcon
+from heron.pipeline.objectives.supervised import weighted_supervised
+from heron.pipeline.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pipeline.objectives.complementary import checked, log1m_exp
-from pipeline.objectives.contrast import Matches, Pairs, contrast
-from pipeline.objectives.engine import strips, unit, working_dtype
+from heron.pipeline.objectives.complementary import checked, log1m_exp
+from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.engine import strips, unit, working_dtype
 
 
 def scl_nl(

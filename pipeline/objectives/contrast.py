@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from pipeline.objectives import fused
-from pipeline.objectives.engine import Rule, RuleResult, blockwise
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise
 
 
 @dataclass(frozen=True)

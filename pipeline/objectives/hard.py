@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pipeline.objectives import fused
-from pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
-from pipeline.objectives.engine import class_members, class_numbers
-from pipeline.objectives.unsupervised import own_views, unit_views
-from pipeline.objectives.unsupervised import positives as augmentations
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
+from heron.pipeline.objectives.engine import class_members, class_numbers
+from heron.pipeline.objectives.unsupervised import own_views, unit_views
+from heron.pipeline.objectives.unsupervised import positives as augmentations
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pipeline.objectives.contrast import MATCH_PART, Match, Matches, Pairs, contrast
-from pipeline.objectives.engine import class_members, strips, unit, working_dtype
+from heron.pipeline.objectives.contrast import MATCH_PART, Match, Matches, Pairs, contrast
+from heron.pipeline.objectives.engine import class_members, strips, unit, working_dtype
 
 
 def hierarchical(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.objectives.engine import RuleResult, blockwise
+from heron.pipeline.objectives.engine import RuleResult, blockwise
 
 
 def mib(

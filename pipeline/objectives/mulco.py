@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.objectives.contrast import Matches, Pairs, contrast
-from pipeline.objectives.engine import unit, working_dtype
-from pipeline.objectives.hard import debias
+from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.hard import debias
 
 Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pipeline.objectives.contrast import Matches, Pairs, contrast
-from pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.engine import unit, working_dtype
 
 
 def pseudo_target_loss(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pipeline.objectives.complementary import checked, log1m_exp
+from heron.pipeline.objectives.complementary import checked, log1m_exp
 
 
 def plnl(

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from pipeline.objectives import fused
-from pipeline.objectives.contrast import is_fused
-from pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.contrast import is_fused
+from heron.pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
 
 Distance = Literal["hamming", "indicator"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.embeddings import Embeddings, Layer
-from pipeline.retrieval.index import (
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.index import (
     INDEX,
     NUMBERS,
     SETTINGS,
@@ -31,13 +31,13 @@ from pipeline.retrieval.index import (
     read_faiss,
     set_default,
 )
-from pipeline.retrieval.index_manifest import FORMAT, File, IndexManifest, check_file
-from pipeline.retrieval.kinds import BLOCK, METRICS, POINTS, Asked, Metric, Plan, Shape, choose
-from pipeline.retrieval.recall import Recall, Truth
-from pipeline.retrieval.samples import FILES, Samples
-from shards.manifest import MANIFEST, save_json
-from shards.progress import progress_bar
-from shards.sources.base import sha256
+from heron.pipeline.retrieval.index_manifest import FORMAT, File, IndexManifest, check_file
+from heron.pipeline.retrieval.kinds import BLOCK, METRICS, POINTS, Asked, Metric, Plan, Shape, choose
+from heron.pipeline.retrieval.recall import Recall, Truth
+from heron.pipeline.retrieval.samples import FILES, Samples
+from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.progress import progress_bar
+from heron.shards.sources.base import sha256
 
 LOCK = ".lock"
 MOST_EF = 4096  # the largest efSearch that is tried

@@ -1,6 +1,6 @@
 """A checkpoint over a data set: every row once, on any number of processes; a crash resumes.
 
-accelerate launch --num_processes 8 -m launch.cli embed runs/celeba --out embeddings/celeba
+accelerate launch --num_processes 8 -m heron.launch.cli embed runs/celeba --out embeddings/celeba
 """
 
 import hashlib
@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from pipeline.collectives import gather_objects, rank
-from pipeline.config import Config, load_config
-from pipeline.data.plan import Rows
-from pipeline.data.protocol import assign
-from pipeline.data.reader import Reader
-from pipeline.data.streams import build_data, open_reader
-from pipeline.data.views import Views
-from pipeline.errors import CheckpointError, ConfigError, RetrievalError
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.pretrained import from_pretrained, input_shapes, locate
-from pipeline.processes import start_processes
-from pipeline.retrieval.embedder import Choice, Embedder
-from pipeline.retrieval.embeddings import (
+from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import build_data, open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
+from heron.pipeline.distributed.launch import start_processes
+from heron.pipeline.retrieval.embedder import Choice, Embedder
+from heron.pipeline.retrieval.embeddings import (
     FORMAT,
     LAYERS,
     Embeddings,
@@ -34,10 +34,10 @@ from pipeline.retrieval.embeddings import (
     Part,
     dump,
 )
-from pipeline.retrieval.samples import Samples
-from shards.errors import ShardError
-from shards.manifest import MANIFEST, save_json
-from shards.sources.base import sha256
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.errors import ShardError
+from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.sources.base import sha256
 
 PLAN = "plan.json"
 ROLES = "labelled", "unlabelled", "test"

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pipeline.collectives import rank, world_size
-from pipeline.config import Config
-from pipeline.data.batches import VIEW, batches
-from pipeline.data.plan import Rows
-from pipeline.data.reader import Reader
-from pipeline.data.slots import Form, Room
-from pipeline.data.views import Views
-from pipeline.errors import RetrievalError
-from pipeline.models.heterogeneous import Features, Heterogeneous
-from pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
-from shards.manifest import save_json, whole_file
-from shards.progress import progress_bar
-from shards.sources.base import sha256
+from heron.pipeline.distributed.collectives import rank, world_size
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.batches import VIEW, batches
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.slots import Form, Room
+from heron.pipeline.data.views import Views
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
+from heron.shards.manifest import save_json, whole_file
+from heron.shards.progress import progress_bar
+from heron.shards.sources.base import sha256
 
 PART_ROWS = 65_536
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.samples import Samples
-from shards.manifest import MANIFEST, Record
-from shards.sources.base import sha256
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import MANIFEST, Record
+from heron.shards.sources.base import sha256
 
 FORMAT: Literal[1] = 1
 AGAIN = "embed again, into an empty folder"

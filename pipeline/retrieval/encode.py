@@ -11,21 +11,21 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.checkpoint import complete
-from pipeline.config import load_config
-from pipeline.data.batches import Batch
-from pipeline.data.reader import Reader
-from pipeline.data.streams import open_reader
-from pipeline.data.views import Views
-from pipeline.errors import RetrievalError
-from pipeline.models.heterogeneous import Features, Heterogeneous
-from pipeline.pretrained import from_pretrained, input_shapes, locate
-from pipeline.retrieval.embedder import layer_vectors
-from pipeline.retrieval.embeddings import Layer
-from pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
-from shards.manifest import MANIFEST, View
-from shards.show import DRAWN
-from shards.sources.base import sha256
+from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
+from heron.pipeline.retrieval.embedder import layer_vectors
+from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
+from heron.shards.manifest import MANIFEST, View
+from heron.shards.show import DRAWN
+from heron.shards.sources.base import sha256
 
 G = TypeVar("G", str, File)
 

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.samples import Samples
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.samples import Samples
 
 LONGEST = 2_000  # characters of a filter: a page may pass on what anyone types
 DEEPEST = 50  # parentheses within parentheses: each is a call of a function

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from pipeline.data.pictures import PILLOWS
-from pipeline.errors import RetrievalError
-from shards.errors import RESTORE, ShardError
-from shards.index import array_at
-from shards.picture import read_header
+from heron.pipeline.data.pictures import PILLOWS
+from heron.pipeline.config.errors import RetrievalError
+from heron.shards.errors import RESTORE, ShardError
+from heron.shards.index import array_at
+from heron.shards.picture import read_header
 
 MOST_BYTES = 20_000_000  # of a file
 MOST_PIXELS = 64_000_000  # of its picture: 192 MB decoded

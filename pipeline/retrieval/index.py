@@ -12,16 +12,16 @@ import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.index_manifest import (
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.index_manifest import (
     AGAIN,
     IndexManifest,
     check_file,
     load_index_manifest,
 )
-from pipeline.retrieval.kinds import Metric, Plan
-from pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.kinds import Metric, Plan
+from heron.pipeline.retrieval.samples import Samples
 
 INDEX = "index.faiss"
 NUMBERS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}

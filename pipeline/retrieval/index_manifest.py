@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.embeddings import Layer
-from pipeline.retrieval.kinds import Kind, Metric, Plan
-from pipeline.retrieval.recall import Recall
-from shards.manifest import MANIFEST, Record
-from shards.sources.base import sha256
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.retrieval.kinds import Kind, Metric, Plan
+from heron.pipeline.retrieval.recall import Recall
+from heron.shards.manifest import MANIFEST, Record
+from heron.shards.sources.base import sha256
 
 FORMAT: Literal[1] = 1
 AGAIN = "build the index again with `heron index`"

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Literal, get_args
 
-from pipeline.errors import RetrievalError
-from shards.manifest import Record
+from heron.pipeline.config.errors import RetrievalError
+from heron.shards.manifest import Record
 
 Kind = Literal["flat", "ivf", "ivfpq", "hnsw"]
 Asked = Literal["flat", "ivf", "ivfpq", "hnsw", "auto"]

@@ -6,12 +6,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.embeddings import Embeddings, Layer
-from pipeline.retrieval.samples import Samples
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.samples import Samples
 
 if TYPE_CHECKING:
-    from pipeline.retrieval.index import Index
+    from heron.pipeline.retrieval.index import Index
 
 
 def unit(

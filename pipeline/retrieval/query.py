@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.filters import parse
-from pipeline.retrieval.given import File
-from pipeline.retrieval.index import Index
-from pipeline.retrieval.samples import Samples
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.filters import parse
+from heron.pipeline.retrieval.given import File
+from heron.pipeline.retrieval.index import Index
+from heron.pipeline.retrieval.samples import Samples
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
-    from pipeline.retrieval.encode import Encoder
-    from pipeline.retrieval.pictures import Pictures
+    from heron.pipeline.retrieval.encode import Encoder
+    from heron.pipeline.retrieval.pictures import Pictures
 
 LOSSY = ("ivfpq",)  # kinds of index that hold codes, of which vectors are only estimated
 
@@ -211,7 +211,7 @@ class Retriever:
 
     @cached_property
     def _encoder(self) -> "Encoder":
-        from pipeline.retrieval.encode import Encoder
+        from heron.pipeline.retrieval.encode import Encoder
 
         known = self.index.manifest
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
@@ -231,7 +231,7 @@ class Retriever:
 
     @cached_property
     def _pictures(self) -> "Pictures":
-        from pipeline.retrieval.pictures import Pictures
+        from heron.pipeline.retrieval.pictures import Pictures
 
         return Pictures.open(self.data, self.run)
 

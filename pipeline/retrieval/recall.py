@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.manifest import Record
+from heron.shards.manifest import Record
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]

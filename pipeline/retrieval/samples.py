@@ -10,9 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RetrievalError
-from shards.manifest import whole_file
-from shards.sources.base import sha256
+from heron.pipeline.config.errors import RetrievalError
+from heron.shards.manifest import whole_file
+from heron.shards.sources.base import sha256
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
 
@@ -27,7 +27,7 @@ class Samples:
         targets: labels as 0/1, uint8 [N, names]: a class is one-hot, a row without a label zeros.
         known: which have labels, bool [N].
         names: of the labels.
-        kind: of the labels: see `shards.manifest.Labels`.
+        kind: of the labels: see `heron.shards.manifest.Labels`.
     """
 
     keys: NDArray[np.bytes_]

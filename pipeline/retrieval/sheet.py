@@ -8,10 +8,10 @@ from pathlib import Path
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.answer import Answer, Hit
-from pipeline.retrieval.query import Retriever
-from shards.show import PICTURES
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.answer import Answer, Hit
+from heron.pipeline.retrieval.query import Retriever
+from heron.shards.show import PICTURES
 
 CELL, PAD, LINE = 176, 6, 14  # in pixels: a picture's side, the gap, a line of text
 INK, SAME, MORE, LESS, MARK = "#1d2433", "#5b6270", "#1a6b3c", "#a3262a", "#1f5fbf"

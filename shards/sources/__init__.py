@@ -10,19 +10,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shards.errors import SourceError
-from shards.manifest import FOREIGN
-from shards.sources.arrays import Arrays
-from shards.sources.base import Rows, Source
-from shards.sources.celeba import CelebA
-from shards.sources.cifar import Cifar
-from shards.sources.faces import Faces
-from shards.sources.folder import Folder
-from shards.sources.frames import Frames
-from shards.sources.idx import Idx
-from shards.sources.mulan import Mulan
-from shards.sources.table import Table
-from shards.sources.xrmb import Xrmb
+from heron.shards.errors import SourceError
+from heron.shards.manifest import FOREIGN
+from heron.shards.sources.arrays import Arrays
+from heron.shards.sources.base import Rows, Source
+from heron.shards.sources.celeba import CelebA
+from heron.shards.sources.cifar import Cifar
+from heron.shards.sources.faces import Faces
+from heron.shards.sources.folder import Folder
+from heron.shards.sources.frames import Frames
+from heron.shards.sources.idx import Idx
+from heron.shards.sources.mulan import Mulan
+from heron.shards.sources.table import Table
+from heron.shards.sources.xrmb import Xrmb
 
 __all__ = ["SOURCES", "Rows", "Source", "find", "make"]
 

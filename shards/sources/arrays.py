@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, FilePath, model_validator
 
-from shards.errors import SourceError
-from shards.manifest import Labels, View
-from shards.sources.base import WHOLE, Rows, Source
-from shards.sources.npy import map_npy, read_npz
+from heron.shards.errors import SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import WHOLE, Rows, Source
+from heron.shards.sources.npy import map_npy, read_npz
 
 LABELS = "labels"
 SPLIT = "split"  # the array that parts the rows

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from shards.manifest import InputFile, Labels, View
+from heron.shards.manifest import InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from shards.errors import DOWNLOAD, SourceError
-from shards.manifest import InputFile, Labels, View
-from shards.picture import read_header
-from shards.sources.base import WHOLE, FileOrFolder, Rows, Source, file_record
-from shards.sources.folder import folder_record
-from shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
+from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.manifest import InputFile, Labels, View
+from heron.shards.picture import read_header
+from heron.shards.sources.base import WHOLE, FileOrFolder, Rows, Source, file_record
+from heron.shards.sources.folder import folder_record
+from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shards.errors import DOWNLOAD, SourceError
-from shards.manifest import Labels, View
-from shards.sources.base import WHOLE, FileOrFolder, Rows, Source
-from shards.sources.pickled import read_pickle, text
-from shards.sources.zips import HTML, is_html
+from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import WHOLE, FileOrFolder, Rows, Source
+from heron.shards.sources.pickled import read_pickle, text
+from heron.shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from shards.manifest import Labels, View
-from shards.sources.base import Drawn, Rows
-from shards.sources.portrait import portrait
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import Drawn, Rows
+from heron.shards.sources.portrait import portrait
 
 QUALITY = 90
 ATTRIBUTES = [  # CelebA's, in its order

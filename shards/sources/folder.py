@@ -14,10 +14,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import DirectoryPath, Field
 
-from shards.errors import SourceError
-from shards.manifest import InputFile, Labels, Name, View
-from shards.picture import Kind, read_header_of
-from shards.sources.base import WHOLE, Rows, Source
+from heron.shards.errors import SourceError
+from heron.shards.manifest import InputFile, Labels, Name, View
+from heron.shards.picture import Kind, read_header_of
+from heron.shards.sources.base import WHOLE, Rows, Source
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shards.manifest import Labels, View
-from shards.sources.base import Drawn, Rows
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import Drawn, Rows
 
 WINDOW = 7  # frames stacked in a row, as in XRMB
 WIDTHS = {"view1": 39, "view2": 16}  # acoustic, articulatory; of one frame: 273 and 112 in all

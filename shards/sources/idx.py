@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field, model_validator
 
-from shards.errors import DOWNLOAD, SourceError
-from shards.manifest import Labels, View
-from shards.sources.base import WHOLE, Rows, Source
+from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import WHOLE, Rows, Source
 
 STEMS = {"train": "train", "test": "t10k"}  # what the publishers call the splits
 CLASSES = 10

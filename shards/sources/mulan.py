@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from shards.errors import SourceError
-from shards.manifest import Labels, View
-from shards.sources.base import WHOLE, Rows, Source
+from heron.shards.errors import SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import WHOLE, Rows, Source
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.IGNORECASE)

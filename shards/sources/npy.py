@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import SourceError
-from shards.index import UNREADABLE
+from heron.shards.errors import SourceError
+from heron.shards.index import UNREADABLE
 
 PICKLES = "arrays of Python objects are pickles, never decoded"
 

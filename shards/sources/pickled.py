@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DOWNLOAD, SourceError
-from shards.sources.zips import HTML, is_html
+from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.sources.zips import HTML, is_html
 
 MOST_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
 MOST_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath, field_validator
 
-from shards.errors import SourceError
-from shards.manifest import Labels, View
-from shards.sources.base import WHOLE, Rows, Source
+from heron.shards.errors import SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.sources.base import WHOLE, Rows, Source
 
 MISSING = ("", "?", "nan")
 LARGEST = float(np.finfo(np.float32).max)

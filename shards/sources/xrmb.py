@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from shards.errors import DOWNLOAD, SourceError
-from shards.manifest import Labels, View
-from shards.matlab import MatlabFile
-from shards.sources.base import Rows, Source
+from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.manifest import Labels, View
+from heron.shards.matlab import MatlabFile
+from heron.shards.sources.base import Rows, Source
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
 LARGEST_LABEL = 255  # of a phone; published are 0 to 39

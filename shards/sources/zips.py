@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError
 
 ZIP = b"PK\x03\x04"  # how a zip begins
 HTML = "an HTML page (a download quota page?)"

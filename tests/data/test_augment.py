@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pipeline.augmentations import Blur, Color, Crop, Flip
-from pipeline.config import View
-from pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
+from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip
+from heron.pipeline.config.experiment import View
+from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 
 PICTURES = torch.rand(4, 3, 12, 18, generator=torch.Generator().manual_seed(0))
 DRAWN = torch.rand(4, DRAWS, generator=torch.Generator().manual_seed(1))

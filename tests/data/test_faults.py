@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import Config, parse_config
-from pipeline.data.batches import Batch, ProcessBatches, batches
-from pipeline.data.opened import OpenShard
-from pipeline.data.reader import Reader
-from pipeline.data.skipped import Skipped
-from pipeline.data.streams import Streams, open_streams
-from pipeline.pretrain import pretrain
-from pipeline.tracking import read_metrics
-from shards.build import build
-from shards.errors import ShardError
-from shards.sources import make
+from heron.pipeline.config.experiment import Config, parse_config
+from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.opened import OpenShard
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import Streams, open_streams
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
+from heron.shards.build import build
+from heron.shards.errors import ShardError
+from heron.shards.sources import make
 from tests import ranks
 
 FACES = {"train": 60, "test": 20, "size": 32}
@@ -256,7 +256,7 @@ def test_what_the_machine_lacks_is_no_fault_of_the_data(
     def full(*_: Any) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("pipeline.data.opened.os.open", full)
+    monkeypatch.setattr("heron.pipeline.data.opened.os.open", full)
     with pytest.raises(OSError, match="Too many open files"):
         reader.read("image", np.array([1]))
     assert not reader.lost

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import Data
-from pipeline.data.batches import Batch
-from pipeline.data.opened import OpenShard
-from pipeline.data.reader import Reader
-from pipeline.data.streams import open_reader
-from pipeline.data.views import Views
-from shards.build import build
-from shards.cache import LocalFile
-from shards.foreign import index
-from shards.layout import Layout
-from shards.sources import make
+from heron.pipeline.config.experiment import Data
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.opened import OpenShard
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import Views
+from heron.shards.build import build
+from heron.shards.cache import LocalFile
+from heron.shards.foreign import index
+from heron.shards.layout import Layout
+from heron.shards.sources import make
 from tests.shards.others import npy, write_tar
 
 RANDOM = np.random.default_rng(0)

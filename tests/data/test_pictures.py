@@ -9,10 +9,10 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from pipeline.config import View as Asked
-from pipeline.data.pictures import Canvas, canvas, input_shape
-from pipeline.errors import ConfigError
-from shards.manifest import View
+from heron.pipeline.config.experiment import View as Asked
+from heron.pipeline.data.pictures import Canvas, canvas, input_shape
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.manifest import View
 
 SMOOTH = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, 2)
 

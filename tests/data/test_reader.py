@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import Data, Protocol
-from pipeline.data.batches import ProcessBatches, batches
-from pipeline.data.protocol import assign
-from pipeline.data.reader import Reader
-from pipeline.data.streams import open_streams
-from pipeline.data.views import Views
-from pipeline.errors import ConfigError
-from shards.build import build
-from shards.errors import ShardError
-from shards.sources import make
+from heron.pipeline.config.experiment import Data, Protocol
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.build import build
+from heron.shards.errors import ShardError
+from heron.shards.sources import make
 from tests.experiments import frames
 
 
@@ -154,8 +154,8 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 
 
 def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path) -> None:
-    from pipeline.data.batches import Batch
-    from pipeline.draws import keys
+    from heron.pipeline.data.batches import Batch
+    from heron.pipeline.data.random_keys import keys
 
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["crop"]}, {"stored": "image", "augment": ["color"]}]
@@ -179,8 +179,8 @@ def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path
 
 
 def test_a_flip_mirrors_about_half_of_the_images(images: Path) -> None:
-    from pipeline.data.batches import Batch
-    from pipeline.draws import keys
+    from heron.pipeline.data.batches import Batch
+    from heron.pipeline.data.random_keys import keys
 
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["flip"]}] * 2

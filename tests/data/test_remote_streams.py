@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.data.batches import ProcessBatches, batches
-from pipeline.data.streams import build_data, open_streams
-from pipeline.errors import ConfigError
-from pipeline.pretrain import pretrain
-from shards.errors import ShardError
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.pretrain import pretrain
+from heron.shards.errors import ShardError
 from tests.experiments import frames
 from tests.shards.servers import Fault, Web, web
 

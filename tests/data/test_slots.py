@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.slots import Slots
+from heron.pipeline.data.slots import Slots
 
 FORMS = {"view": ((3, 5), "float32"), "rows": ((3,), "int64"), "none": ((0, 4), "int64")}
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import Config, Protocol, parse_config
-from pipeline.data.protocol import assign
-from pipeline.data.reader import Reader
-from pipeline.errors import ConfigError
-from pipeline.pretrain import pretrain
-from shards.build import build
-from shards.sources import make
+from heron.pipeline.config.experiment import Config, Protocol, parse_config
+from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.pretrain import pretrain
+from heron.shards.build import build
+from heron.shards.sources import make
 
 
 def folder(tmp_path: Path, labels: np.ndarray | None) -> Path:

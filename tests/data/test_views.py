@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config import Data
-from pipeline.data.augment import fit
-from pipeline.data.batches import Batch
-from pipeline.data.reader import Reader
-from pipeline.data.streams import open_reader
-from pipeline.data.views import SALTS, Views
-from pipeline.draws import keys
-from shards.build import build
-from shards.sources import make
+from heron.pipeline.config.experiment import Data
+from heron.pipeline.data.augment import fit
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import SALTS, Views
+from heron.pipeline.data.random_keys import keys
+from heron.shards.build import build
+from heron.shards.sources import make
 
 
 @pytest.fixture(scope="module")

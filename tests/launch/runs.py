@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipeline.checkpoint import complete
-from pipeline.config import dump_config
-from pipeline.tracking import read_metrics
+from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,7 +47,7 @@ JOB = ("pipeline/pretrain.py",)
 SLOW_DISK = ("-m", "tests.launch.slow_disk")
 BAD_END = (  # where the interpreter's end aborts, as a thread of a process group can make it
     "-c",
-    "import atexit, os, sys; from pipeline.pretrain import main; atexit.register(os.abort); "
+    "import atexit, os, sys; from heron.pipeline.pretrain import main; atexit.register(os.abort); "
     "sys.exit(main())",
 )
 

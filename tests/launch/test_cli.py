@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from launch.cli import VERBS, _parse, main
-from launch.report_verb import REPORT
-from shards.sources import SOURCES
+from heron.launch.cli import VERBS, _parse, main
+from heron.launch.report_verb import REPORT
+from heron.shards.sources import SOURCES
 
 
 def run(*words: object) -> int:
@@ -88,7 +88,7 @@ def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
     """`heron shards show | head` is no error; 141 is what a shell gives for SIGPIPE."""
     frames = ("shards", "build", "frames", "--out", tmp_path / "frames", "--quiet")
     assert run(*frames, "--train", 30, "--test", 2) == 0
-    command = [sys.executable, "-m", "launch.cli", "shards", "show", str(tmp_path / "frames")]
+    command = [sys.executable, "-m", "heron.launch.cli", "shards", "show", str(tmp_path / "frames")]
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.architecture import Mlp, Model
-from pipeline.errors import ConfigError
-from pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.config.model import Mlp, Model
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.models.heterogeneous import Heterogeneous
 
 MLP = Mlp(widths=[7, 5])
 

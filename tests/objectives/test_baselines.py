@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from pipeline.models.disambiguation import Disambiguation
-from pipeline.objectives import engine
-from pipeline.objectives.c2ae import c2ae
-from pipeline.objectives.comco import comco, scl_nl
-from pipeline.objectives.engine import unit
-from pipeline.objectives.mib import mib
-from pipeline.objectives.pico import pico, pseudo_target_loss
+from heron.pipeline.models.disambiguation import Disambiguation
+from heron.pipeline.objectives import engine
+from heron.pipeline.objectives.c2ae import c2ae
+from heron.pipeline.objectives.comco import comco, scl_nl
+from heron.pipeline.objectives.engine import unit
+from heron.pipeline.objectives.mib import mib
+from heron.pipeline.objectives.pico import pico, pseudo_target_loss
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels

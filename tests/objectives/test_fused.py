@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.objectives import fused
-from pipeline.objectives.fused import switch
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.fused import switch
 
 INTERPRETED = switch.interpreted()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")

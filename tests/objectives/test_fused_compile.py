@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.errors import TrainingError
-from pipeline.objectives import fused
-from pipeline.objectives.fused import layout, switch
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.fused import layout, switch
 from tests.objectives.test_fused import DEVICE, INTERPRETED, complete, draw, with_triton
 
 

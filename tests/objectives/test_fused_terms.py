@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.objectives import fused
-from pipeline.objectives.hard import debiased, hard
-from pipeline.objectives.mulco import mulco
-from pipeline.objectives.single_view import single_view_unsupervised
-from pipeline.objectives.supcon import supcon
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import (
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.hard import debiased, hard
+from heron.pipeline.objectives.mulco import mulco
+from heron.pipeline.objectives.single_view import single_view_unsupervised
+from heron.pipeline.objectives.supcon import supcon
+from heron.pipeline.objectives.supervised import weighted_supervised
+from heron.pipeline.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.objectives import engine
-from pipeline.objectives.comco import comco
-from pipeline.objectives.mib import mib
-from pipeline.objectives.pico import pico
-from pipeline.objectives.supervised import weighted_supervised
-from pipeline.objectives.unsupervised import input_weighted_unsupervised
+from heron.pipeline.objectives import engine
+from heron.pipeline.objectives.comco import comco
+from heron.pipeline.objectives.mib import mib
+from heron.pipeline.objectives.pico import pico
+from heron.pipeline.objectives.supervised import weighted_supervised
+from heron.pipeline.objectives.unsupervised import input_weighted_unsupervised
 from tests.objectives.test_family import terms
 from tests.objectives.test_terms import draw, labels
 

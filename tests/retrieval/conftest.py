@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.retrieval.served import LIMITS, Site, retriever, running
+from tests.serve.served import LIMITS, Site, retriever, running
 
 
 @pytest.fixture(scope="module")

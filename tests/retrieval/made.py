@@ -10,11 +10,11 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from pipeline.config import parse_config
-from pipeline.data.streams import open_reader
-from pipeline.data.views import Views
-from pipeline.models.heterogeneous import Heterogeneous
-from pipeline.retrieval.embeddings import (
+from heron.pipeline.config.experiment import parse_config
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.retrieval.embeddings import (
     FORMAT,
     Embeddings,
     EmbeddingsManifest,
@@ -24,9 +24,9 @@ from pipeline.retrieval.embeddings import (
     dump,
     part_name,
 )
-from pipeline.retrieval.samples import Samples
-from shards.manifest import MANIFEST, save_json
-from shards.sources.base import sha256
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.sources.base import sha256
 from tests.experiments import FRAMES, merge
 
 PARTS = 2  # files a layer, so that reading crosses from one to the next

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from pipeline.config import load_config
-from pipeline.data.reader import Reader
-from pipeline.errors import CheckpointError, ConfigError, RetrievalError
-from pipeline.pretrain import pretrain
-from pipeline.pretrained import from_pretrained, locate
-from pipeline.retrieval.embed import embed, samples_of
-from pipeline.retrieval.embedder import Choice, Embedder
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.samples import Samples
-from shards.manifest import Labels
-from shards.sources.base import sha256
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.pretrained import from_pretrained, locate
+from heron.pipeline.retrieval.embed import embed, samples_of
+from heron.pipeline.retrieval.embedder import Choice, Embedder
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import sha256
 from tests import ranks
 from tests.experiments import frames
 from tests.retrieval import made

@@ -11,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.reader import Reader
-from pipeline.errors import CheckpointError, RetrievalError
-from pipeline.retrieval import given
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embed import embed
-from pipeline.retrieval.query import Retriever
-from pipeline.retrieval.sheet import CELL, Tile, _broken, _font, draw_tiles
-from shards.build import build
-from shards.errors import ShardError
-from shards.sources import make
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.config.errors import CheckpointError, RetrievalError
+from heron.pipeline.retrieval import given
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embed import embed
+from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.retrieval.sheet import CELL, Tile, _broken, _font, draw_tiles
+from heron.shards.build import build
+from heron.shards.errors import ShardError
+from heron.shards.sources import make
 from tests.retrieval import made
 from tests.retrieval.test_query import ask
 

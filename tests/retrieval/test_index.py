@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval import build
-from pipeline.retrieval.build import Source, build_index, train, write_lists
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.index import INDEX, Index, Neighbours
-from pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, Shape
-from pipeline.retrieval.recall import Truth
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval import build
+from heron.pipeline.retrieval.build import Source, build_index, train, write_lists
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.index import INDEX, Index, Neighbours
+from heron.pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, Shape
+from heron.pipeline.retrieval.recall import Truth
 from tests.retrieval.made import clustered, unlabelled
 
 N, DIM, GB = 1500, 16, 10**9

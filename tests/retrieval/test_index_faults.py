@@ -10,11 +10,11 @@ import faiss
 import numpy as np
 import pytest
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval import build
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.index import INDEX, Index
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval import build
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.index import INDEX, Index
 from tests.retrieval.made import clustered, unlabelled
 
 N = 1500

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.index_verb import INDEX
-from pipeline.retrieval.index import Index
+from heron.launch.index_verb import INDEX
+from heron.pipeline.retrieval.index import Index
 from tests.retrieval import made
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.kinds import (
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.kinds import (
     LEAST_POINTS,
     Asked,
     Plan,

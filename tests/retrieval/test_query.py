@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from launch.query_verb import QUERY
-from pipeline.errors import RetrievalError
-from pipeline.retrieval.answer import Answer
-from pipeline.retrieval.build import build_index
-from pipeline.retrieval.embeddings import Embeddings
-from pipeline.retrieval.query import Retriever
-from shards.errors import ShardError
+from heron.launch.query_verb import QUERY
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.answer import Answer
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.query import Retriever
+from heron.shards.errors import ShardError
 from tests.retrieval import made
 
 N, DIM = 720, 12

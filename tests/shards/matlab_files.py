@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.sources import make
-from shards.sources.xrmb import PARTS, VIEWS
+from heron.shards.sources import make
+from heron.shards.sources.xrmb import PARTS, VIEWS
 
 FILES = ["XRMBf2KALDI_window7_single1.mat", "XRMBf2KALDI_window7_single2.mat"]
 FORMATS = ["v5", "v5-compressed", "v7.3"]

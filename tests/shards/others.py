@@ -11,10 +11,10 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from shards.foreign import Outcome, index
-from shards.index import ShardIndex
-from shards.layout import Layout
-from shards.manifest import load_manifest
+from heron.shards.foreign import Outcome, index
+from heron.shards.index import ShardIndex
+from heron.shards.layout import Layout
+from heron.shards.manifest import load_manifest
 
 Files = Sequence[tuple[str, bytes]]
 

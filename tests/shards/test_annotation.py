@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shards.errors import ShardError, SourceError
-from shards.manifest import load_manifest
-from shards.show import show
-from shards.verify import verify
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.show import show
+from heron.shards.verify import verify
 from tests.shards.others import cats, jpeg, labels, npy, run, write_tar, write_wds
 
 ONES, NAMES = [[1, 0, 1], [0, 0, 0], [0, 1, 0]], ["a", "b", "c"]

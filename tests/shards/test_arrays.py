@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from launch.cli import main
-from pipeline.data.reader import Reader
-from shards.build import build, npy
-from shards.errors import ShardError, SourceError
-from shards.show import contact_sheet, show
-from shards.sources import make
-from shards.sources.base import Source
-from shards.sources.npy import map_npy
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.pipeline.data.reader import Reader
+from heron.shards.build import build, npy
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.show import contact_sheet, show
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.sources.npy import map_npy
+from heron.shards.verify import verify
 from tests.shards.test_verify import reseal, rewrite
 from tests.shards.tiny import whole
 

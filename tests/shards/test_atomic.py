@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shards.atomic import atomic_write
-from shards.errors import ShardError
+from heron.shards.atomic import atomic_write
+from heron.shards.errors import ShardError
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shards.build import build
-from shards.errors import ShardError, SourceError
-from shards.moments import Moments
-from shards.sources import make
-from shards.sources.base import Rows
-from shards.sources.frames import Frames
-from shards.verify import verify
+from heron.shards.build import build
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.moments import Moments
+from heron.shards.sources import make
+from heron.shards.sources.base import Rows
+from heron.shards.sources.frames import Frames
+from heron.shards.verify import verify
 from tests.shards.tiny import arrays_source
 
 

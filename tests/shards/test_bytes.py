@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from shards.build import build
-from shards.index import ShardIndex
-from shards.manifest import Labels, View, index_name
-from shards.sources import Rows, Source
+from heron.shards.build import build
+from heron.shards.index import ShardIndex
+from heron.shards.manifest import Labels, View, index_name
+from heron.shards.sources import Rows, Source
 
 
 class Fixed(Source):

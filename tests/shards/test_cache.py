@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
-import shards.cache
-from shards.cache import LocalFile, ShardCache
-from shards.errors import ShardError
-from shards.store import open_store
+import heron.shards.cache
+from heron.shards.cache import LocalFile, ShardCache
+from heron.shards.errors import ShardError
+from heron.shards.store import open_store
 from tests.shards.servers import web
 
 SIZE = 1000
@@ -228,7 +228,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing(
     take(cache, 0).close()
     with web({"a.tar": FILES[1]}) as site:
         store = open_store(site.url, cache)
-        monkeypatch.setattr(shards.cache, "FileIO", Full)
+        monkeypatch.setattr(heron.shards.cache, "FileIO", Full)
         with pytest.raises(
             ShardError,
             match=r"cache .*cache: the disk is full \([\d,]+ bytes are free\) for a file of 1,000 "

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.cli import main
-from shards.build import build
-from shards.errors import SourceError
-from shards.manifest import load_manifest
-from shards.show import contact_sheet
-from shards.sources import cifar, make
-from shards.sources.base import Source
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.show import contact_sheet
+from heron.shards.sources import cifar, make
+from heron.shards.sources.base import Source
+from heron.shards.verify import verify
 from tests.shards.pickles import Call, dumps2
 from tests.shards.tiny import whole
 

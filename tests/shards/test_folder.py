@@ -10,15 +10,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.reader import Reader
-from shards.build import build
-from shards.errors import SourceError
-from shards.manifest import load_manifest
-from shards.show import contact_sheet
-from shards.sources import make
-from shards.sources.base import Source
-from shards.sources.folder import KEY, make_keys
-from shards.verify import verify
+from heron.pipeline.data.reader import Reader
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.show import contact_sheet
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.sources.folder import KEY, make_keys
+from heron.shards.verify import verify
 from tests.shards.tiny import bomb, whole
 
 FLAT = ["train/cat/1.jpg", "train/dog/a.b.jpeg", "train/dog/2.JPG", "test/cat/1.jpg"]

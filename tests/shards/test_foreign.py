@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.cli import main
-from pipeline.config import parse_config
-from pipeline.pretrain import pretrain
-from pipeline.tracking import read_metrics
-from shards.build import build
-from shards.errors import ShardError, SourceError
-from shards.index import ShardIndex
-from shards.layout import Layout
-from shards.manifest import load_manifest
-from shards.show import show
-from shards.sources import make
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.pipeline.config.experiment import parse_config
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
+from heron.shards.build import build
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.index import ShardIndex
+from heron.shards.layout import Layout
+from heron.shards.manifest import load_manifest
+from heron.shards.show import show
+from heron.shards.sources import make
+from heron.shards.verify import verify
 from tests.experiments import FRAMES, merge
 from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
 from tests.shards.tiny import bomb
@@ -332,7 +332,7 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_training_on_tars_of_others(tmp_path: Path) -> None:
     shards = tmp_path / "cats"
-    shards.mkdir()
+    heron.shards.mkdir()
     write_wds(shards / "train-0000.tar", cats(0, 40))
     write_wds(shards / "test-0000.tar", cats(40, 20))
     run(shards, image=["jpg"], label="cls")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import webdataset
 
-from shards.build import build
-from shards.errors import ShardError
-from shards.index import ShardIndex, array_at, map_arrays
-from shards.manifest import Labels, load_manifest
-from shards.sources import make
-from shards.tarball import walk
+from heron.shards.build import build
+from heron.shards.errors import ShardError
+from heron.shards.index import ShardIndex, array_at, map_arrays
+from heron.shards.manifest import Labels, load_manifest
+from heron.shards.sources import make
+from heron.shards.tarball import walk
 from tests.shards.tiny import arrays_source, whole
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from launch.cli import main
-from shards.build import build
-from shards.errors import SourceError
-from shards.manifest import load_manifest
-from shards.sources import make
-from shards.sources.base import Source
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.verify import verify
 from tests.shards.tiny import whole
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

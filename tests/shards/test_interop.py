@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.build import build
-from shards.foreign import index
-from shards.index import ShardIndex
-from shards.layout import Layout
-from shards.manifest import load_manifest
-from shards.sources import make
-from shards.sources.base import Source
-from shards.verify import verify
+from heron.shards.build import build
+from heron.shards.foreign import index
+from heron.shards.index import ShardIndex
+from heron.shards.layout import Layout
+from heron.shards.manifest import load_manifest
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.verify import verify
 from tests.shards.others import cats, jpeg, write_tar, write_wds
 from tests.shards.tiny import whole
 

@@ -15,8 +15,8 @@ import scipy.io
 import scipy.sparse
 from numpy.typing import NDArray
 
-from shards.errors import ShardError, SourceError
-from shards.matlab import MatlabFile
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.matlab import MatlabFile
 from tests.shards.matlab_files import (
     WRITERS,
     v5_header,
@@ -253,7 +253,7 @@ def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match=r"a.mat: X1 is damaged \(.*; download it again"):
         MatlabFile(path).matrix("X1")
     path.write_bytes(data)
-    monkeypatch.setattr("shards.matlab.LARGEST_CHUNK", 90_000)
+    monkeypatch.setattr("heron.shards.matlab.LARGEST_CHUNK", 90_000)
     with pytest.raises(SourceError, match="chunks of 96,000 bytes; expected 90,000 at most; run"):
         MatlabFile(path).matrix("X1")
 
@@ -267,7 +267,7 @@ def test_what_is_unpacked_is_shared_and_goes_with_its_last_user(
     first.matrix("X1")
     (name,) = unpacked(scratch_folder)
     with monkeypatch.context() as patch:
-        patch.setattr("shards.matlab._unpack", lambda *_: pytest.fail("unpacked twice"))
+        patch.setattr("heron.shards.matlab._unpack", lambda *_: pytest.fail("unpacked twice"))
         np.testing.assert_array_equal(second.matrix("X1"), array)
     del first
     gc.collect()
@@ -299,7 +299,7 @@ def test_a_full_disk(tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.M
     write_v5(tmp_path / "a.mat", {"X1": numbers(5, 4)}, compressed=True)
     file = MatlabFile(tmp_path / "a.mat")
     with monkeypatch.context() as patch:
-        patch.setattr("shards.matlab._unpack", full)
+        patch.setattr("heron.shards.matlab._unpack", full)
         with pytest.raises(ShardError) as fault:
             file.matrix("X1")
     assert str(fault.value).startswith(f"cache {scratch_folder}: the disk is full (")

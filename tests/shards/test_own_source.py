@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import main
-from pipeline.config import Data
-from pipeline.data.streams import build_data
-from shards.build import build
-from shards.errors import ShardError, SourceError
-from shards.manifest import load_manifest
-from shards.sources import make
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.pipeline.config.experiment import Data
+from heron.pipeline.data.streams import build_data
+from heron.shards.build import build
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.sources import make
+from heron.shards.verify import verify
 
 DATA = Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -75,17 +75,17 @@ def test_its_options_are_checked_as_ours_are(lab: Path, capsys: pytest.CaptureFi
         (
             "my_lab.sources.Blob",
             None,
-            "has no 'Blob'; expected a subclass of shards.sources.base.S",
+            "has no 'Blob'; expected a subclass of heron.shards.sources.base.S",
         ),
         ("my_lab.sources.Blob", None, "did you mean 'Blobs'?"),
         (
             "my_lab.sources.Blobs",
             "",
-            "has no 'Blobs'; expected a subclass of shards.sources.base.S",
+            "has no 'Blobs'; expected a subclass of heron.shards.sources.base.S",
         ),
-        ("my_lab.sources.View", None, "found the class View; expected a subclass of shards.source"),
+        ("my_lab.sources.View", None, "found the class View; expected a subclass of heron.shards.source"),
         ("my_lab.sources.Source", None, "found the class Source; expected a subclass of shards."),
-        ("my_lab.sources.Blobs", "Blobs = 3", "found 3; expected a subclass of shards.sources.ba"),
+        ("my_lab.sources.Blobs", "Blobs = 3", "found 3; expected a subclass of heron.shards.sources.ba"),
         ("my_lab.sources.Blobs", "def read(", "Blobs: does not define read; expected all that sh"),
         (
             "my_lab.sources.Blobs",

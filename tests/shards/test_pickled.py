@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shards.errors import SourceError
-from shards.sources.pickled import read_pickle
+from heron.shards.errors import SourceError
+from heron.shards.sources.pickled import read_pickle
 from tests.shards.pickles import Call, dumps2
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30)).astype(np.uint8)

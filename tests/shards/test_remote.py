@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shards.cache import ShardCache
-from shards.errors import ShardError
-from shards.remote import Missing, Remote, Retry
-from shards.store import Store, open_store
+from heron.shards.cache import ShardCache
+from heron.shards.errors import ShardError
+from heron.shards.remote import Missing, Remote, Retry
+from heron.shards.store import Store, open_store
 from tests.shards.servers import Fault, Web, web
 
 DATA = bytes(range(256)) * 1000
@@ -203,7 +203,7 @@ def s3() -> Iterator[str]:
 
 
 def test_s3(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.remote.BLOCK", 100_000)  # three requests
+    monkeypatch.setattr("heron.shards.remote.BLOCK", 100_000)  # three requests
     remote = store("s3://shards/set", tmp_path)
     with pickle.loads(pickle.dumps(remote)).local("a.tar", SIZE, SUM) as held:
         assert held.path.read_bytes() == DATA

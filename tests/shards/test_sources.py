@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards.build import build
-from shards.errors import SourceError
-from shards.sources import make
-from shards.sources.faces import ATTRIBUTES, draw_attributes
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.sources import make
+from heron.shards.sources.faces import ATTRIBUTES, draw_attributes
 from tests.shards.tiny import ARFF, XML, arrays_source, mulan_options, whole
 
 SCENE = Path(__file__).parents[3] / "shared" / "data" / "scene"

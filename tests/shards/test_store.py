@@ -9,17 +9,17 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from launch.cli import main
-from shards.build import build
-from shards.cache import ShardCache
-from shards.errors import ShardError
-from shards.index import ShardIndex
-from shards.manifest import load_manifest
-from shards.remote import Missing, Retry
-from shards.show import contact_sheet, show
-from shards.sources import make
-from shards.store import LocalStore, RemoteStore, open_store
-from shards.verify import verify
+from heron.launch.cli import main
+from heron.shards.build import build
+from heron.shards.cache import ShardCache
+from heron.shards.errors import ShardError
+from heron.shards.index import ShardIndex
+from heron.shards.manifest import load_manifest
+from heron.shards.remote import Missing, Retry
+from heron.shards.show import contact_sheet, show
+from heron.shards.sources import make
+from heron.shards.store import LocalStore, RemoteStore, open_store
+from heron.shards.verify import verify
 from tests.shards.servers import web
 
 ONCE = Retry(attempts=1)

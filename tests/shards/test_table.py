@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards.build import build
-from shards.errors import SourceError
-from shards.sources import make
-from shards.sources.base import Source
-from shards.verify import verify
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.verify import verify
 from tests.shards.tiny import whole
 
 UCI = Path(__file__).parents[3] / "shared" / "data" / "uci"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import ShardError
-from shards.tarball import contents
+from heron.shards.errors import ShardError
+from heron.shards.tarball import contents
 from tests.shards.others import info, write_tar
 
 FILES = [(f"{n:03d}.{suffix}", bytes([n]) * 700) for n in range(3) for suffix in ("jpg", "cls")]

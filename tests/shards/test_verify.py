@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards.build import build, npy
-from shards.index import ShardIndex
-from shards.sources import make
-from shards.verify import verify
+from heron.shards.build import build, npy
+from heron.shards.index import ShardIndex
+from heron.shards.sources import make
+from heron.shards.verify import verify
 from tests.shards.tiny import arrays_source, bomb
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import ShardError, SourceError
-from shards.workers import in_parallel
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.workers import in_parallel
 
 
 def work(item: str) -> tuple[str, int]:
@@ -66,7 +66,7 @@ def test_who_goes_on_no_further_leaves_no_process() -> None:
 
 SLEEPY = """
 import signal
-from shards.workers import in_parallel
+from heron.shards.workers import in_parallel
 from tests.shards.test_workers import work
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what begins the tests may ignore it

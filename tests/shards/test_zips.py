@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import SourceError
-from shards.sources.zips import is_html, list_zip, open_zip, read_zip
+from heron.shards.errors import SourceError
+from heron.shards.sources.zips import is_html, list_zip, open_zip, read_zip
 
 
 def zipped(*members: str, method: int = zipfile.ZIP_STORED) -> bytes:

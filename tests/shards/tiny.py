@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shards.sources import make
-from shards.sources.base import Rows, Source
+from heron.shards.sources import make
+from heron.shards.sources.base import Rows, Source
 
 ARFF = """@relation tiny
 % a comment

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from launch.studies.fits import FITS, Law, power
+from heron.launch.studies.fits import FITS, Law, power
 
 
 def points(x: list[float], *repeats: list[float]) -> pd.Series:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from launch.studies.halving import Halving
-from launch.studies.study import Study
+from heron.launch.studies.halving import Halving
+from heron.launch.studies.study import Study
 
 TREE: dict[str, Any] = {
     "title": "A search",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launch.studies.ledger import Ledger, alone, measure
-from launch.studies.study import Study
-from launch.studies.trials import Trial, plan
-from pipeline.errors import ConfigError
-from pipeline.tracking import read_metrics
+from heron.launch.studies.ledger import Ledger, alone, measure
+from heron.launch.studies.study import Study
+from heron.launch.studies.trials import Trial, plan
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.training.tracking import read_metrics
 
 TREE: dict[str, Any] = {
     "title": "A study",

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch.studies import lineage
-from pipeline import checkpoint
-from pipeline.config import dump_config
-from pipeline.errors import CheckpointError
-from pipeline.pretrain import pretrain
+from heron.launch.studies import lineage
+from heron.pipeline.training import checkpoint
+from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
 from tests.launch.runs import saved_step, steps
 

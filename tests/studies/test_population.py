@@ -12,14 +12,14 @@ import pytest
 import torch
 import yaml
 
-from launch.studies import lineage, population
-from launch.studies.ledger import RUNGS, Ledger, write_rows
-from launch.studies.population import POPULATION, choose_donors, current, perturb, run_pbt
-from launch.studies.study import Study
-from launch.studies.trials import Trial, configure, plan
-from pipeline import checkpoint
-from pipeline.config import dump_config
-from pipeline.tracking import read_metrics
+from heron.launch.studies import lineage, population
+from heron.launch.studies.ledger import RUNGS, Ledger, write_rows
+from heron.launch.studies.population import POPULATION, choose_donors, current, perturb, run_pbt
+from heron.launch.studies.study import Study
+from heron.launch.studies.trials import Trial, configure, plan
+from heron.pipeline.training import checkpoint
+from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import FRAMES
 from tests.launch.runs import weights
 
@@ -152,7 +152,7 @@ def test_an_interrupted_population_takes_the_same_path(
     for module in (lineage, population, sys.modules[__name__]):
         monkeypatch.setattr(module, "write_rows", moments.before(write_rows))
     patched = vars(checkpoint) | {"save": moments.before(checkpoint.save)}
-    monkeypatch.setattr("launch.studies.lineage.checkpoint", SimpleNamespace(**patched))
+    monkeypatch.setattr("heron.launch.studies.lineage.checkpoint", SimpleNamespace(**patched))
     made = go(tmp_path, tmp_path / "straight").made
     straight, count = end(tmp_path / "straight"), moments.passed
     assert len(straight["met"]) == 2 and count == 4 * 3 + 2 * 3

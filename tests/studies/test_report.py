@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.patches import Rectangle
 
-from launch.cli import main
-from launch.studies import figures
-from launch.studies.report import Report
-from launch.studies.rows import read_results
+from heron.launch.cli import main
+from heron.launch.studies import figures
+from heron.launch.studies.report import Report
+from heron.launch.studies.rows import read_results
 from tests.studies import made
 
 

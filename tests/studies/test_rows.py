@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from launch.studies.curves import (
+from heron.launch.studies.curves import (
     curves,
     followers,
     grid,
     natural_x,
     worker_curves,
 )
-from launch.studies.rows import less_is_better, read_results
-from launch.studies.table import best
-from launch.studies.text import mean_std, number
-from pipeline.errors import StudyError
+from heron.launch.studies.rows import less_is_better, read_results
+from heron.launch.studies.table import best
+from heron.launch.studies.text import mean_std, number
+from heron.pipeline.config.errors import StudyError
 from tests.studies import made
 
 

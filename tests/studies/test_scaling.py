@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.cli import main
-from launch.studies.contrast import time_pair
-from launch.studies.extrapolation import Assumed, Extrapolation, section
-from launch.studies.measured import Points
-from launch.studies.rows import read_results
-from launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
-from launch.studies.workload import Setting, Workload
-from pipeline.errors import StudyError
-from pipeline.objectives.objective import Objective
-from pipeline.pretrain import pretrain
-from pipeline.terms import Objective as Terms
-from pipeline.traffic import Exchange
+from heron.launch.cli import main
+from heron.launch.studies.contrast import time_pair
+from heron.launch.studies.extrapolation import Assumed, Extrapolation, section
+from heron.launch.studies.measured import Points
+from heron.launch.studies.rows import read_results
+from heron.launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
+from heron.launch.studies.workload import Setting, Workload
+from heron.pipeline.config.errors import StudyError
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.config.terms import Objective as Terms
+from heron.pipeline.distributed.traffic import Exchange
 from tests.experiments import frames
 from tests.studies import made
 
@@ -326,8 +326,8 @@ def test_a_pair_is_timed_on_the_objective_alone(
         clock["now"] += 7.0 + share * rows
         return objective(batch, epoch)
 
-    monkeypatch.setattr("launch.studies.contrast._clock", lambda device: clock["now"])
-    monkeypatch.setattr("launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr("heron.launch.studies.contrast._clock", lambda device: clock["now"])
+    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
     assert time_pair(workload, Setting(1, 6, 14)) == pytest.approx(1.0)
     assert sorted(set(seen)) == [(20, 80), (20, 320)]

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from launch.cli import main
-from launch.studies.cluster import at_once, capacity, joined, refuse_unmet
-from launch.studies.study import Study, dump_study, load_study
-from launch.studies.trials import check, command, configure, plan
-from launch.studies.worker import environment, refuse_incomparable, scores_of
-from pipeline.config import load_config, parse_config
-from pipeline.errors import ConfigError, TrainingError
+from heron.launch.cli import main
+from heron.launch.studies.cluster import at_once, capacity, joined, refuse_unmet
+from heron.launch.studies.study import Study, dump_study, load_study
+from heron.launch.studies.trials import check, command, configure, plan
+from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
+from heron.pipeline.config.experiment import load_config, parse_config
+from heron.pipeline.config.errors import ConfigError, TrainingError
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "studies.md").read_text()
@@ -314,7 +314,7 @@ def test_a_ray_that_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_line_does_without_ray() -> None:
-    code = "import sys, launch.cli as c; c.parser(); print('ray' in sys.modules)"
+    code = "import sys, heron.launch.cli as c; c.parser(); print('ray' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert said.stdout == "False\n", said.stderr
 

@@ -9,11 +9,11 @@ tiles again. Every sum has a fixed order, so two runs agree to the last bit.
 L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether to use them.
 """
 
-from pipeline.objectives.fused.labels import label_sums, log_sums
-from pipeline.objectives.fused.layout import WIDEST_SIDE, Precision, describe
-from pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
-from pipeline.objectives.fused.sums import exponential_sums
-from pipeline.objectives.fused.switch import available, enabled
+from heron.pipeline.objectives.fused.labels import label_sums, log_sums
+from heron.pipeline.objectives.fused.layout import WIDEST_SIDE, Precision, describe
+from heron.pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
+from heron.pipeline.objectives.fused.sums import exponential_sums
+from heron.pipeline.objectives.fused.switch import available, enabled
 
 __all__ = [
     "WIDEST_SIDE",

@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pipeline.objectives.fused.tiles import (
+from heron.pipeline.objectives.fused.tiles import (
     LOG2E,
     add_product,
     load_rows,

@@ -8,8 +8,8 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline.objectives.fused import layout
-from pipeline.objectives.fused.layout import Precision
+from heron.pipeline.objectives.fused import layout
+from heron.pipeline.objectives.fused.layout import Precision
 
 
 def label_sums(
@@ -107,7 +107,7 @@ class _LabelSums(torch.autograd.Function):
         indicator: bool,
         precision: Precision,
     ) -> Tensor:
-        from pipeline.objectives.fused.label_kernels import label_sum_kernel
+        from heron.pipeline.objectives.fused.label_kernels import label_sum_kernel
 
         width = layout.widths(anchors.shape[1], precision)
         a, k = (layout.operand(x, precision, width.padded) for x in (anchors, keys))
@@ -159,7 +159,7 @@ def _gradient(
     *,
     rows_are_anchors: bool,
 ) -> Tensor:
-    from pipeline.objectives.fused.label_kernels import label_gradient_kernel
+    from heron.pipeline.objectives.fused.label_kernels import label_gradient_kernel
 
     n, m = len(x), len(y)
     if n == 0 or m == 0:

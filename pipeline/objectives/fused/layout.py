@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipeline.objectives.fused.switch import enabled, interpreted, require
+from heron.pipeline.objectives.fused.switch import enabled, interpreted, require
 
 Precision = Literal["tf32", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"

@@ -10,8 +10,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pipeline.objectives.fused.label_kernels import distances
-from pipeline.objectives.fused.tiles import LOG2E, add_product, load_rows, logits, store_rows
+from heron.pipeline.objectives.fused.label_kernels import distances
+from heron.pipeline.objectives.fused.tiles import LOG2E, add_product, load_rows, logits, store_rows
 
 
 @triton.jit

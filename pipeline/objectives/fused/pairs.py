@@ -8,9 +8,9 @@ from jaxtyping import Float, Int32, Num
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline.objectives.fused import layout
-from pipeline.objectives.fused.labels import Sides
-from pipeline.objectives.fused.layout import Precision
+from heron.pipeline.objectives.fused import layout
+from heron.pipeline.objectives.fused.labels import Sides
+from heron.pipeline.objectives.fused.layout import Precision
 
 
 def pair_losses(
@@ -217,7 +217,7 @@ def _visit(
     x: Tensor, y: Tensor, job: _Job, total: Tensor, gradient: bool, *, rows_are_anchors: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses and shares of the anchors' entries, the gradient of x's rows."""
-    from pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
+    from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 
     own, others = (job.anchors, job.keys) if rows_are_anchors else (job.keys, job.anchors)
     width = layout.widths(x.shape[1], job.precision)

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline.objectives.fused import layout
-from pipeline.objectives.fused.layout import Precision
+from heron.pipeline.objectives.fused import layout
+from heron.pipeline.objectives.fused.layout import Precision
 
 Pair = tuple[Tensor, Tensor]  # of the rows and of the columns of a tile
 
@@ -171,7 +171,7 @@ class _ExponentialSums(torch.autograd.Function):
 
 
 def _sums(a: Tensor, k: Tensor, pairing: _Pairing, pull: bool) -> tuple[Tensor, Tensor | None]:
-    from pipeline.objectives.fused.sum_kernels import sum_kernel
+    from heron.pipeline.objectives.fused.sum_kernels import sum_kernel
 
     n, m = len(a), len(k)
     heads = len(pairing.moments)
@@ -195,7 +195,7 @@ def _sums(a: Tensor, k: Tensor, pairing: _Pairing, pull: bool) -> tuple[Tensor, 
 def _gradient(
     x: Tensor, y: Tensor, pairing: _Pairing, scale: Tensor, *, rows_are_anchors: bool
 ) -> Tensor:
-    from pipeline.objectives.fused.sum_kernels import sum_gradient_kernel
+    from heron.pipeline.objectives.fused.sum_kernels import sum_gradient_kernel
 
     n, m = len(x), len(y)
     if n == 0 or m == 0:

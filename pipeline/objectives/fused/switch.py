@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import TrainingError
+from heron.pipeline.config.errors import TrainingError
 
 SWITCH = "HERON_FUSED"
 SHARED_KIB = 227  # what a program may have on Hopper, for which the tiles are cut

@@ -1,0 +1,1 @@
+"""The experiment as typed sections of a YAML file."""

@@ -1,0 +1,1 @@
+"""How processes meet, exchange and share the work of a step."""

@@ -1,0 +1,108 @@
+"""The processes that train together, as the launcher started them."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.distributed.strategy import Strategy
+
+PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
+
+
+def start_processes(config: Config) -> Accelerator:
+    """Join the processes that the launcher started, and refuse a launch that lost some.
+
+    `accelerate launch --num_processes 2` starts one process where there is no GPU, without a
+    word; what betrays it is an address to meet at and no rank to meet as.
+    """
+    environment = os.environ
+    launched = "ACCELERATE_MIXED_PRECISION" in environment
+    if launched and "MASTER_PORT" in environment and "RANK" not in environment:
+        raise TrainingError(
+            "the launcher was asked for several processes and started one; expected a rank for "
+            "each; without GPUs use: accelerate launch --multi_gpu --num_processes 2 ... (or "
+            "--config_file launch/accelerate/cpu.yaml)"
+        )
+    _refuse(config, environment)
+    deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    gpu = torch.cuda.is_available()
+    here, devices = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if gpu and here >= devices:
+        raise TrainingError(
+            f"process {here + 1} of this machine has no GPU of its own: there are {devices}; "
+            "expected as many processes as GPUs; where a scheduler shows each process one GPU, "
+            "have it show all (SLURM: --gpus-per-node instead of --gpus-per-task)"
+        )
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32; bf16 is for speed
+    # The watchdog ends a job that hangs; a collective waits as long as a process may work alone.
+    backend = "gloo" if deepspeed and not gpu else None
+    meeting = InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))
+    if deepspeed and not gpu:
+        from deepspeed import ops
+
+        # DeepSpeed would compile C++ for a minute, for a collective that inference alone uses.
+        ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    alone = environment.get("WORLD_SIZE", "1") == "1" and not deepspeed  # accelerate meets nobody
+    # On CPUs `cpu=True` would silently make DDP of a DeepSpeed configuration.
+    accelerator = Accelerator(
+        cpu=not gpu and not deepspeed, kwargs_handlers=[] if alone else [meeting]
+    )
+    kinds = ("DEEPSPEED",) if deepspeed else PLAIN
+    if accelerator.distributed_type not in kinds:
+        raise TrainingError(
+            f"accelerate runs {accelerator.distributed_type}; this version trains with "
+            f"{', '.join(kinds)}"
+            + (", as its configuration asks" if deepspeed else " or a DeepSpeed configuration")
+        )
+    asked = int(environment.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != asked:
+        raise TrainingError(
+            f"{asked} processes were asked for and {accelerator.num_processes} train together; "
+            "check distributed_type in the accelerate configuration"
+        )
+    if accelerator.device.type == "cpu":
+        here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(config.train.cpu_threads or max(1, (cores or 1) // here))
+    return accelerator
+
+
+def prepare(
+    accelerator: Accelerator, model: Heterogeneous, optimizer: Optimizer, rows: int
+) -> Strategy:
+    """The strategy that the launcher's configuration asks for.
+
+    Args:
+        accelerator: of `start_processes`.
+        model: with the weights that training begins with.
+        optimizer: of its parameters, with no state yet.
+        rows: most rows of a process in a step.
+    """
+    if accelerator.distributed_type == "DEEPSPEED":
+        from heron.pipeline.distributed.zero import Zero
+
+        return Zero(accelerator, model, optimizer, rows)
+    wrapped = accelerator.prepare(model)
+    if isinstance(wrapped, DistributedDataParallel):
+        wrapped.broadcast_buffers = False  # they are the same on all processes anyway
+    return Strategy(model, wrapped, optimizer)
+
+
+def _refuse(config: Config, environment: Mapping[str, str]) -> None:
+    """Refuse what accelerate is configured to do behind the back of the experiment."""
+    for name, only, remedy in (
+        ("MIXED_PRECISION", "no", f"train.precision is {config.train.precision}, and decides"),
+        ("GRADIENT_ACCUMULATION_STEPS", "1", "train.micro_batch keeps the exact gradient"),
+    ):
+        if (found := environment.get(f"ACCELERATE_{name}", only)) not in (only, ""):
+            raise TrainingError(
+                f"accelerate is configured with {name.lower()} = {found}; expected {only}: {remedy}"
+            )

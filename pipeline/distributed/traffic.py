@@ -1,0 +1,143 @@
+"""What the processes of a step exchange: which collectives, how often, and how many bytes.
+
+Arithmetic only. `benchmarks.scaling` counts the same at torch's dispatcher, and both must agree.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training.throughput import skeleton
+
+Kind = Literal["gathered", "scattered", "statistics", "gradients"]
+FLOAT, INTEGER = 4, 8  # bytes of an element
+BUCKET = 25 * 2**20  # bytes of a bucket of gradients, of DistributedDataParallel
+
+# What each kind is, and over how many processes' parts its bytes are counted.
+KINDS: dict[Kind, str] = {
+    "gathered": "vectors and labels of others, and their batch norm's moments, forward",
+    "scattered": "gradients of own vectors from others, backward",
+    "statistics": "sums of batch norm, backward",
+    "gradients": "of the parameters",
+}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Collectives of one kind that move one thing, once a step.
+
+    Attributes:
+        kind: `gathered` is an all-gather, `scattered` a reduce-scatter, the others are all-reduces.
+        what: is moved.
+        rows: of one process, padded to the longest share; 1 where it is no matter of rows.
+        width: elements a row.
+        size: bytes an element.
+        calls: how many collectives it is cut into.
+    """
+
+    kind: Kind
+    what: str
+    rows: int
+    width: int
+    size: int = FLOAT
+    calls: int = 1
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether each process adds a part: of a gather or a scatter, but not of a sum."""
+        return self.kind in ("gathered", "scattered")
+
+    @property
+    def bytes(self) -> int:
+        """Of one process's part of a gather or a scatter; of the vector that is summed."""
+        return self.rows * self.width * self.size
+
+    @property
+    def arithmetic(self) -> str:
+        """How `bytes` came about."""
+        return " x ".join(f"{n:,}" for n in (self.size, self.rows, self.width) if n != 1)
+
+
+def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
+    """Bytes of a step by kind, as one process counts them.
+
+    Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
+    of which a ring sends and receives 2 (P - 1) / P.
+    """
+    sizes = dict.fromkeys(KINDS, 0)
+    for one in exchanges:
+        sizes[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
+    return sizes
+
+
+def exchanges(
+    objective: Objective,
+    model: Heterogeneous,
+    shapes: Sequence[Sequence[int]],
+    split: Split,
+    labels: int,
+    levels: int = 0,
+) -> list[Exchange]:
+    """Every exchange of a step in one piece under DistributedDataParallel; one process makes none.
+
+    Per row go the projections and, with weights, H of them; of a labelled row where terms need
+    them S, the labels and the paths; and all inputs where weights are of inputs.
+
+    Args:
+        objective: says what is shared.
+        model: as it is trained.
+        shapes: of one sample of each view.
+        split: the rows of every process.
+        labels: width of a row's labels.
+        levels: of hierarchical labels.
+    """
+    if len(split.rows) == 1:
+        return []
+    rows, own, views = max(split.rows), max(split.labelled), len(shapes)
+    vectors = []
+    for part, needed in (("projections", "project"), ("weights H(z)", "weigh")):
+        if objective.needs(needed):
+            vectors.append((part, rows, views * model.projection_width, views))
+    if objective.needs("share_hidden"):
+        vectors.append(("hidden features", own, views * model.width, 1))
+    moved = [Exchange("gathered", what, n, width, calls=calls) for what, n, width, calls in vectors]
+    if objective.needs("share_inputs"):
+        elements = sum(int(torch.Size(shape).numel()) for shape in shapes)
+        moved.append(Exchange("gathered", "inputs", rows, elements, calls=views))
+    moved.append(Exchange("gathered", "labels", own, labels))
+    if objective.needs("share_paths"):
+        moved.append(Exchange("gathered", "paths", own, levels, INTEGER))
+    if channels := norms(model, shapes, [n for n in (own, rows - own) if n]):
+        moments = sum(2 * n + 1 for n in channels)
+        moved.append(Exchange("gathered", "moments", 1, moments, calls=len(channels)))
+    moved += [
+        Exchange("scattered", what, n, width, calls=calls) for what, n, width, calls in vectors
+    ]
+    if channels:
+        moved.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(channels)))
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    buckets = -(-FLOAT * weights // BUCKET)
+    return [*moved, Exchange("gradients", "gradients", 1, weights, calls=buckets)]
+
+
+def norms(model: Heterogeneous, shapes: Sequence[Sequence[int]], parts: Sequence[int]) -> list[int]:
+    """Channels of every batch norm that a forward passes, in order; each is a meeting.
+
+    Args:
+        model: whose forward is followed on a copy that computes nothing.
+        shapes: of one sample of each view.
+        parts: rows of each stream that there is; batch norm sees one at a time.
+    """
+    meta, inputs, keys = skeleton(model, shapes, sum(parts))
+    passed: list[int] = []
+    for module in meta.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_hook(lambda norm, *_: passed.append(norm.num_features))
+    meta.embed(inputs, keys, parts)
+    return passed

@@ -1,0 +1,1 @@
+"""Scores of a model, and what tells that it has collapsed."""

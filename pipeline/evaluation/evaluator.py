@@ -1,0 +1,142 @@
+"""Predictions for the rows of a role: each row once, on whichever process, in order."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
+from heron.pipeline.config.experiment import Evaluate
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.plan import Rows, share, shares
+from heron.pipeline.data.protocol import Roles
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.evaluation.probe import linear_probe
+from heron.pipeline.distributed.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the model says of some rows, on every process.
+
+    Attributes:
+        probability: [rows, labels], or None without a classifier and a probe.
+        hidden: S of the rows, of the views that are classified, [rows, width], or None when not
+            asked for.
+        y: their labels as 0/1, [rows, labels].
+        rows: their numbers, [rows]: those asked for, without what could not be read.
+    """
+
+    probability: NDArray[np.float32] | None
+    hidden: NDArray[np.float32] | None
+    y: NDArray[np.float32]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores a model on rows of a data set.
+
+    Attributes:
+        config: threshold, rows a process reads at a time, and whether a linear probe is trained.
+        watchdog: is told of progress.
+    """
+
+    reader: Reader
+    views: Views
+    config: Evaluate
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog(math.inf))
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether classes exclude each other: softmax and argmax, else sigmoid and threshold."""
+        return self.reader.manifest.labels.kind != "multi_label"
+
+    def evaluate(self, model: Heterogeneous, roles: Roles) -> tuple[Predictions, Scores]:
+        """Predictions for the test rows and their scores; every process must call it.
+
+        They are the classifier's. Where there is none, they are those of a linear probe on the
+        labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
+        as `probe_...`, and `never` trains no probe.
+        """
+        alone = model.classifier is None
+        probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
+        if not len(roles.test):
+            return self.predict(model, roles.test), {}  # no row of it has a label
+        predictions = self.predict(model, roles.test, hidden=probed)
+        scores = self.score(predictions)
+        if not probed:
+            return predictions, scores
+        labelled = self.predict(model, roles.labelled, hidden=True)
+        if not len(labelled.y) or not len(predictions.y):
+            return predictions, scores  # a probe needs both
+        probe = self._probe(labelled, predictions)
+        if alone:
+            return probe, self.score(probe)
+        return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
+
+    @torch.no_grad()
+    def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:
+        """Run the model over rows; every process must call it, each computes its part.
+
+        Rows that cannot be read are left out where `data.on_error` is "skip".
+        """
+        own = rows[share(len(rows), rank(), world_size())]
+        names = [view.stored for view in self.views.views[: model.classified]]
+        model.eval()
+        logits, features = [], []
+        readable: list[bool] = []
+        size = self.config.batch
+        # A process without rows still runs one empty batch, to know the widths it gathers.
+        # All run as many: under ZeRO 3 each is an exchange of parameters.
+        sizes = shares(len(rows), world_size())
+        for start in range(0, max(*sizes, 1), size):
+            self.watchdog.beat()
+            batch = self._batch(own[start : start + size], names)
+            inputs = self.views(batch, train=False, first=model.classified)
+            part = model(inputs, batch.keys, batch.parts)
+            logits.append(part.logits)
+            if hidden:
+                features.append(part.hidden)
+            here = own[start : start + size]
+            readable += [row not in self.reader.lost for row in here.tolist()]
+        model.train()
+        flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
+        kept = gather(flags, sizes).bool().cpu().numpy()
+        probability = None
+        if logits[0] is not None:
+            whole = gather(torch.cat(logits), sizes).float()
+            whole = whole.softmax(1) if self.exclusive else whole.sigmoid()
+            probability = whole.cpu().numpy()[kept]
+        s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
+        return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept])
+
+    def score(self, predictions: Predictions) -> Scores:
+        """Scores of predictions; none without probabilities, or where no row has a label."""
+        if predictions.probability is None or not len(predictions.y):
+            return {}
+        if self.exclusive:
+            return multi_class_scores(predictions.probability, predictions.y)
+        return multi_label_scores(predictions.probability, predictions.y, self.config.threshold)
+
+    def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
+        """The test rows as a probe on the labelled rows sees them; the main process trains it."""
+        assert labelled.hidden is not None and test.hidden is not None
+        found = None
+        if rank() == 0:
+            with self.watchdog.busy():
+                found = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
+        return replace(test, probability=gather_objects(found)[0])
+
+    def _batch(self, rows: Rows, names: Sequence[str]) -> Batch:
+        numbers = torch.from_numpy(rows)
+        empty = torch.empty(0, len(self.reader.manifest.labels.names))
+        stored = {n: torch.from_numpy(self.reader.read(n, rows)) for n in dict.fromkeys(names)}
+        keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
+        return Batch(stored, empty, numbers, keys, [len(rows)]).to(self.views.device)

@@ -1,0 +1,1 @@
+"""Hard and false negatives: measured, mined, reported."""

@@ -1,0 +1,1 @@
+"""What a run needs beside its step: optimiser, checkpoints, signals, records, report."""

@@ -1,0 +1,103 @@
+"""Optimisers, and the learning rate as a pure function of the step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from heron.pipeline.config.experiment import Optim
+
+
+class Lars(SGD):
+    """SGD whose step in each parameter is bounded by that parameter's own length (LARC).
+
+    Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888) in the
+    clipping form of NVIDIA's LARC, which HeroCon used: the rate of a parameter is
+    min(lr, trust * |w| / (|g| + weight_decay * |w|)); a parameter or gradient of length zero
+    keeps lr.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.02,
+        exclude_1d: bool = False,
+    ) -> None:
+        """See torch.optim.SGD.
+
+        Args:
+            params: what is trained.
+            lr: learning rate.
+            momentum: of SGD.
+            weight_decay: of SGD.
+            trust_coefficient: bounds a step's share of the parameter.
+            exclude_1d: biases and batch norm's parameters take SGD's step, without decay.
+        """
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        self.trust_coefficient = trust_coefficient
+        self.exclude_1d = exclude_1d
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Scale each gradient, then take SGD's step.
+
+        The scaling is done on the gradients in place, so one `backward` serves one step.
+        """
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and not (self.exclude_1d and p.dim() == 1):
+                    self._scale(p, p.grad, group["lr"], group["weight_decay"])
+            group["weight_decay"] = 0.0  # already inside the scaled gradient
+        result = super().step(closure)
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
+        return result
+
+    def _scale(self, p: Tensor, grad: Tensor, lr: float, decay: float) -> None:
+        length, slope = p.norm(), grad.norm()
+        bound = self.trust_coefficient * length / (slope + decay * length + 1e-8)
+        usable = (length > 0) & (slope > 0)
+        scale = torch.where(usable, (bound / lr).clamp(max=1.0), 1.0)
+        grad.add_(p, alpha=decay).mul_(scale)
+
+
+def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimiser that a configuration asks for; Adam's decay is L2, AdamW's is decoupled."""
+    lr, decay = config.lr, config.weight_decay
+    if config.kind == "adam":
+        return Adam(params, lr=lr, weight_decay=decay)
+    if config.kind == "adamw":
+        return AdamW(params, lr=lr, weight_decay=decay)
+    if config.kind == "sgd":
+        return SGD(params, lr=lr, momentum=config.momentum, weight_decay=decay)
+    trust, exclude = config.trust_coefficient, config.lars_exclude_1d
+    return Lars(params, lr, config.momentum, decay, trust, exclude)
+
+
+def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
+    """The learning rate at a point of the run.
+
+    Args:
+        config: peak rate, schedule and warm-up.
+        epoch: epochs done so far; fractions count.
+        epochs: of the whole run.
+
+    Returns:
+        A linear rise over `warmup_epochs`, then constant, half a cosine down to 0, or a step down
+        by `gamma` at each of `milestones`.
+    """
+    if epoch < config.warmup_epochs:
+        return config.lr * (epoch + 1e-8) / config.warmup_epochs
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "step":
+        return config.lr * config.gamma ** sum(epoch >= m for m in config.milestones)
+    done = (epoch - config.warmup_epochs) / max(epochs - config.warmup_epochs, 1e-8)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

@@ -1,0 +1,37 @@
+"""What a run says of itself before its first step."""
+
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.streams import Streams
+from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.distributed.strategy import Strategy
+
+
+def preamble(
+    config: Config,
+    streams: Streams,
+    objective: Objective,
+    split: Split,
+    strategy: Strategy,
+    pieces: int,
+) -> str:
+    """The run in a few lines, with the arithmetic of its batch."""
+    world = len(split.rows)
+    lines = [
+        f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
+        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
+        *streams.describe(),
+        f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
+        f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)"
+        + (f", each in {pieces} micro-batches" if pieces > 1 else ""),
+        f"{strategy.describe()}, {config.train.precision}",
+    ]
+    if objective.supervised and streams.unlabelled:
+        spared = (
+            "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
+            "and of what batch norm sees"
+        )
+        if streams.lead is streams.unlabelled:
+            spared += "; an epoch is then one of labelled rows"
+        lines.append(spared)
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""A trained model out of a run's folder, on its own: weights, and what they are the weights of."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from heron.pipeline.training.checkpoint import UNREADABLE, complete
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.errors import CheckpointError, ConfigError
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.objective import Objective
+
+
+def describe(shapes: Sequence[Sequence[int]], labels: int, objective: Objective) -> str:
+    """What of a model its configuration does not say, as the text of a checkpoint's model.json."""
+    known = {"shapes": [list(shape) for shape in shapes], "labels": labels}
+    return json.dumps(known | objective.parts)
+
+
+def locate(path: str | Path) -> Path:
+    """The folder of a checkpoint: the path itself, or the newest that a run completed.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path)
+    if (path / "model.safetensors").exists():
+        return path
+    found = complete(path / "checkpoints")
+    if not found:
+        raise CheckpointError(
+            f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
+            "its checkpoints, such as runs/faces/checkpoints/step-00000200"
+        )
+    return found[-1]
+
+
+def input_shapes(checkpoint: Path) -> list[list[int]]:
+    """The shape of one sample of each view that the model of a checkpoint was trained on."""
+    try:
+        shapes: list[list[int]] = json.loads((checkpoint / "model.json").read_text())["shapes"]
+    except UNREADABLE as error:
+        raise CheckpointError(f"{checkpoint} cannot be read: {error}") from None
+    return shapes
+
+
+def from_pretrained(path: str | Path) -> Heterogeneous:
+    """The model of a run or of one of its checkpoints, on the CPU, for evaluation.
+
+    Args:
+        path: a run's folder, whose newest complete checkpoint is taken, or a checkpoint's. Under
+            which strategy it was trained makes no difference.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    path = locate(path)
+    try:
+        known: dict[str, Any] = json.loads((path / "model.json").read_text())
+        config = load_config(path / "config.yaml")
+        shapes, labels = known.pop("shapes"), known.pop("labels")
+        model = Heterogeneous(config.model, shapes, labels, **known)
+        model.precision = config.train.precision
+        if model.precision == "fp64":
+            model.double()
+        model.load_state_dict(load_file(path / "model.safetensors"))
+    except (*UNREADABLE, ConfigError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return model.eval()

@@ -1,0 +1,147 @@
+"""What a run leaves to look at: result.json for machines, one HTML file with its figures."""
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from sklearn.manifold import TSNE
+
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.evaluation.evaluator import Predictions
+from heron.pipeline.evaluation.metrics import label_auc
+from heron.pipeline.training.page import embedded, heading, page, png
+from heron.pipeline.training.tracking import read_metrics
+
+_PANELS = 6  # labels shown on the map, where labels are not exclusive
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write result.json, all or nothing of it; a score that is not a number becomes null."""
+    clean = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
+    }
+    part = folder / ".result.json.part"
+    part.write_text(json.dumps(clean, indent=1) + "\n")
+    part.replace(folder / "result.json")
+
+
+def write_report(
+    folder: Path,
+    result: Mapping[str, Any],
+    predictions: Predictions,
+    embedding: Predictions,
+    reader: Reader,
+) -> Path:
+    """Write report.html, and its figures as PNG beside it.
+
+    Args:
+        folder: the run's folder; its metrics.jsonl and config.yaml are read.
+        result: what result.json holds.
+        predictions: of all test rows.
+        embedding: hidden features of some of them.
+        reader: names the labels.
+
+    Returns:
+        The path of report.html; it holds its figures and opens from disk.
+    """
+    names = reader.manifest.labels.names
+    figures = {"loss": ("Loss", _loss_curves(read_metrics(folder / "metrics.jsonl")))}
+    if predictions.probability is not None and len(predictions.y):
+        auc = label_auc(predictions.probability, predictions.y)
+        figures["auc"] = ("AUC of each label", _bars(names, auc))
+    if embedding.hidden is not None and len(embedding.hidden) >= 5:
+        exclusive = bool((embedding.y.sum(1) == 1).all())
+        named = names if embedding.y.any() else []  # rows that have no label have no colour
+        drawing = _map(embedding.hidden, embedding.y, named, exclusive)
+        figures["map"] = (f"{len(embedding.hidden):,} test embeddings in two dimensions", drawing)
+    parts = []
+    for name, (title, figure) in figures.items():
+        picture = png(figure)
+        (folder / f"{name}.png").write_bytes(picture)
+        parts.append(heading(title) + embedded(title, picture))
+    rows = "".join(
+        f"<tr><th>{html.escape(k)}</th><td>{html.escape(_shown(v))}</td></tr>"
+        for k, v in result.items()
+    )
+    config = html.escape((folder / "config.yaml").read_text())
+    body = f"<table>{rows}</table>{''.join(parts)}<h2>Configuration</h2><pre>{config}</pre>"
+    path = folder / "report.html"
+    path.write_text(page(folder.name, body))
+    return path
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """The objective and each term, each on its own axes: their scales differ."""
+    steps = [row for row in rows if "loss" in row]
+    names = [k for k in (steps[0] if steps else {}) if k == "loss" or k.startswith("loss/")]
+    figure = Figure(figsize=(10, 2.6))
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), i + 1)
+        axes.plot([r["step"] for r in steps], [r[name] for r in steps], linewidth=1, color="C0")
+        axes.set_title("objective" if name == "loss" else name.removeprefix("loss/"), fontsize=9)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    return figure
+
+
+def _bars(names: Sequence[str], values: Sequence[float]) -> Figure:
+    """A bar a label, the best on top."""
+    order = np.argsort(np.nan_to_num(np.array(values), nan=-1.0))
+    figure = Figure(figsize=(8, 0.6 + 0.19 * len(names)))
+    axes = figure.add_subplot()
+    axes.barh([names[i] for i in order], [values[i] for i in order], color="C0")
+    axes.axvline(0.5, color="0.4", linewidth=1, linestyle=":")
+    axes.set_xlim(0, 1)
+    axes.margins(y=0.01)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("AUC (dotted: chance)", fontsize=8)
+    return figure
+
+
+def _map(
+    hidden: NDArray[np.float32], y: NDArray[np.float32], names: Sequence[str], exclusive: bool
+) -> Figure:
+    """t-SNE of the hidden features, coloured by class where there are any, or a panel a label."""
+    centred = hidden - hidden.mean(0)
+    perplexity = min(30.0, (len(hidden) - 1) / 3)
+    place = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)
+    if not names:
+        figure = Figure(figsize=(7, 6))
+        axes = figure.add_subplot()
+        axes.scatter(place[:, 0], place[:, 1], 8, color="C0")
+        axes.set_axis_off()
+        return figure
+    if exclusive:
+        figure = Figure(figsize=(7, 6))
+        axes = figure.add_subplot()
+        for a, name in enumerate(names):
+            mine = y[:, a] == 1
+            color = matplotlib.colormaps["turbo"](a / max(len(names) - 1, 1))
+            axes.scatter(place[mine, 0], place[mine, 1], 8, color=color, label=name)
+        axes.legend(fontsize=7, markerscale=2, bbox_to_anchor=(1, 1), loc="upper left")
+        axes.set_axis_off()
+        return figure
+    balanced = np.argsort(np.abs(y.mean(0) - 0.5))[:_PANELS]
+    columns = min(3, len(balanced))
+    figure = Figure(figsize=(3.3 * columns, 3.2 * math.ceil(len(balanced) / columns)))
+    for i, a in enumerate(balanced):
+        axes = figure.add_subplot(math.ceil(len(balanced) / columns), columns, i + 1)
+        for value, shade in ((0, "0.8"), (1, "C3")):
+            mine = y[:, a] == value
+            axes.scatter(place[mine, 0], place[mine, 1], 5, color=shade)
+        axes.set_title(names[a], fontsize=9)
+        axes.set_axis_off()
+    return figure

@@ -1,0 +1,143 @@
+"""How much of a device a step uses: model FLOPs utilisation, and memory."""
+
+import copy
+import re
+import resource
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from heron.pipeline.models.heterogeneous import Heterogeneous
+
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+
+# Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
+# dense: where a data sheet has the rate with 2:4 sparsity only, half of that. None: the device has
+# no such units. A pattern must match the whole name that PyTorch reports: devices of a similar name
+# (A10G, A100X, GH200, L40, a MIG slice) have other rates.
+#   A100, V100, H200: NVIDIA A100, V100 and H200 Tensor Core GPU datasheets.
+#   H100: NVIDIA H100 Tensor Core GPU datasheet, the early one for PCIe, the later for SXM and NVL.
+#   B200: NVIDIA Blackwell datasheet, one of the eight GPUs of an HGX B200.
+#   L4, L40S, A10: NVIDIA L4, L40S and A10 datasheets.
+_TERA_FLOPS: dict[str, tuple[float, float | None, float | None]] = {
+    r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": (19.5, 156, 312),
+    r"H100 PCIe": (51, 756 / 2, 1513 / 2),
+    r"H100 NVL": (60, 835 / 2, 1671 / 2),
+    r"H100 80GB HBM3": (67, 989 / 2, 1979 / 2),  # SXM5
+    r"H200 NVL": (60, 835 / 2, 1671 / 2),
+    r"H200": (67, 989 / 2, 1979 / 2),
+    r"B200": (75, 2200 / 2, 4500 / 2),
+    r"V100-SXM2-(16|32)GB": (15.7, None, None),
+    r"V100-PCIE-(16|32)GB": (14, None, None),
+    r"L4": (30.3, 120 / 2, 242 / 2),
+    r"L40S": (91.6, 183, 362.05),
+    r"A10": (31.2, 62.5, 125),
+}
+
+
+def peak_flops(device: torch.device | str, precision: Precision) -> float | None:
+    """The published dense peak of one device, FLOP/s.
+
+    Args:
+        device: where the model is.
+        precision: of its matrix products; `tf32` is float32 where PyTorch may round the factors
+            (`torch.backends.cuda.matmul.allow_tf32`, and by default cuDNN's convolutions).
+
+    Returns:
+        None for a CPU, for a device that the table lacks, and for a precision that it has no
+        units for. A board that is held below its full power is not told apart.
+
+    Raises:
+        ValueError: an unknown precision.
+    """
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; expected {', '.join(get_args(Precision))}")
+    device = torch.device(device)
+    if device.type != "cuda":
+        return None
+    name = re.sub(r"^(NVIDIA|Tesla) ", "", torch.cuda.get_device_name(device))
+    for pattern, rates in _TERA_FLOPS.items():
+        if re.fullmatch(pattern, name):
+            rate = dict(zip(get_args(Precision), rates, strict=False)).get(precision)
+            return None if rate is None else rate * 1e12
+    return None
+
+
+def step_flops(forward: Callable[[], object]) -> int:
+    """Floating point operations of a training step: three times those of a forward.
+
+    A backward is taken as two forwards (a product has the gradients of two factors; Chowdhery et
+    al., 2022, "PaLM", appendix B). That is the model's arithmetic, not the hardware's: a second
+    forward of the same rows, to save memory, does not count.
+
+    Counted are matrix products, convolutions and attention, a multiplication and an addition as
+    two; elementwise operations, normalisation, reductions, the optimiser, and kernels that PyTorch
+    does not know (Triton's) are not. So `forward` should run the encoders and the heads, and a loss
+    that finds gradients of its own in its forward should be left out.
+
+    Args:
+        forward: called once, for this process's rows of a step. It does what it does: batch
+            norm's averages move and random numbers are drawn, unless it runs on a copy; a copy on
+            the meta device costs nothing and counts the same.
+    """
+    with FlopCounterMode(display=False) as counter:
+        forward()
+    return 3 * int(counter.get_total_flops())
+
+
+def skeleton(
+    model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
+) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
+    """A copy of a model that holds and computes nothing, with inputs and keys of so many rows.
+
+    Args:
+        model: as `Heterogeneous` was built.
+        shapes: of a sample of each view as it is stored: [..., channels] of pictures.
+        rows: of a batch.
+    """
+    meta = copy.deepcopy(model).to("meta").eval()
+    inputs = [
+        torch.empty(rows, *(shape if len(shape) == 1 else (shape[2], *shape[:2])), device="meta")
+        for shape in shapes
+    ]
+    return meta, inputs, torch.empty(rows, dtype=torch.int64, device="meta")
+
+
+def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
+    """`step_flops` of a model and so many rows, counted on a copy that holds and computes nothing.
+
+    Args:
+        model: as `Heterogeneous` was built.
+        shapes: of a sample of each view as it is stored: [..., channels] of pictures.
+        rows: of a process in a step.
+    """
+    meta, inputs, keys = skeleton(model, shapes, rows)
+    return step_flops(lambda: meta.embed(inputs, keys, [rows]))
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory this process has held: of the GPU, or resident; bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def mfu(flops: float, seconds: float, peak: float | None) -> float | None:
+    """Model FLOPs utilisation, the part of the peak that was used, from 0 to 1 (PaLM, appendix B).
+
+    Args:
+        flops: of one process's step, of `step_flops`.
+        seconds: that the step took.
+        peak: of the process's device, FLOP/s, of `peak_flops`.
+
+    Returns:
+        None where the peak is.
+
+    Raises:
+        ValueError: the time is not positive.
+    """
+    if seconds <= 0:
+        raise ValueError(f"a step took {seconds} seconds; expected more than 0")
+    return None if peak is None else flops / seconds / peak

@@ -1,0 +1,39 @@
+"""What a step says in numbers: over all processes, and refused where they are not finite."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heron.pipeline.training import checkpoint
+from heron.pipeline.distributed import collectives
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.distributed.exchange import culprits
+from heron.pipeline.models.heterogeneous import Features
+
+
+def total(parts: Mapping[str, Any], device: torch.device) -> dict[str, float]:
+    """Every process's share of some scalars, tensors or numbers, summed: one exchange."""
+    stacked = torch.stack(
+        [torch.as_tensor(x, device=device).detach().double() for x in parts.values()]
+    )
+    return dict(zip(parts, collectives.sum_over_processes(stacked).tolist(), strict=True))
+
+
+def refuse_nonfinite(
+    values: Mapping[str, float], step: int, saved: Path, features: Features
+) -> None:
+    """Stop before a NaN reaches the weights; all processes see the same values."""
+    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if wrong:
+        named = [name for name in wrong if name != "loss"] or ["loss"]
+        found = checkpoint.complete(saved)
+        where = culprits(features) or ["the embeddings of all ranks are finite"]
+        raise TrainingError(
+            f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
+            f"{'; '.join(where)}; the weights were not touched; last checkpoint: "
+            f"{found[-1] if found else 'none'}; lower optim.lr or raise tau, and check the data "
+            "with `heron shards verify`"
+        )

@@ -1,0 +1,135 @@
+"""The configuration: strict, errors that name the nearest right key; every shipped one fits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.sources import make
+
+CONFIGS = sorted(set(METHODS.parent.glob("*.yaml")) - {METHODS})
+SMALL = """
+run: {dir: runs/x}
+data: {path: data/x, batch: {labelled: 8}, views: [{stored: view1}]}
+objective: {bce: {weight: 1}}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_every_shipped_configuration_fits_and_survives_a_round_trip(
+    path: Path, tmp_path: Path
+) -> None:
+    config = load_config(path)
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.yaml") == config
+    if config.data.build is not None:
+        options = dict(config.data.build)
+        make(options.pop("source"), options)
+
+
+def test_overrides_replace_make_and_take_out(small: Path) -> None:
+    overrides = ["optim.lr=1e-3", "objective.weighted_supervised.weight=0.5", "optim.kind=sgd"]
+    config = load_config(small, overrides)
+    assert config.optim.lr == 0.001
+    assert list(config.objective.terms()) == ["bce", "weighted_supervised"]
+    without = load_config(small, [*overrides, "objective.weighted_supervised=null"])
+    assert list(without.objective.terms()) == ["bce"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.rl=1", "optim.rl: unknown key; did you mean 'lr'"),
+        ("optm.lr=1", "optm: unknown key; did you mean 'optim'"),
+        ("train.epoch=3", "train.epoch: unknown key; did you mean 'epochs'"),
+        ("objective.weighted_unsupervisd.weight=1", "did you mean 'weighted_unsupervised'"),
+        ("model.encoder={kind: mlp, width: [3]}", "unknown key; did you mean 'widths'"),
+        ("data.views=[{stored: a, augmnt: [crop]}]", "unknown key; did you mean 'augment'"),
+        ("model.encoder={kind: resnet, width: [4]}", "unknown key; did you mean 'widths'"),
+        ("model.encoder={kind: linear, widths: [4]}", "unknown key; did you mean 'width'"),
+        ("model.encoder={kind: resnet, widths: [4]}", "of 1 stages and depths of 4; expected a w"),
+        (
+            "model.encoder={kind: resnet, widths: [4, 6], depths: [1, 1], layer: bottleneck}",
+            r"widths hold \[6\]; .* expected multiples of 4",
+        ),
+        ("model.encoder={kind: convnet, shape: [28, 28]}", "should have at least 3 items"),
+        ("optim.schedule=step", r"step without milestones; expected epochs: \[100, 150\]"),
+        ("optim.zzzzzz=1", "unknown key; expected one of kind, lr, momentum"),
+        ("optim.lr=abc", "optim.lr: found 'abc'; input should be a valid number"),
+        ("train.epochs=2.5", "train.epochs: found 2.5; input should be a valid integer"),
+        ("train.epochs='3'", "train.epochs: found '3'; input should be a valid integer"),
+        ("data.standardise=1", "data.standardise: found 1; input should be a valid boolean"),
+        ("objective.bce.weight=-1", "objective.bce.weight: found -1; .* or equal to 0"),
+        ("objective.bce.weight=0", "no term has a weight above 0"),
+        (
+            "objective.weighted_supervised.tau=0",
+            "tau: found 0; input should be greater than or equal to 0.003",
+        ),
+        ("data.protocol={folds: 5, fold: 7}", "fold is 7; expected 0 to 4"),
+        ("data.protocol={folds: 5, labelled: 7}", "give either folds"),
+        ("run.dir=null", "run.dir: found None; input should be a valid string"),
+        ("optim.lr", "has no '='; expected key=value"),
+        ("seed.more=1", "'seed' holds the value 0, not a section"),
+        ("optim.lr=[", "is not YAML"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_remedy(
+    small: Path, override: str, message: str
+) -> None:
+    with small.open("a") as file:
+        file.write("seed: 0\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(small, [override])
+
+
+def test_missing_keys_and_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run: missing; expected a value"):
+        parse_config({})
+    with pytest.raises(ConfigError, match=r"none.yaml is not there; found none"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match=r"list.yaml holds list; expected keys"):
+        load_config(tmp_path / "list.yaml")
+
+
+def test_a_key_given_twice_is_refused(small: Path) -> None:
+    small.write_text(SMALL + "seed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match="key 'seed' is given twice"):
+        load_config(small)
+
+
+def test_every_fault_is_listed_at_once(small: Path) -> None:
+    with pytest.raises(ConfigError) as fault:
+        load_config(small, ["optim.rl=1", "train.epochs=x"])
+    assert len(str(fault.value).splitlines()) == 3
+
+
+def test_the_schema_is_strict_all_the_way_down() -> None:
+    def sections(model: Any) -> None:
+        assert model.model_config["extra"] == "forbid", model
+        for field in model.model_fields.values():
+            for part in getattr(field.annotation, "__args__", (field.annotation,)):
+                if isinstance(part, type) and hasattr(part, "model_fields"):
+                    sections(part)
+
+    sections(Config)
+
+
+def test_an_override_of_a_place_in_a_list() -> None:
+    faces = METHODS.with_name("faces.yaml")
+    config = load_config(faces, ["data.views.1.size=32", "data.views.0.augment.0=flip"])
+    assert [view.size for view in config.data.views] == [None, [32, 32]]
+    assert "flip" in str(config.data.views[0].augment)
+    for override, place in (("data.views.2.size=8", "2"), ("data.views.first=8", "first")):
+        message = f"'{place}' is no place in a list of 2; expected 0 to 1"
+        with pytest.raises(ConfigError, match=message):
+            load_config(faces, [override])

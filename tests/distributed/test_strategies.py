@@ -1,0 +1,204 @@
+"""The matrix: any strategy, precision and cut of a step against one process in float32."""
+
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import Tensor
+
+from heron.pipeline.distributed import collectives
+from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.errors import CheckpointError, TrainingError
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.pretrained import from_pretrained
+from heron.pipeline.training.tracking import read_metrics
+from tests import ranks
+from tests.experiments import frames
+
+STRATEGIES = "ddp", "zero0", "zero1", "zero2", "zero3"
+ROWS = 31  # of a step
+CELLS = list(itertools.product(STRATEGIES, ("fp32", "bf16"), ("whole", "cut")))
+
+
+def choose(strategy: str) -> None:
+    """Say what accelerate's launcher would have said."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    if strategy.startswith("zero"):
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = strategy[4:]
+
+
+def cell(folder: Path, name: str, strategy: str, precision: str, cut: str, **more: Any) -> Config:
+    """A run of five steps; "cut" has two micro-batches on any number of processes."""
+    choose(strategy)
+    world = collectives.world_size()
+    longest = -(-ROWS // world)
+    train = {"precision": precision, "micro_batch": -(-longest // 2) if cut == "cut" else None}
+    optim = {"kind": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.01, "warmup_epochs": 1}
+    changes: dict[str, Any] = {"train": train, "optim": optim}
+    for key, value in more.items():
+        changes[key] = changes.get(key, {}) | value
+    return frames(folder, name, **changes)
+
+
+def cells(folder: str, wanted: list[tuple[str, str, str]]) -> list[str]:
+    """Run some cells, one after another; what each says that it ran."""
+    world, said = collectives.world_size(), []
+    for strategy, precision, cut in wanted:
+        name = f"{world}-{strategy}-{precision}-{cut}"
+        result = pretrain(cell(Path(folder), name, strategy, precision, cut))
+        said.append(f"{result['strategy']}, {result['precision']}, {result['world_size']}")
+    return said
+
+
+def losses(run: Path) -> Tensor:
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
+    return torch.tensor([[row[key] for key in sorted(row) if "loss" in key] for row in rows])
+
+
+def weights(run: Path, kind: str = "model") -> dict[str, Tensor]:
+    return load_file(run / "checkpoints" / "latest" / f"{kind}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the runs of one process, whole and cut, in both precisions."""
+    folder = tmp_path_factory.mktemp("matrix")
+    ranks.run(1, cells, str(folder), [c for c in CELLS if c[0] == "ddp"])
+    return folder
+
+
+def difference(run: Path, other: Path) -> tuple[float, float]:
+    """Largest differences of the losses, relative, and of the final weights, absolute."""
+    mine, theirs = losses(run), losses(other)
+    assert len(mine) == 5
+    found, expected = weights(run), weights(other)
+    assert found.keys() == expected.keys()
+    apart = [float((found[k] - expected[k]).abs().max()) for k in expected]
+    return float(((mine - theirs) / theirs).abs().max()), max(apart)
+
+
+def few(world: int) -> list[tuple[str, str, str]]:
+    """Micro-batches in float32 under every strategy, and one cell in bfloat16; all if asked for."""
+    if os.environ.get("HERON_WHOLE_MATRIX"):
+        return CELLS if world > 1 else [c for c in CELLS if c[0] != "ddp"]
+    return [c for c in CELLS if c[1:] == ("fp32", "cut") or c == ("zero2", "bf16", "whole")]
+
+
+WORLDS = [1, 2, 3] if os.environ.get("HERON_WHOLE_MATRIX") else [2]
+
+
+@pytest.mark.timeout(1500)  # with the runs of the fixture, and all cells when asked for
+@pytest.mark.parametrize("world", WORLDS)
+def test_any_strategy_is_one_process(folder: Path, world: int) -> None:
+    """In float32 to 1e-5; bfloat16 has 8 bits, so a number is right to 4e-3."""
+    wanted = few(world)
+    said = ranks.run(world, cells, str(folder), wanted)
+    for (strategy, precision, cut), words in zip(wanted, said[0], strict=True):
+        kind = "DDP" if strategy == "ddp" else f"DeepSpeed ZeRO {strategy[4:]}"
+        assert (
+            words
+            == f"{kind if world > 1 or kind != 'DDP' else 'one process'}, {precision}, {world}"
+        )
+        run = folder / f"{world}-{strategy}-{precision}-{cut}"
+        of_losses, of_weights = difference(run, folder / f"1-ddp-fp32-{cut}")
+        print(f"{run.name}: losses {of_losses:.1e}, weights {of_weights:.1e}")
+        assert of_losses < (1e-5 if precision == "fp32" else 2e-2), run.name
+        assert of_weights < (1e-5 if precision == "fp32" else 5e-2), run.name
+
+
+CHAIN = [(2, "zero2"), (1, "ddp")]
+if os.environ.get("HERON_WHOLE_MATRIX"):
+    CHAIN = [(2, "zero2"), (3, "ddp"), (1, "zero1"), (2, "zero3"), (1, "ddp")]
+
+
+def leg(folder: str, strategy: str, kind: str, steps: int) -> float:
+    """Go on to a step; AdamW's state has two tensors a parameter, and a count."""
+    more: dict[str, Any] = {
+        "optim": {"kind": kind, "lr": 0.005},
+        "train": {"steps": steps},
+        "run": {"resume": "auto"},
+    }
+    result = pretrain(cell(Path(folder), f"{kind}-chain", strategy, "fp32", "whole", **more))
+    return float(result["steps"])
+
+
+def test_a_run_goes_on_under_other_strategies_and_numbers_of_processes(folder: Path) -> None:
+    """Two steps a leg, each leg on other processes: the end is that of one process throughout."""
+    kind = "adamw"
+    for number, (world, strategy) in enumerate(CHAIN, start=1):
+        ranks.run(world, leg, str(folder), strategy, kind, 2 * number)
+    chain = folder / f"{kind}-chain"
+    (folder / f"{kind}-chain").rename(folder / f"{kind}-legs")
+    ranks.run(1, leg, str(folder), "ddp", kind, 2 * len(CHAIN))
+    for file in ("model", "optimizer"):
+        found, expected = weights(folder / f"{kind}-legs", file), weights(chain, file)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(losses(folder / f"{kind}-legs"), losses(chain), rtol=1e-5, atol=0)
+
+
+def test_what_a_run_trained_can_be_loaded_alone(folder: Path) -> None:
+    """Out of parts that ZeRO 3 kept on two processes."""
+    run = folder / "2-zero3-fp32-cut"
+    model = from_pretrained(run)
+    assert not model.training
+    x = [torch.randn(4, *shape) for shape in ([273], [112])]
+    features = model(x, torch.arange(4), [4])
+    assert features.logits is not None and features.logits.shape == (4, 4)
+    assert features.projections[0].shape == (4, 8)
+    again = from_pretrained(complete(run / "checkpoints")[-1])
+    assert torch.equal(again(x, torch.arange(4), [4]).hidden, features.hidden)
+    with pytest.raises(CheckpointError, match="has no complete checkpoint; expected the folder of"):
+        from_pretrained(folder / "frames")
+
+
+def offloaded(folder: str) -> str:
+    """ZeRO 3 whose optimiser state and parameters are kept on the CPU's side."""
+    os.environ["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] = "cpu"
+    os.environ["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] = "cpu"
+    return str(pretrain(cell(Path(folder), "away", "zero3", "fp32", "cut"))["strategy"])
+
+
+def test_offloading_changes_nothing(folder: Path) -> None:
+    said = ranks.run(2, offloaded, str(folder))
+    assert said[0] == "DeepSpeed ZeRO 3, optimizer on the cpu, param on the cpu"
+    assert max(difference(folder / "away", folder / "1-ddp-fp32-cut")) < 1e-5
+
+
+REFUSED = [
+    ("UNUSED", "", "zero1", "lars", "optim.kind is lars, .* under ZeRO 1 the optimiser sees"),
+    ("ACCELERATE_MIXED_PRECISION", "bf16", "ddp", "sgd", "mixed_precision = bf16; expected no"),
+    ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2", "zero2", "sgd", "train.micro_batch keeps"),
+    ("ACCELERATE_GRADIENT_CLIPPING", "1.0", "zero2", "sgd", "'gradient_clipping': 1.0; gradients"),
+]
+
+
+def refused(folder: str) -> list[str]:
+    """The messages of runs that cannot be as they are configured."""
+    said = []
+    for name, value, strategy, kind, _ in REFUSED:
+        config = cell(Path(folder), "refused", strategy, "fp32", "whole", optim={"kind": kind})
+        os.environ[name] = value
+        try:
+            pretrain(config)
+            said.append("it ran")
+        except TrainingError as error:
+            said.append(str(error))
+        del os.environ[name]
+    return said
+
+
+def test_what_would_change_the_numbers_is_refused(folder: Path) -> None:
+    for said in ranks.run(2, refused, str(folder)):
+        for line, (*_, message) in zip(said, REFUSED, strict=True):
+            assert re.search(message, line), line

@@ -1,0 +1,43 @@
+"""Scores by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from heron.pipeline.evaluation.metrics import label_auc, multi_class_scores, multi_label_scores
+
+
+def test_multi_label_scores_by_hand() -> None:
+    """Label 0: 2 of 2 found, 1 wrong, F1 0.8; label 1: 1 of 1 found, F1 1; weights 2 and 1."""
+    p = np.array([[0.9, 0.1], [0.5, 0.3], [0.45, 0.8]], np.float32)
+    y = np.array([[1, 0], [1, 0], [0, 1]], np.float32)
+    scores = multi_label_scores(p, y, threshold=0.4)
+    assert scores["f1_weighted"] == pytest.approx((2 * 0.8 + 1) / 3)
+    assert scores["f1_macro"] == pytest.approx(0.9)
+    assert scores["f1_micro"] == pytest.approx(6 / 7)
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores["auc_macro"] == scores["map"] == 1
+
+
+def test_one_label_has_its_own_f1() -> None:
+    p, y = np.array([[0.9], [0.6], [0.1]], np.float32), np.array([[1], [0], [0]], np.float32)
+    assert multi_label_scores(p, y, 0.4)["f1_weighted"] == pytest.approx(2 / 3)
+
+
+def test_multi_class_scores_by_hand() -> None:
+    p = np.array([[0.4, 0.3, 0.3], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]], np.float32)
+    y = np.eye(3, dtype=np.float32)[[0, 2, 2]]
+    scores = multi_class_scores(p, y)
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores["f1_weighted"] == pytest.approx((1 + 2 * 2 / 3) / 3)
+
+
+def test_a_label_that_never_varies_has_no_auc() -> None:
+    p = np.array([[0.4, 0.3], [0.1, 0.2]], np.float32)
+    y = np.array([[0, 1], [0, 0]], np.float32)
+    assert math.isnan(label_auc(p, y)[0])
+    scores = multi_label_scores(p, y, 0.4)
+    assert (scores["auc_macro"], scores["auc_labels"]) == (1.0, 1.0)
+    nothing = multi_label_scores(p, np.zeros((2, 2), np.float32), 0.4)
+    assert math.isnan(nothing["auc_macro"])

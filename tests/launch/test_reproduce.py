@@ -1,0 +1,223 @@
+"""`heron reproduce`: what is refused before anything runs, what goes on, what is in the table."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from heron.launch.cli import main
+from heron.launch.repeats import paired
+from heron.launch.reproduce import reproduce
+from heron.launch.tables import TABLES
+from heron.pipeline.config.experiment import Config, dump_config
+from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
+from heron.shards.manifest import MANIFEST
+
+SCENE = replace(TABLES["scene"], runs=1)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Shards, as far as `heron reproduce` looks at them."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / MANIFEST).write_text("")
+    return f"data.path={tmp_path}/data"
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What has run, each in no time."""
+    configs: list[Config] = []
+
+    def run(config: Config) -> None:
+        begin(config)
+        scores = '{"f1_weighted": 0.5, "auc_macro": 0.75, "accuracy": 0.25}'
+        (Path(config.run.dir) / "result.json").write_text(scores)
+        configs.append(config)
+
+    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", run)
+    return configs
+
+
+def begin(config: Config) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(config))
+
+
+def test_a_row_that_a_table_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no method 'train.steps=1'; .*; put key=value before"):
+        reproduce(SCENE, tmp_path, [], ["DNN", "train.steps=1"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "override", ["model.encoder.dropout=0.7", "optim.lr=0.5", "optim.kind=sgd"]
+)
+def test_an_override_of_what_one_method_sets_itself(
+    tmp_path: Path, data: str, ran: list[Config], override: str
+) -> None:
+    """Or of a part of it. The others run with it; with that method nothing runs at all."""
+    text = reproduce(SCENE, tmp_path / "dnn", [data, override], ["DNN"])
+    assert "| DNN | 0.5902 ± 0.0122 | 0.5000 |" in text and "C2AE" not in text
+    with pytest.raises(ConfigError, match=f"{override}: the table sets this itself"):
+        reproduce(SCENE, tmp_path / "all", [data, override], [])
+    assert not (tmp_path / "all").exists()
+
+
+def test_an_override_that_one_method_cannot_have(
+    tmp_path: Path, data: str, ran: list[Config]
+) -> None:
+    """A linear encoder has no dropout, which C2AE sets; the others' table needs not know."""
+    linear = "model.encoder={kind: linear, width: 128}"
+    text = reproduce(SCENE, tmp_path, [data, linear], ["DNN", "HeroCon"])
+    assert "| DNN |" in text and "| HeroCon |" in text and "C2AE" not in text
+
+
+def test_schedules_are_as_long_as_the_run(tmp_path: Path, data: str, ran: list[Config]) -> None:
+    table = replace(TABLES["yeast"], runs=1)
+    methods = ["PiCO", "ComCo", "PLNL"]
+    reproduce(table, tmp_path / "short", [data, "train.epochs=20"], methods)
+    pico, comco, plnl = (config.objective for config in ran)
+    assert pico.pico is not None and pico.pico.phi_epochs == 20
+    assert comco.comco is not None and comco.comco.neighbour_epochs == 10
+    assert plnl.plnl is not None
+    lengths = plnl.plnl.pretrain_epochs, plnl.plnl.warmup_epochs, plnl.plnl.consistency_epochs
+    assert lengths == (10, 3, 5)
+    with pytest.raises(ConfigError, match=r"phi_epochs=9: the table sets this itself"):
+        reproduce(table, tmp_path / "nine", [data, "objective.pico.phi_epochs=9"], methods)
+
+
+def test_a_run_of_another_configuration_is_told_of_before_any_runs(
+    tmp_path: Path, data: str, ran: list[Config]
+) -> None:
+    """Finished or not, and wherever its folder was when it was made."""
+    reproduce(SCENE, tmp_path / "out", [data], ["HeroCon"])
+    begin(ran.pop().model_copy(update={"seed": 1}))
+    for out in (tmp_path / "out", tmp_path / "moved"):
+        with pytest.raises(ConfigError, match="HeroCon-0 holds a run of another configuration"):
+            reproduce(SCENE, out, [data], ["DNN", "HeroCon"])
+        if out.name == "out":
+            (out / "HeroCon-0" / "result.json").unlink()
+            out.rename(tmp_path / "moved")
+    assert not ran
+
+
+def test_a_folder_that_was_moved_is_done(tmp_path: Path, data: str, ran: list[Config]) -> None:
+    reproduce(SCENE, tmp_path / "out", [data], ["DNN"])
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert "| DNN |" in reproduce(SCENE, tmp_path / "moved", [data], ["DNN"])
+    assert len(ran) == 1
+
+
+def test_remote_shards_are_not_looked_for_here(tmp_path: Path, ran: list[Config]) -> None:
+    reproduce(SCENE, tmp_path, ["data.path=s3://bucket/scene"], ["DNN"])
+    assert [config.data.path for config in ran] == ["s3://bucket/scene"]
+    with pytest.raises(ConfigError, match=r"nothing holds no shards; download scene"):
+        reproduce(SCENE, tmp_path / "none", [f"data.path={tmp_path}/nothing"], ["DNN"])
+
+
+def test_a_signal_is_a_status_and_the_run_goes_on(
+    tmp_path: Path,
+    data: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(config: Config) -> None:
+        assert config.run.resume == "auto"
+        raise Stopped("a signal came; step 3 of 9 is saved")
+
+    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", stop)
+    words = ["reproduce", "scene", data, "--only", "DNN", "--out", str(tmp_path / "out")]
+    assert main(words) == STOPPED
+    assert capsys.readouterr().err == (
+        "stopped: a signal came; step 3 of 9 is saved; run again to go on\n"
+    )
+
+
+def test_a_paired_test_by_hand() -> None:
+    """Differences .01, .02, .03: t = .02 / (.01 / sqrt 3); of two degrees p = 1 - t / sqrt(2 + t²).
+
+    A fold that one of them lacks, or has no number of, is left out.
+    """
+    ours = pd.Series({10: 0.51, 11: 0.62, 12: 0.73, 13: 0.9, 14: np.nan})
+    theirs = pd.Series({9: 0.1, 12: 0.70, 11: 0.60, 10: 0.50, 14: 0.5})
+    found = paired(ours, theirs)
+    assert found is not None and found.n == 3
+    t = 0.02 / (0.01 / 3**0.5)
+    assert (found.difference, found.std) == pytest.approx((0.02, 0.01))
+    assert (found.t, found.p) == pytest.approx((t, 1 - t / (2 + t**2) ** 0.5))
+    assert found.cells() == ["+0.0200", "3.46", "0.074"]
+    reverse = paired(theirs, ours)
+    assert reverse is not None and (reverse.t, reverse.p) == pytest.approx((-t, found.p))
+
+
+def test_what_no_paired_test_can_be_made_of() -> None:
+    """One fold in common has no spread; differences that are all the same have no t."""
+    ours = pd.Series({0: 0.5, 1: 0.6, 2: 0.7})
+    assert paired(ours, pd.Series({2: 0.1, 3: 0.2})) is None
+    same = paired(ours, ours - 0.1)
+    assert same is not None and same.cells() == ["+0.1000", "–", "–"]
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in no time, with F1 and AUC of HeroCon above the others', by an amount of each fold."""
+
+    def run(config: Config) -> None:
+        begin(config)
+        fold, best = config.data.protocol.fold, "HeroCon-1" in Path(config.run.dir).name
+        scores = {"f1_weighted": 0.5 + 0.01 * fold + (0.01 * (fold - 9) if best else 0)}
+        scores["auc_macro"] = 0.75 + (0.02 if best else 0)
+        (Path(config.run.dir) / "result.json").write_text(json.dumps(scores))
+
+    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", run)
+
+
+def test_methods_are_compared_over_the_same_folds(
+    tmp_path: Path, data: str, scored: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HeroCon less the others, over folds 10 to 12, printed and saved."""
+    out = str(tmp_path / "out")
+    words = ["reproduce", "scene", data, "--runs", "3", "--first", "10", "--out", out]
+    assert main([*words, "--only", "DNN", "MIB"]) == 0
+    assert "less each other method" not in capsys.readouterr().out  # HeroCon is not there
+    assert main([*words, "--only", "HeroCon"]) == 0
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text == capsys.readouterr().out.removesuffix("\n")
+    assert (
+        "HeroCon less each other method over the same folds 10 to 12: mean difference; t and p of "
+        "Student's paired test, two-sided.\n"
+    ) in text
+    assert "| DNN | +0.0200 | 3.46 | 0.074 | +0.0200 | – | – |\n" in text
+    assert "| MIB | +0.0200 | 3.46 | 0.074 | +0.0200 | – | – |\n" in text
+    saved = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert saved["headline"] == "HeroCon"
+    found = saved["methods"]["DNN"]
+    assert found["F1"]["runs"] == pytest.approx({"10": 0.6, "11": 0.61, "12": 0.62})
+    assert (found["F1"]["mean"], found["F1"]["std"]) == pytest.approx((0.61, 0.01))
+    assert found["F1"]["published"] == [0.5902, 0.0122] and 0 < found["F1"]["p"] < 1
+    pair = found["F1"]["headline_less_this"]
+    assert pair["n"] == 3 and pair["t"] == pytest.approx(12**0.5)
+    assert found["AUC"]["headline_less_this"]["t"] is None
+    assert saved["methods"]["HeroCon"]["F1"]["headline_less_this"] is None
+
+
+def test_a_lone_fold_has_no_paired_test(tmp_path: Path, data: str, ran: list[Config]) -> None:
+    text = reproduce(SCENE, tmp_path, [data], ["DNN", "HeroCon"])
+    assert "| HeroCon |" in text and "less each other method" not in text
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_table_has_its_headline_method(name: str) -> None:
+    assert TABLES[name].headline in TABLES[name].methods
+
+
+@pytest.mark.parametrize("runs", ["0", "-1", "two"])
+def test_a_number_of_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "scene", f"--runs={runs}"])
+    assert f"{runs!r}; expected a number from 1 on" in capsys.readouterr().err

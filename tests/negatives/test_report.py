@@ -1,0 +1,220 @@
+"""The report on negatives: its page, its numbers, its table of pairs, and the verb."""
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from heron.launch.negatives_verb import NEGATIVES
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.training.page import embedded, page, table
+from heron.pipeline.negatives import figures as negatives_figures
+from heron.pipeline.negatives import repulsion
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.negatives.measure import RELATIONS, Negatives, Question, measure
+from heron.pipeline.negatives.page import percent
+from heron.pipeline.negatives.report import Report, find_pictures, plain
+from heron.pipeline.negatives.repulsion import Repulsion, Temperatures, near_weights
+from heron.shards.build import build
+from heron.shards.errors import ShardError
+from heron.shards.sources import make
+from tests.retrieval import made
+from tests.negatives.test_measure import drawn
+from tests.negatives.test_planted import clusters, labelled_signs
+
+
+def answer(e: Embeddings, question: Question) -> tuple[Negatives, Repulsion]:
+    found = measure(e, question)
+    return found, repulsion.measure(e, found.pairs, found.close, Temperatures(), 0)
+
+
+def verb(*words: str | Path | int) -> int:
+    parser = argparse.ArgumentParser()
+    NEGATIVES.add(parser)
+    return NEGATIVES.run(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Embeddings, Negatives, Path]:
+    folder = tmp_path_factory.mktemp("report")
+    e = drawn(folder / "e")
+    found, pushed = answer(e, Question(k=10, anchors=0))
+    Report(e, found, pushed, pictures=find_pictures(e)).write(folder / "out")
+    return e, found, folder / "out"
+
+
+def test_the_page_opens_from_disk_and_says_what_was_found(
+    written: tuple[Embeddings, Negatives, Path],
+) -> None:
+    _, found, out = written
+    text = (out / "report.html").read_text()
+    assert sorted(p.name for p in out.iterdir()) == [
+        "negatives.json", "pairs.parquet", "report.html",
+    ]  # fmt: skip
+    assert text.startswith("<!doctype html>") and text.count("data:image/png;base64,") == 5
+    assert not re.findall(r'(?:src|href)="(?!data:)', text) and "http" not in text
+    assert "<h1>Negatives of e</h1>" in text and "nan" not in text.lower().split("base64")[0]
+    rate = float(found.rates["close"][0].value[found.ks.index(10)])
+    assert f"Of the 10 nearest neighbours {percent(rate)}" in text
+    assert "samples without labels are left out" in text
+    assert "pictures: " in text and "--data names the data set" in text
+    assert "Does HeroCon&#x27;s weight g fall" in text and "Assumption 1" in text
+    assert text.count('class="pair"') > 12
+
+
+def test_the_numbers_are_json(written: tuple[Embeddings, Negatives, Path]) -> None:
+    _, found, out = written
+    text = (out / "negatives.json").read_text()
+    numbers = json.loads(text)
+    assert "NaN" not in text and "Infinity" not in text
+    assert numbers["false_negatives"]["same"]["near"]["value"] == pytest.approx(
+        found.rates["same"][0].value.tolist()
+    )
+    assert numbers["neighbours"] == "exact" and numbers["recall"] is None
+    assert numbers["question"] == {"layer": "hidden", "k": 10, "anchors": 0, "seed": 0}
+    assert numbers["confusion"]["swapped"] == found.confusion.swapped.tolist()
+    assert numbers["thresholds"]["far"] == found.far / 5
+    assert set(numbers["repulsion"]) == set(numbers["assumption_1"]) == {"same", "close"}
+    assert len(numbers["left_out"]) == 3
+
+
+def test_pairs_are_a_table(written: tuple[Embeddings, Negatives, Path]) -> None:
+    e, found, out = written
+    rows = pq.read_table(out / "pairs.parquet").to_pylist()
+    assert len(rows) == found.numbers.size == 39 * 20
+    g = near_weights(e, found.pairs, found.numbers, Temperatures())
+    assert g is not None
+    for place in (0, 19, 20, 779):
+        row, column = divmod(place, 20)
+        assert rows[place] == {
+            "anchor": e.samples.key(int(found.pairs.anchors[row])),
+            "neighbour": e.samples.key(int(found.numbers[row, column])),
+            "rank": column + 1,
+            "similarity": float(found.cosine[row, column]),
+            "label_distance": pytest.approx(found.level[row, column] / 5),
+            "g": float(g[row, column]),
+            "relation": RELATIONS[found.relation[row, column]],
+        }
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, and not rendered, which takes longest."""
+    monkeypatch.setattr(negatives_figures, "png", lambda figure: b"")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_classes_without_projections(tmp_path: Path) -> None:
+    e = clusters(tmp_path / "e")
+    found, pushed = answer(e, Question(k=5, anchors=50))
+    path = Report(e, found, pushed).write(tmp_path / "out")
+    text = path.read_text()
+    assert "Of the 5 nearest neighbours 100 % (100 to 100 %) have exactly" in text
+    assert "There is no hard negative among the nearest." in text
+    assert "There are none among the nearest." in text  # on the sheet
+    assert "weight g fall" not in text and "another class" in text
+    assert pq.read_table(tmp_path / "out/pairs.parquet")["g"].null_count == 50 * 50
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("weight", "says"),
+    [
+        ("z", "Yes. Spearman"),
+        ("-z", "No: it rises. Spearman"),
+        ("constant", "g is the same for all pairs"),
+    ],
+)
+def test_what_is_said_of_g(weight: str, says: str, tmp_path: Path) -> None:
+    e = labelled_signs(tmp_path / "e", weight)
+    found, pushed = answer(e, Question("projection", 5, 30))
+    text = Report(e, found, pushed).write(tmp_path / "out").read_text()
+    assert says in text
+    verdict = {"z": "less than InfoNCE", "-z": "more than InfoNCE"}
+    for sign, words in verdict.items():
+        assert (words in text) == (sign == weight)
+    numbers = json.loads((tmp_path / "out/negatives.json").read_text())
+    assert (numbers["weight"]["label_rank"]["value"] is None) == (weight == "constant")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
+    x = np.ones((30, 3)) + 1e-4 * np.random.default_rng(0).normal(size=(30, 3))
+    targets = np.eye(3, dtype=np.uint8)[np.arange(30) % 3]
+    e = made.embeddings(tmp_path / "e", {"hidden": x}, targets, ["a", "b", "c"], "multi_class")
+    text = Report(e, *answer(e, Question(k=2, anchors=0))).write(tmp_path / "out").read_text()
+    assert "the embeddings have collapsed (uniformity is" in text
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faces")
+    build(make("faces", {"train": 24, "test": 6, "size": 32}), folder / "data", progress=False)
+    return folder
+
+
+def of_faces(folder: Path, name: str, **manifest: Any) -> Embeddings:
+    from heron.pipeline.data.reader import Reader
+    from heron.pipeline.retrieval.embed import samples_of
+
+    reader = Reader(folder / "data")
+    s = samples_of(reader, np.arange(30))
+    hidden = np.random.default_rng(0).normal(size=(30, 8))
+    keys = [s.key(i) for i in range(30)]
+    return made.embeddings(
+        folder / name, {"hidden": hidden}, s.targets, s.names, keys=keys, **manifest
+    )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sheets_show_pictures_of_the_shards(
+    faces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = of_faces(faces, "named", data=str(faces / "data"))
+    index = build_index(e, tmp_path / "index", kind="flat", progress=False)
+    assert verb(e.folder, "--out", tmp_path / "out", "--k", 5, "--index", index.folder) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("30 anchors: ") and said[-1] == f"report: {tmp_path}/out/report.html"
+    text = (tmp_path / "out/report.html").read_text()
+    pairs = text.count('class="pair"')
+    assert pairs and text.count('<img alt="0000') == 2 * pairs
+    assert f"of the index {index.folder} (flat), recall" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
+    e = of_faces(faces, "moved", data="gone/faces")
+    assert verb(e.folder, "--out", tmp_path / "a", "--k", 3, "--data", faces / "data") == 0
+    assert '<img alt="0000' in (tmp_path / "a/report.html").read_text()
+    assert verb(e.folder, "--out", tmp_path / "b", "--k", 3) == 0
+    assert '<img alt="0000' not in (tmp_path / "b/report.html").read_text()
+    with pytest.raises(ShardError):
+        verb(e.folder, "--out", tmp_path / "c", "--k", 3, "--data", tmp_path)
+    other = drawn(tmp_path / "other")
+    with pytest.raises(RetrievalError, match="expected 's000'"):
+        verb(other.folder, "--out", tmp_path / "c", "--k", 3, "--data", faces / "data")
+
+
+def test_plain_values_and_words() -> None:
+    value = {"a": np.array([1.0, math.nan]), 2: (np.float32(0.5), math.inf), "q": Question()}
+    assert plain(value) == {
+        "a": [1.0, None],
+        "2": [0.5, None],
+        "q": {"layer": "hidden", "k": 10, "anchors": 2000, "seed": 0},
+    }
+    shares = (0.0, 1.0, 0.123456, 0.0000061, math.nan)
+    assert [percent(s) for s in shares] == ["0 %", "100 %", "12.3 %", "0.00061 %", "–"]
+
+
+def test_a_page_escapes_what_it_shows() -> None:
+    text = page("a<b", table(["x"], [["<td>"]]) + embedded('"', b"\x89PNG"), "p {}")
+    assert "<title>a&lt;b</title>" in text and "&lt;td&gt;" in text and 'alt="&quot;"' in text
+    assert text.count("<td>") == 1 and "p {}</style>" in text
+    assert "<th>k</th><td>v</td>" in table([], [["k", "v"]])

@@ -1,0 +1,144 @@
+"""Small indexes with all that `heron serve` shows: pictures, labels, and a model for uploads."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from io import BytesIO
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.encode import Encoder
+from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.serve.server import BINARY, Limits, address, listen, make_server
+from heron.shards.build import build
+from heron.shards.sources import make
+from tests.experiments import frames
+from tests.retrieval import made
+
+MARKUP = "<img src=x onerror=document.title='broken'>"  # a label that no page may run
+LIMITS = Limits(upload_bytes=200_000, body_s=0.5)
+
+
+class Halves:
+    """A model that sees one view: pictures as 8 x 8 means, vectors as they are."""
+
+    classified = 1
+
+    def __call__(self, views: list[Tensor], *_: object) -> Features:
+        x = views[0]
+        x = torch.nn.functional.adaptive_avg_pool2d(x, 8).flatten(1) if x.dim() == 4 else x
+        return Features(x - x.mean(1, keepdim=True), None, [], [])
+
+
+def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
+    """An index of every row of a source, `faces` or `frames`, by `Halves`."""
+    options: dict[str, Any] = {"train": rows, "test": 0}
+    options |= {"size": 32} if source == "faces" else {"classes": 4}
+    build(make(source, options), folder / source, progress=False)
+    view = "image" if source == "faces" else "view1"
+    config = frames(folder, data={"path": str(folder / source), "views": [{"stored": view}]}).data
+    reader = open_reader(config)
+    encoder = Encoder(
+        cast(Heterogeneous, Halves()), reader, Views(reader, config, torch.device("cpu")), "hidden"
+    )
+    numbers = np.arange(rows)
+    names = reader.manifest.labels.names
+    if source == "frames":
+        names = [MARKUP, "a b's", *names[2:]]
+    vectors = np.stack([_vector(encoder, reader.read(view, numbers[i : i + 1])) for i in numbers])
+    embeddings = made.embeddings(
+        folder / "embeddings",
+        {"hidden": vectors},
+        reader.targets(numbers),
+        names,
+        reader.manifest.labels.kind,
+        reader.keys(numbers),
+        data=str(folder / source),
+    )
+    build_index(embeddings, folder / "index", kind="flat", progress=False)
+    found = Retriever.open(folder / "index")
+    found.__dict__["_encoder"] = encoder  # in place of a trained one
+    return found
+
+
+def _vector(encoder: Encoder, rows: NDArray[Any]) -> NDArray[np.float32]:
+    view = encoder.views.views[0].stored
+    one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
+    batch = Batch({view: torch.from_numpy(rows)}, none, one, one, [1])
+    with torch.inference_mode():
+        return np.asarray(encoder.model(encoder.views(batch, train=False)).hidden[0].numpy())
+
+
+@contextmanager
+def running(found: Retriever, limits: Limits | None = None) -> Iterator[str]:
+    """A real server in a thread; its address."""
+    listening = listen("127.0.0.1", 0)
+    server = make_server(found, listening, limits)
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield address(listening)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+        assert not thread.is_alive()
+
+
+class Site(NamedTuple):
+    """A running server and what it serves."""
+
+    url: str
+    found: Retriever
+
+    def ask(
+        self, path: str, method: str = "GET", body: Any = None, **headers: str
+    ) -> tuple[HTTPResponse, bytes]:
+        """One request; `_` in a header's name stands for `-`."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
+        try:
+            connection.request(method, path, body, named)
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str, status: int = 200, **rest: Any) -> Any:
+        """The answer of one request, with the status that it must have."""
+        response, data = self.ask(path, **rest)
+        assert response.status == status, data
+        return json.loads(data)
+
+    def error(self, path: str, status: int = 400, **rest: Any) -> str:
+        """The error of one request; it is a text and nothing else."""
+        found = self.json(path, status, **rest)
+        assert list(found) == ["error"] and "Traceback" not in found["error"]
+        return str(found["error"])
+
+    def upload(self, data: Any, status: int = 200, query: str = "") -> Any:
+        """The answer to an upload."""
+        return self.json(
+            f"/api/upload{query}", status, method="POST", body=data, Content_Type=BINARY
+        )
+
+
+def picture(site: Site, number: int, kind: str = "PNG") -> bytes:
+    """A stored picture as a file."""
+    found = site.found.picture(number)
+    assert found is not None
+    found.save(out := BytesIO(), kind)
+    return out.getvalue()

@@ -1,0 +1,142 @@
+"""Checkpoints that cannot be trusted, and those that cannot be written."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from heron.pipeline.training import checkpoint
+from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
+from tests import ranks
+from tests.experiments import frames
+
+SAVING = {"steps": 9, "save_every_steps": 3, "keep_checkpoints": 3}
+TEXTS = {"config.yaml": "seed: 0\n", "model.json": "{}"}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints at steps 3, 6 and 9."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    pretrain(frames(folder, train=SAVING))
+    names = [path.name for path in complete(folder / "run" / "checkpoints")]
+    assert names == ["step-00000003", "step-00000006", "step-00000009"]
+    return folder
+
+
+def copied(straight: Path, to: Path) -> Path:
+    shutil.copytree(straight / "run", to / "run", symlinks=True)
+    shutil.copytree(straight / "frames", to / "frames")
+    return to / "run" / "checkpoints"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "config.yaml"])
+def test_a_damaged_one_is_passed_over_for_the_one_before(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    """One flipped bit; the log says so, and the run ends as it would have."""
+    checkpoints = copied(straight, tmp_path)
+    flip(checkpoints / "step-00000009" / file)
+    (checkpoints / "step-00000006" / "state.json").unlink()
+    pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
+    said = capsys.readouterr().out
+    assert f"step-00000009 is damaged ({file} is not what was written); going on from" in said
+    assert "step-00000006 is damaged (FileNotFoundError" in said
+    assert "going on from step-00000003, the one before" in said
+    weights = load_file(checkpoints / "latest" / "model.safetensors")
+    for name, value in load_file(
+        straight / "run" / "checkpoints" / "latest" / "model.safetensors"
+    ).items():
+        assert torch.equal(weights[name], value), name
+
+
+def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) -> None:
+    """Its steps' seconds are those of all; where it has no step left, nothing of its memory."""
+    copied(straight, tmp_path)
+    earlier = json.loads((straight / "run" / "result.json").read_text())
+    for steps in (9, 12):
+        changes = SAVING | {"steps": steps}
+        result = pretrain(frames(tmp_path, train=changes, run={"resume": "auto"}))
+        taken = [row.get("seconds", 0.0) for row in read_metrics(tmp_path / "run/metrics.jsonl")]
+        assert result["train_seconds"] == pytest.approx(sum(taken))
+        assert result["train_seconds"] >= earlier["train_seconds"] > 0
+        assert (result["peak_memory_bytes"] is None) == (steps == 9)
+
+
+def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:
+    checkpoints = copied(straight, tmp_path)
+    for path in complete(checkpoints):
+        flip(path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match="it was the last; bring one back, or run with run.re"
+    ):
+        pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
+
+
+def test_another_format_is_refused(straight: Path, tmp_path: Path) -> None:
+    path = copied(straight, tmp_path) / "step-00000009"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"format": 1}))
+    assert damage(path) == ""
+    with pytest.raises(CheckpointError, match="it has format 1; expected 2; run with"):
+        pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
+
+
+def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
+    """Left by a kill: part of a folder under a temporary name."""
+    snapshot = Snapshot(
+        Position(3, 0, 3), {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
+    )
+    save(tmp_path, snapshot, TEXTS, 2)
+    (tmp_path / ".step-00000006.part").mkdir()
+    (tmp_path / ".step-00000006.part" / "model.safetensors").write_bytes(b"half")
+    assert [path.name for path in complete(tmp_path)] == ["step-00000003"]
+    later = Snapshot(Position(6, 1, 0), snapshot.model, snapshot.optimizer)
+    assert damage(save(tmp_path, later, TEXTS, 1)) == ""
+    assert [path.name for path in complete(tmp_path)] == ["step-00000006"]
+    assert (tmp_path / "latest").resolve().name == "step-00000006"
+    assert not list(tmp_path.glob(".step*"))
+
+
+def full(folder: str) -> str:
+    """A run on a disk that has room for 20 kB of each file of a checkpoint, and no more."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def without_room(*args: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            save_file(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    setattr(checkpoint, "save_file", without_room)  # noqa: B010
+    try:
+        pretrain(frames(Path(folder), train=SAVING | {"steps": 12}, run={"resume": "auto"}))
+    except CheckpointError as error:
+        return str(error)
+    return "it was written"
+
+
+def test_a_disk_without_room_ends_the_run_and_keeps_what_is_there(
+    straight: Path, tmp_path: Path
+) -> None:
+    checkpoints = copied(straight, tmp_path)
+    for said in ranks.run(2, full, str(tmp_path)):
+        assert "the checkpoint of step 12 could not be written to" in said
+        assert "the last one is " in said and "step-00000009; make room" in said
+    assert [damage(path) for path in complete(checkpoints)] == ["", "", ""]
+    assert not list(checkpoints.glob(".step*"))

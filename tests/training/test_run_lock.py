@@ -1,0 +1,100 @@
+"""One run in a folder: a second waits for the first, and says so when it does not end."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from heron.pipeline.training import run_lock as hold
+from heron.pipeline.config.errors import Held, Stopped, TrainingError
+from heron.pipeline.training.run_lock import LOCK, Hold
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.distributed.watchdog import Watchdog
+from tests import ranks
+from tests.experiments import frames
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.distributed.watchdog import Watchdog
+hold = Hold(Path(sys.argv[1]))
+hold.take(Watchdog(60))
+print("holds", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the other's is touched, and afterwards the folder is free."""
+    monkeypatch.setattr(hold, "WAIT_S", 0.2)
+    config = frames(tmp_path)
+    with Hold(tmp_path / "run") as first:
+        first.take(Watchdog(60))
+        with pytest.raises(Held, match=f"run is still held by process {os.getpid()} on"):
+            pretrain(config)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    assert pretrain(config)["steps"] == 5
+
+
+def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    """A scheduler that wants the machine back would kill the run before a minute is over."""
+    came = iter([False, False, True])
+    with Hold(tmp_path) as first, Hold(tmp_path) as second:
+        first.take(Watchdog(60))
+        with pytest.raises(Stopped, match=f"came while {tmp_path} was held by process"):
+            second.take(Watchdog(60), lambda: next(came))
+    assert list(came) == []
+
+
+def test_a_run_that_is_killed_lets_go(tmp_path: Path) -> None:
+    """And one that waits for it goes on."""
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"holds\n"
+        killer = threading.Timer(0.5, other.kill)
+        killer.start()
+        with Hold(tmp_path) as second:
+            second.take(Watchdog(60))
+            assert other.wait(1) == -9
+            assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    one, two = ranks.run(2, refused, str(tmp_path / "file"))
+    assert one == two and "file cannot be held by a run: [Errno 17] File exists" in one
+
+
+def refused(folder: str) -> str:
+    hold.WAIT_S = 0.2
+    try:
+        Hold(Path(folder)).take(Watchdog(60))
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_every_process_is_told(tmp_path: Path) -> None:
+    with Hold(tmp_path) as first:
+        first.take(Watchdog(60))
+        one, two = ranks.run(2, refused, str(tmp_path))
+    assert one == two and "expected one run in a folder: wait for its end" in one
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Hold(tmp_path) as first, Hold(tmp_path) as second:
+        first.take(Watchdog(60))
+        second.take(Watchdog(60))
+    assert capsys.readouterr().out.count("has no locks ([Errno 37] No locks available)") == 2

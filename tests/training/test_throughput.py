@@ -1,0 +1,101 @@
+"""Counted operations by hand, and which names the table knows."""
+
+import pytest
+import torch
+from torch import nn
+
+from heron.pipeline.config.model import Cnn, Linear, Model, TaskGroups
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.training.throughput import mfu, model_flops, peak_flops, step_flops
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_step_is_three_forwards(device: str) -> None:
+    """A layer: 2 rows × in × out; a convolution: 2 rows × height × width × out × in × kernel."""
+    convolution = nn.Conv2d(3, 8, 3, padding=1, device=device)
+    layer = nn.Linear(8 * 36, 10, device=device)
+    x = torch.zeros(5, 3, 6, 6, device=device)
+    expected = 2 * 5 * 36 * 8 * 3 * 9 + 2 * 5 * 8 * 36 * 10
+    assert step_flops(lambda: layer(convolution(x).relu().flatten(1))) == 3 * expected
+
+
+def test_a_backward_is_two_forwards() -> None:
+    """What the count takes for granted, where the input has a gradient too."""
+    layer, x = nn.Linear(4, 6), torch.zeros(3, 4, requires_grad=True)
+    both = step_flops(lambda: layer(x).sum().backward())
+    assert both == 3 * step_flops(lambda: layer(x))
+
+
+def test_elementwise_operations_do_not_count() -> None:
+    assert step_flops(lambda: torch.ones(9).exp().sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "tf32", "bf16"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 19.5, 156, 312),
+        ("NVIDIA A100-PCIE-40GB", 19.5, 156, 312),
+        ("NVIDIA A100 80GB PCIe", 19.5, 156, 312),
+        ("NVIDIA H100 80GB HBM3", 67, 494.5, 989.5),
+        ("NVIDIA H100 PCIe", 51, 378, 756.5),
+        ("NVIDIA H100 NVL", 60, 417.5, 835.5),
+        ("NVIDIA H200", 67, 494.5, 989.5),
+        ("NVIDIA B200", 75, 1100, 2250),
+        ("Tesla V100-SXM2-16GB", 15.7, None, None),
+        ("Tesla V100-PCIE-32GB", 14, None, None),
+        ("NVIDIA L4", 30.3, 60, 121),
+        ("NVIDIA L40S", 91.6, 183, 362.05),
+        ("NVIDIA A10", 31.2, 62.5, 125),
+        ("NVIDIA A10G", None, None, None),
+        ("NVIDIA L40", None, None, None),
+        ("NVIDIA GH200 480GB", None, None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None, None),
+        ("AMD Instinct MI300X", None, None, None),
+    ],
+)
+def test_peaks_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fp32: float | None,
+    tf32: float | None,
+    bf16: float | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    peaks = [
+        peak_flops("cuda:0", "fp32"),
+        peak_flops(torch.device("cuda"), "tf32"),
+        peak_flops("cuda", "bf16"),
+    ]
+    assert peaks == [p if p is None else pytest.approx(p * 1e12) for p in (fp32, tf32, bf16)]
+
+
+def test_a_cpu_has_no_peak_and_no_utilisation() -> None:
+    assert peak_flops("cpu", "fp32") is None
+    assert mfu(1e12, 0.5, None) is None
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is 'fp8'; expected fp32, tf32, bf16"):
+        peak_flops("cpu", "fp8")  # type: ignore[arg-type]
+
+
+def test_utilisation() -> None:
+    assert mfu(156e12, 2, 312e12) == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="a step took 0 seconds"):
+        mfu(1, 0, 1)
+
+
+def test_a_models_operations_are_those_of_its_products() -> None:
+    """Two views of a linear encoder, a classifier on both: two operations a product, tripled."""
+    config = Model(encoder=Linear(width=5))
+    model = Heterogeneous(config, [[7], [9]], 3, classify=True, project=False, weigh=False)
+    forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 3)
+    assert model_flops(model, [[7], [9]], 11) == 3 * forward
+    asked = Model(encoder=Linear(width=5), task_groups=TaskGroups(widths=[4, 2]))
+    model = Heterogeneous(asked, [[7], [9]], 3, classify=True, project=False, weigh=False)
+    forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 4 + 4 * 2 + 3 * 2)
+    assert model_flops(model, [[7], [9]], 11) == 3 * forward
+    pictures = Heterogeneous(
+        Model(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, classify=True, project=False, weigh=False
+    )
+    assert model_flops(pictures, [[8, 6, 3]], 11) == 3 * 2 * 11 * (4 * 3 * 3 * 9 * 4 + 4 * 3)
