@@ -9,7 +9,6 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
 import argparse
-import importlib.metadata
 import sys
 import time
 import traceback
@@ -101,9 +100,6 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     started = time.perf_counter()
     folder = Path(config.run.dir)
     text = dump_config(config)
-    release = (
-        version()
-    )  # read now: a run that cannot say what ran may not lose its report at the end
 
     # Processes. All draw the same initial weights; nothing later uses this generator.
     accelerator = start_processes(config)
@@ -143,7 +139,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     peak = throughput.peak_flops(device, config.train.precision)
     flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
     companions = Companions(objective, model, streams, split, device)
-    pieces = microbatches.count(config.train.micro_batch, split, has_norm(model))
+    pieces = grad_cache.count(config.train.micro_batch, split, has_norm(model))
     synchronise(model)
 
     # Resume: the position is a number, which the plan turns back into batches.
@@ -220,8 +216,8 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
             batch = next(source).to(device)
             waited = time.perf_counter() - clock
             inputs = views(batch, train=True)
-            cuts = microbatches.cut(batch.parts, split.firsts(batch.parts), pieces)
-            features, backward = microbatches.embed(strategy, inputs, batch, cuts)
+            cuts = grad_cache.cut(batch.parts, split.firsts(batch.parts), pieces)
+            features, backward = grad_cache.embed(strategy, inputs, batch, cuts)
             epoch = t / per_epoch
             whole = companions.globalise(features, batch, inputs, epoch)
             loss, terms = objective(whole, epoch)
@@ -294,20 +290,12 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         "strategy": strategy.describe(),
         "precision": config.train.precision,
         "contrast": fused.describe(device),
-        "version": release,
+        "version": __version__,
     }
     if main:
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
         write_result(folder, result)  # last: who finds it takes the run for done
     return result
-
-
-def version() -> str:
-    """Returns the installed version; a checkout that was never installed says so."""
-    try:
-        return importlib.metadata.version("heron-pretrain")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:

@@ -231,7 +231,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
 
 
-METHODS = Path(__file__).resolve().parent.parent / "configs" / "methods.yaml"
+METHODS = Path(__file__).resolve().parents[2] / "configs" / "methods.yaml"
 METHODS_MODEL = {"task_groups"}  # what of the model a method has or has not
 
 

@@ -22,6 +22,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
+from tests.distributed.test_strategies import choose
 from tests.experiments import frames
 from tests.objectives.test_terms import draw
 from tests.distributed.test_strategies import choose

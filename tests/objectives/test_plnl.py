@@ -19,6 +19,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.config.terms import Plnl
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
+from tests.distributed.test_strategies import choose
 from tests.experiments import frames, merge
 from tests.objectives.test_family import CLASSES, sets
 from tests.objectives.test_terms import assert_same, draw, gradients
