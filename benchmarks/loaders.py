@@ -44,7 +44,7 @@ def bare_pictures(
         steps.append(
             [
                 (files[shard], int(index.lengths[sample, 0]), int(index.offsets[sample, 0]))
-                for shard, index, sample in zip(heron.shards.tolist(), indexes, samples, strict=True)
+                for shard, index, sample in zip(shards.tolist(), indexes, samples, strict=True)
             ]
         )
     shape = reader.shape("image")

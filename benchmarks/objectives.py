@@ -7,7 +7,7 @@
 A forward and backward of N samples, of two views where a term has views. Everything is measured in
 this run, each case in a process of its own; what counts are the ratios.
 
-- `ours`: the terms of `heron.pipeline.objectives`, from vectors in float32.
+- `ours`: the terms of `pipeline.objectives`, from vectors in float32.
 - `dense`: the formula on whole matrices with autograd, `benchmarks/dense.py`.
 - `compiled`: the same under torch.compile: with --compiled, and on a GPU at N = 16,384. It leaves
   much of `weighted_supervised` as it is, where every label's block has a shape of its own.

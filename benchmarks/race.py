@@ -16,7 +16,7 @@ import torch
 from benchmarks.crew import Crew
 from benchmarks.isolation import CONTEXT
 
-PREFETCH = 4  # batches that a worker reads ahead: of `heron.pipeline.data.batches`, and of all peers
+PREFETCH = 4  # batches that a worker reads ahead: of `data.batches`, and of all peers
 SETTLE_S = 0.5  # after a turn, for workers to read ahead and fall silent
 CONTEXT.set_forkserver_preload(["benchmarks.workloads", "benchmarks.peers"])
 

@@ -14,7 +14,7 @@ drawn: a mixture of 1,000 Gaussians, each of 16 dimensions within all, as embedd
   own search of the same index for queries that are normalised. Where the lists looked at hold fewer
   than k, FAISS leaves the query short and ours searches again; `short` is the share of such
   queries, and the last column the ratio over queries that FAISS answers in full.
-- `embed`: `heron.pipeline.retrieval.embed` of drawn faces with the model of configs/faces.yaml and one
+- `embed`: `retrieval.embed` of drawn faces with the model of configs/faces.yaml and one
   reading process, after its first batch, beside the forward pass alone on the same batches, which
   lie in memory as the model takes them. Its start is that of the reading process, some seconds.
 - `million`: vectors of 128 dimensions indexed by `auto` in a process of its own for each budget:

@@ -6,7 +6,7 @@
 Everything is measured in this run, on processes of one thread each that take turns; a figure is the
 median of the rounds' ratios. On drawn faces of 64 x 64, two augmented views.
 
-- `scaling`: `heron.pipeline.pretrain` itself with HeroCon's objective, from reading to logging, on one
+- `scaling`: `pretrain` itself with HeroCon's objective, from reading to logging, on one
   process and on two over gloo. Weak: each process has the batch of one; strong: they share it.
   `apart` are two runs of one process at the same time, which exchange nothing: what the cores
   give to two. Efficiency is samples a second by P times those of one.
@@ -37,8 +37,8 @@ from benchmarks.scaling_bytes import Case, count, predict
 from benchmarks.scaling_steps import LABELLED, bare, experiment, fed_only, whole
 from benchmarks.scaling_turns import Contestant, Found, race, together
 from benchmarks.table import Table, number
-from heron.pipeline.data.streams import build_data
 from heron.pipeline.config.terms import Objective as Terms
+from heron.pipeline.data.streams import build_data
 from heron.pipeline.distributed.traffic import KINDS
 
 PROCESSES = 2

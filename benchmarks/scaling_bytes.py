@@ -1,7 +1,7 @@
 """Bytes that the processes of a group exchange in a step: counted, and by a formula.
 
 Every collective goes through torch's dispatcher, whoever asks for it: `gather` of
-`heron.pipeline.distributed.collectives` and its backward, the sums of batch norm, DistributedDataParallel. There it
+`collectives` and its backward, the sums of batch norm, DistributedDataParallel. There it
 is counted, so that one which the formula does not know would show.
 """
 
@@ -20,19 +20,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.distributed import collectives
-from heron.pipeline.config.model import Cnn, Model
 from heron.pipeline.config.experiment import Optim
+from heron.pipeline.config.model import Cnn, Model
+from heron.pipeline.config.terms import Objective as Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import keys
+from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import Split, globalise
-from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.distributed.sync_batchnorm import synchronise
+from heron.pipeline.distributed.traffic import KINDS, exchanges, received
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.optim import build_optimizer
-from heron.pipeline.config.terms import Objective as Terms
-from heron.pipeline.distributed.traffic import KINDS, exchanges, received
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
 STEADY = 3  # the step that is counted: DDP agrees on its buckets after the first
@@ -141,7 +141,7 @@ def count(gate: Gate, case: Case) -> None:
 
 
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
-    """The bytes by kind with their arithmetic, and the collectives: `heron.pipeline.distributed.traffic`."""
+    """The bytes by kind with their arithmetic, and the collectives: `distributed.traffic`."""
     objective, model = case.build()
     split = Split(shares(case.labelled, world), shares(case.unlabelled, world))
     levels = LEVELS if objective.needs("share_paths") else 0

@@ -19,8 +19,8 @@ from heron.pipeline.objectives import classification
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.objectives.supervised import weighted_supervised
 from heron.pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
-from heron.pipeline.training.optim import build_optimizer
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.optim import build_optimizer
 from heron.pipeline.training.tracking import Tracker
 
 CPU = torch.device("cpu")

@@ -28,7 +28,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.pipeline.distributed import collectives  # here, so that `heron --help` need not load torch
+    from heron.pipeline.distributed import (
+        collectives,  # here, so that `heron --help` need not load torch
+    )
     from heron.pipeline.retrieval.embed import embed
     from heron.pipeline.retrieval.embedder import Choice
 

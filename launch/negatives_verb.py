@@ -26,13 +26,13 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.pipeline.retrieval.embeddings import Embeddings  # here, so that --help is quick
-    from heron.pipeline.retrieval.index import Index
     from heron.pipeline.negatives.measure import Question, measure
     from heron.pipeline.negatives.page import percent
     from heron.pipeline.negatives.report import Report, find_pictures
     from heron.pipeline.negatives.repulsion import Temperatures
     from heron.pipeline.negatives.repulsion import measure as measure_repulsion
+    from heron.pipeline.retrieval.embeddings import Embeddings  # here, so that --help is quick
+    from heron.pipeline.retrieval.index import Index
 
     embeddings = Embeddings.open(arguments.embeddings)
     index = None if arguments.index is None else Index.open(arguments.index)

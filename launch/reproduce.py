@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from heron.launch.tables import CONFIGS, TABLES
 from heron.launch.tables.table import Method, Table
 from heron.launch.verb import Verb
-from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import Config, load_config
 from heron.shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
             and it says how to get it; all before the first run.
         Stopped: a signal came, and the state of the run under way is saved.
     """
-    from heron.launch.tables.measured import write  # here, so that `heron --help` need not load torch
+    from heron.launch.tables.measured import (
+        write,  # here, so that `heron --help` need not load torch
+    )
     from heron.pipeline.pretrain import pretrain
 
     for name in only:

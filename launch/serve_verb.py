@@ -25,7 +25,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.pipeline.retrieval.query import Retriever  # here, so that `heron --help` need not load it
+    from heron.pipeline.retrieval.query import (
+        Retriever,  # here, so that `heron --help` need not load it
+    )
 
     try:
         from heron.pipeline.serve.server import address, listen, make_server

@@ -19,21 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heron.pipeline.training import checkpoint
-from heron.pipeline.evaluation import collapse
-from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed import grad_cache as microbatches
-from heron.pipeline.training import pretrained
-from heron.pipeline.training import throughput
-from heron.pipeline.training.checkpoint import Position, Snapshot
-from heron.pipeline.training.companions import Companions
-from heron.pipeline.config.experiment import Config, dump_config, load_config
-from heron.pipeline.data.batches import ProcessBatches, batches
-from heron.pipeline.data.mined import MinedStream
-from heron.pipeline.data.plan import shares
-from heron.pipeline.data.skipped import Skipped
-from heron.pipeline.data.streams import build_data, open_streams
-from heron.pipeline.data.views import Views
+from heron import __version__
 from heron.pipeline.config.errors import (
     LOST,
     STOPPED,
@@ -43,22 +29,34 @@ from heron.pipeline.config.errors import (
     Stopped,
     TrainingError,
 )
-from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.mined import MinedStream
+from heron.pipeline.data.plan import shares
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.exchange import Split
-from heron.pipeline.training.run_lock import Hold
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.distributed.launch import prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
+from heron.pipeline.distributed.watchdog import Watchdog, leave
+from heron.pipeline.evaluation import collapse
+from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training import checkpoint, pretrained, throughput
+from heron.pipeline.training.checkpoint import Position, Snapshot
+from heron.pipeline.training.companions import Companions
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble
-from heron.pipeline.distributed.launch import prepare, start_processes
 from heron.pipeline.training.report import write_report, write_result
-from heron.pipeline.negatives.mine import Miner
+from heron.pipeline.training.run_lock import Hold
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
-from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.shards.errors import ShardError, SourceError
 
 EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from heron.pipeline.distributed import collectives
 from heron.pipeline.config.experiment import METHODS, Config, load_config
+from heron.pipeline.distributed import collectives
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks

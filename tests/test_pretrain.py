@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.distributed import collectives
-from heron.pipeline.training.checkpoint import complete
-from heron.pipeline.config.experiment import load_config, parse_config
 from heron.pipeline.config.errors import CheckpointError, ConfigError, TrainingError
+from heron.pipeline.config.experiment import load_config, parse_config
+from heron.pipeline.distributed import collectives
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.catalogue import TERMS
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.tracking import read_metrics
 from heron.pipeline.training.values import refuse_nonfinite
 from heron.shards.errors import ShardError, SourceError

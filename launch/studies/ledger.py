@@ -12,8 +12,8 @@ from typing import Any
 from heron.launch.studies.study import Study, dump_study
 from heron.launch.studies.trials import Trial, command, configure
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.training.run_lock import WITHOUT
 from heron.pipeline.config.sections import read_tree
+from heron.pipeline.training.run_lock import WITHOUT
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.manifest import whole_file
 

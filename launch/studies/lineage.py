@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from heron.launch.studies.ledger import write_rows
-from heron.pipeline.training import checkpoint
+from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.data.mined import MINED
-from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.training import checkpoint
 from heron.pipeline.training.run_lock import Hold
 from heron.pipeline.training.tracking import read_metrics
 

@@ -11,8 +11,8 @@ import numpy as np
 import yaml
 
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
-from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import Config, load_config
 from heron.shards.manifest import MANIFEST
 
 ACCELERATE = "launch/accelerate"

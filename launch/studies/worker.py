@@ -13,8 +13,8 @@ from heron.launch.studies.cluster import per_worker
 from heron.launch.studies.ledger import RUNGS, write_rows
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, configure
-from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.errors import Held, TrainingError
+from heron.pipeline.config.experiment import Config
 from heron.pipeline.training.tracking import read_metrics
 
 ERROR = "error.txt"  # in a run's folder: why it cannot be run

@@ -6,14 +6,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.data.plan import shares
-from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
 from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.pretrained import input_shapes, locate
-from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.shards.manifest import load_manifest
 
 SLOTS = {"adam": 2, "adamw": 2}  # numbers that an optimiser keeps of a parameter; of SGD momentum
@@ -134,7 +134,7 @@ class Workload:
 
     @cache  # noqa: B019 - a workload lives as long as its report
     def exchanges(self, setting: Setting) -> list[Exchange]:
-        """Returns what the processes exchange in a step: see `heron.pipeline.distributed.traffic.exchanges`."""
+        """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
         return exchanges(
             self.objective, self.model, self.shapes, setting.split, self.labels, self.levels
         )

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from heron.pipeline.config.model import Model
 from heron.pipeline.config.augmentations import Augmentations
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.model import Model
 from heron.pipeline.config.sections import (
     Count,
     Natural,
@@ -172,7 +172,7 @@ class Negatives(Section):
 
     `mine` rows are added to every labelled batch. Every `every_steps` steps the labelled rows are
     embedded anew, and the `nearest` of each with far labels are found while training goes on:
-    see `heron.pipeline.negatives.mine`.
+    see `pipeline.negatives.mine`.
     """
 
     mine: Count = 0
@@ -206,7 +206,7 @@ class Train(Section):
 
 
 class Evaluate(Section):
-    """How predictions are scored, and whether a linear probe makes some: see `heron.pipeline.evaluation.probe`.
+    """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
 
     `auto` probes where no term trains a classifier, `always` also beside one.
     """

@@ -94,7 +94,7 @@ def override(tree: dict[str, Any], given: str) -> None:
 
     Args:
         tree: plain values, changed in place.
-        given: `key.key=value`; see `heron.pipeline.config.experiment.load_config`.
+        given: `key.key=value`; see `pipeline.config.experiment.load_config`.
 
     Raises:
         ConfigError: it has no '=', or leads through a value or past the end of a list.

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from heron.pipeline.data.mined import AnyStream
 from heron.pipeline.data.plan import Rows, share
+from heron.pipeline.data.random_keys import keys
 from heron.pipeline.data.slots import Form, Room, Slots
 from heron.pipeline.data.streams import Streams
-from heron.pipeline.data.random_keys import keys
 from heron.pipeline.training.signals import follow_parent
 from heron.shards.errors import ShardError
 
@@ -30,7 +30,7 @@ class Batch:
         stored: stored views by name, each [rows, ...].
         targets: labels of the labelled rows as 0/1 columns, [labelled, labels].
         rows: row numbers in the data set, [rows].
-        keys: of each row's random numbers in its stream's epoch, [rows]; see `heron.pipeline.data.random_keys`.
+        keys: of each row's random numbers in its stream's epoch, [rows]; see `random_keys`.
         parts: this process's rows of each stream of the run, in order; they may be none.
         paths: hierarchical labels of the labelled rows, [labelled, levels], where there are any.
         lost: rows that could not be read, whose places others took, and why.

@@ -31,7 +31,7 @@ class MinedStream:
     Attributes:
         base: the random rows.
         config: how many rows, and how often the tables change.
-        folder: of the tables, which `heron.pipeline.negatives.mine` writes; all processes see it.
+        folder: of the tables, which `pipeline.negatives.mine` writes; all processes see it.
         ended: set when the run ends, so that no reading process waits for a table for ever.
     """
 

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.random_keys import keys, uniforms
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.reader import Reader
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.blocks import Blocks
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.pictures import Canvas
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.config.errors import ConfigError
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Manifest, Shard, View, load_manifest

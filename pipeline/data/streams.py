@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, Data, Protocol
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.pictures import canvas, input_shape
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
-from heron.pipeline.config.errors import ConfigError
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.sources import make

@@ -15,8 +15,8 @@ from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.pictures import input_shape
-from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.data.reader import Reader
 
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 

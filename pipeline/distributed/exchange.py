@@ -8,8 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from heron.pipeline.distributed.collectives import gather, gather_objects, rank
+from heron.pipeline.config.terms import Comco, Mulco, Pico
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.distributed.collectives import gather, gather_objects, rank
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.models.momentum import Momentum
 from heron.pipeline.models.selection import NETWORKS, Selection
@@ -17,7 +18,6 @@ from heron.pipeline.models.task_groups import TaskGroups
 from heron.pipeline.objectives.batch import Contrasts, GlobalBatch, PseudoLabels, Selected
 from heron.pipeline.objectives.engine import unit
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.config.terms import Comco, Mulco, Pico
 
 
 @dataclass(frozen=True)

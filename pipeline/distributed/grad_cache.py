@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heron.pipeline.data.batches import Batch
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.batches import Batch
 from heron.pipeline.distributed.exchange import Split
-from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.models.heterogeneous import Features
 
 
 @dataclass(frozen=True)

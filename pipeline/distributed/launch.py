@@ -9,10 +9,10 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.models.heterogeneous import Heterogeneous
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
 

@@ -1,6 +1,6 @@
 """How parameters and optimiser state lie on the processes, and how a step moves them.
 
-What the processes exchange of the data is in `heron.pipeline.distributed.collectives`; this is about the weights.
+What the processes exchange of the data is in `collectives`; this is about the weights.
 A strategy takes the gradient of a value that is a process's share of the global loss, and leaves
 the gradient of the whole on the parameters, whatever the number of processes.
 """

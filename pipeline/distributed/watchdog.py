@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Self
 
-from heron.pipeline.distributed.collectives import default_store, rank, world_size
 from heron.pipeline.config.errors import LOST
+from heron.pipeline.distributed.collectives import default_store, rank, world_size
 
 LOOKS = 20  # in a time-out
 JOIN_S = 10.0  # for an answer of the store, which comes at once or never

@@ -15,11 +15,11 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.distributed.collectives import rank, world_size
+from heron.pipeline.distributed.strategy import State, Strategy, _copy, _count, _of, _shape
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.optim import Lars
-from heron.pipeline.distributed.strategy import State, Strategy, _copy, _count, _of, _shape
 
 KEPT = "momentum_buffer", "exp_avg", "exp_avg_sq"  # what optimisers keep of a parameter
 

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
 from heron.pipeline.config.experiment import Evaluate
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import Rows, share, shares
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
-from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.evaluation.probe import linear_probe
+from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
 from heron.pipeline.distributed.watchdog import Watchdog
+from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
+from heron.pipeline.evaluation.probe import linear_probe
+from heron.pipeline.models.heterogeneous import Heterogeneous
 
 
 @dataclass(frozen=True)

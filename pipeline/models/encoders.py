@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Convnet, Linear, Mlp, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
 from heron.pipeline.data.random_keys import uniforms
-from heron.pipeline.config.errors import ConfigError
 
 
 class RowDropout(nn.Module):

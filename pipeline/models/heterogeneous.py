@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from heron.pipeline.config.model import Model
-from heron.pipeline.config.experiment import Precision
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import Precision
+from heron.pipeline.config.model import Model
 from heron.pipeline.models.bottleneck import Bottleneck
 from heron.pipeline.models.encoders import build_encoder, mlp
 from heron.pipeline.models.label_autoencoder import LabelAutoencoder

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from heron.pipeline.training.page import embedded, plot, png
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.measure import Negatives
 from heron.pipeline.negatives.repulsion import Weight
+from heron.pipeline.training.page import embedded, plot, png
 
 FEW = 30  # pairs that a point of a curve is of, at least
 DRAWN = 40  # labels on a heat map

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.negatives.estimates import Estimate, bootstrap
 from heron.pipeline.negatives.histograms import BINS, bins
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.nearest import nearest, unit
 from heron.pipeline.retrieval.samples import Samples
 

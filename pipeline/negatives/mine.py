@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.pipeline.training.checkpoint import complete
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.config.errors import CheckpointError, TrainingError
 from heron.pipeline.config.experiment import Negatives
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.config.errors import CheckpointError, TrainingError
+from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.training.checkpoint import complete
 from heron.shards.manifest import save_json, whole_file
 from heron.shards.sources.base import sha256
 

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.evaluation.collapse import collapsed
-from heron.pipeline.training.page import heading, page, paragraph, table
 from heron.pipeline.negatives import figures as draw
-from heron.pipeline.retrieval.embeddings import EmbeddingsManifest
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.histograms import more_similar, quantiles
 from heron.pipeline.negatives.measure import EXPECTED, Negatives, worst
-from heron.pipeline.negatives.sheet import sheet
-from heron.pipeline.retrieval.pictures import Pictures
 from heron.pipeline.negatives.repulsion import Repulsion
+from heron.pipeline.negatives.sheet import sheet
+from heron.pipeline.retrieval.embeddings import EmbeddingsManifest
+from heron.pipeline.retrieval.pictures import Pictures
+from heron.pipeline.training.page import heading, page, paragraph, table
 
 SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 WORST = 12  # rows of a table of labels

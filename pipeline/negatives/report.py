@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.negatives.histograms import mean, more_similar, quantiles
 from heron.pipeline.negatives.measure import RELATIONS, Negatives, worst
 from heron.pipeline.negatives.page import SHARES, Page
-from heron.pipeline.retrieval.pictures import Pictures
 from heron.pipeline.negatives.repulsion import Repulsion, near_weights
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.pictures import Pictures
 from heron.shards.errors import ShardError
 from heron.shards.manifest import save_json, whole_file
 

@@ -7,13 +7,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.pipeline.evaluation.collapse import measure as spread
-from heron.pipeline.config.experiment import load_config
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
-from heron.pipeline.negatives.estimates import Estimate, bootstrap, own_rank_correlation, rank_correlation
-from heron.pipeline.retrieval.nearest import unit
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.evaluation.collapse import measure as spread
+from heron.pipeline.negatives.estimates import (
+    Estimate,
+    bootstrap,
+    own_rank_correlation,
+    rank_correlation,
+)
 from heron.pipeline.negatives.measure import CELLS, Pairs, sums, tiers
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.nearest import unit
 
 PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations
 CURVE = 41  # points of the curve of g, at most
@@ -151,7 +156,7 @@ class Repulsion:
         weight: g; None where the embeddings have no layer of that name.
         shares: on false negatives, by what counts as one: `same` labels, `close` ones.
         assumption: of `same` and `close`, by hardening.
-        collapse: of the anchors' vectors: see `heron.pipeline.evaluation.collapse.measure`.
+        collapse: of the anchors' vectors: see `pipeline.evaluation.collapse.measure`.
         notes: what was left out, and why.
     """
 

@@ -6,10 +6,10 @@ from io import BytesIO
 
 from PIL import Image
 
-from heron.pipeline.training.page import paragraph
 from heron.pipeline.negatives.measure import Negatives, examples
 from heron.pipeline.retrieval.pictures import Pictures
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.training.page import paragraph
 
 SIDE = 192  # of a picture, in pixels, at most
 

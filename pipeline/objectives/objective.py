@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.model import Model
-from heron.pipeline.config.experiment import View
 from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.config.experiment import View
+from heron.pipeline.config.model import Model
+from heron.pipeline.config.terms import CLASSIFIERS, Comco, Hard, Mulco, Pico, Plnl, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.catalogue import KNOWN, PARTS, TERMS
-from heron.pipeline.config.terms import CLASSIFIERS, Comco, Hard, Mulco, Pico, Plnl, Term
 
 KEYED = Mulco, Pico, Comco  # terms with a momentum encoder
 
@@ -19,7 +19,7 @@ class Objective:
     """``sum_t weight_t(epoch) term_t(batch)``."""
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
-        """Take the terms of a configuration; see `heron.pipeline.config.terms.Objective.terms`."""
+        """Take the terms of a configuration; see `pipeline.config.terms.Objective.terms`."""
         self.terms = dict(terms)
         self.definitions = {name: TERMS[name] for name in terms}
         shared = set(Term.model_fields)

@@ -32,7 +32,16 @@ from heron.pipeline.retrieval.index import (
     set_default,
 )
 from heron.pipeline.retrieval.index_manifest import FORMAT, File, IndexManifest, check_file
-from heron.pipeline.retrieval.kinds import BLOCK, METRICS, POINTS, Asked, Metric, Plan, Shape, choose
+from heron.pipeline.retrieval.kinds import (
+    BLOCK,
+    METRICS,
+    POINTS,
+    Asked,
+    Metric,
+    Plan,
+    Shape,
+    choose,
+)
 from heron.pipeline.retrieval.recall import Recall, Truth
 from heron.pipeline.retrieval.samples import FILES, Samples
 from heron.shards.manifest import MANIFEST, save_json

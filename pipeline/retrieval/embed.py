@@ -12,17 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import build_data, open_reader
 from heron.pipeline.data.views import Views
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
+from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.launch import start_processes
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import (
     FORMAT,
@@ -35,6 +34,7 @@ from heron.pipeline.retrieval.embeddings import (
     dump,
 )
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
 from heron.shards.errors import ShardError
 from heron.shards.manifest import MANIFEST, save_json
 from heron.shards.sources.base import sha256

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from heron.pipeline.distributed.collectives import rank, world_size
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import VIEW, batches
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.slots import Form, Room
 from heron.pipeline.data.views import Views
-from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
 from heron.shards.manifest import save_json, whole_file

@@ -11,18 +11,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
-from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
-from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
 from heron.pipeline.retrieval.embedder import layer_vectors
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
+from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
 from heron.shards.manifest import MANIFEST, View
 from heron.shards.show import DRAWN
 from heron.shards.sources.base import sha256

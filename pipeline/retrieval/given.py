@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from heron.pipeline.data.pictures import PILLOWS
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.data.pictures import PILLOWS
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
 from heron.shards.picture import read_header

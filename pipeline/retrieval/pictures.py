@@ -7,13 +7,13 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
+from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.pictures import PILLOWS
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.training.pretrained import locate
 from heron.pipeline.retrieval.given import BOMB
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.show import DRAWN
 from heron.shards.store import open_store

@@ -27,9 +27,9 @@ from starlette.requests import ClientDisconnect
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Relation
-from heron.pipeline.serve.guard import Guard, Prompt
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.serve.guard import Guard, Prompt
 from heron.shards.errors import ShardError
 
 MOST_HITS = 200
@@ -172,7 +172,7 @@ def make_app(
     generator = np.random.default_rng()
 
     for address, (name, kind) in PAGE.items():
-        data = (files("heron.pipeline.retrieval") / "page" / name).read_bytes()
+        data = (files("heron.pipeline.serve") / "page" / name).read_bytes()
         app.get(address)(_constant(data, kind))
 
     @app.get("/api/about")

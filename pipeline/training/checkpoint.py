@@ -11,9 +11,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from heron.pipeline.distributed.collectives import gather_objects, rank
-from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.errors import CheckpointError, ConfigError
+from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
 

@@ -7,15 +7,22 @@ from torch import Tensor
 
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.streams import Streams
-from heron.pipeline.distributed.exchange import Split, globalise, judge_tasks, part_tasks, remember, slow_copy
+from heron.pipeline.distributed.exchange import (
+    Split,
+    globalise,
+    judge_tasks,
+    part_tasks,
+    remember,
+    slow_copy,
+)
+from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.models.momentum import Momentum
-from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.models.selection import Selection
 from heron.pipeline.models.task_groups import TaskGroups
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.distributed.strategy import Strategy
 
 
 class Companions:

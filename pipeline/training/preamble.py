@@ -3,8 +3,8 @@
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.streams import Streams
 from heron.pipeline.distributed.exchange import Split
-from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.objectives.objective import Objective
 
 
 def preamble(

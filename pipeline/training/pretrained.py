@@ -7,11 +7,11 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from heron.pipeline.training.checkpoint import UNREADABLE, complete
-from heron.pipeline.config.experiment import load_config
 from heron.pipeline.config.errors import CheckpointError, ConfigError
+from heron.pipeline.config.experiment import load_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.training.checkpoint import UNREADABLE, complete
 
 
 def describe(shapes: Sequence[Sequence[int]], labels: int, objective: Objective) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Self
 
-from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
+from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.watchdog import Watchdog
 
 LOCK = ".lock"

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from heron.pipeline.training import checkpoint
-from heron.pipeline.distributed import collectives
 from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import culprits
 from heron.pipeline.models.heterogeneous import Features
+from heron.pipeline.training import checkpoint
 
 
 def total(parts: Mapping[str, Any], device: torch.device) -> dict[str, float]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
 from heron.shards.sources import make
 
 CONFIGS = sorted(set(METHODS.parent.glob("*.yaml")) - {METHODS})

@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from heron.launch.tables import TABLES
-from heron.pipeline.config.experiment import METHODS, load_config
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import METHODS, load_config
+from heron.pipeline.config.terms import Hard, Mulco
+from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.distributed.strategy import Strategy
-from heron.pipeline.config.terms import Hard, Mulco
 from tests.experiments import frames, merge
 
 CONFIGS = METHODS.parent

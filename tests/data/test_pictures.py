@@ -9,9 +9,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import View as Asked
 from heron.pipeline.data.pictures import Canvas, canvas, input_shape
-from heron.pipeline.config.errors import ConfigError
 from heron.shards.manifest import View
 
 SMOOTH = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, 2)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from heron.pipeline.data.plan import Stream, default_streams, share, shares
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.plan import Stream, default_streams, share, shares
 
 
 def stream(batch: int = 12, canonical: int = 4, window: int = 1000, seed: int = 0) -> Stream:

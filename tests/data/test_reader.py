@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Data, Protocol
 from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
-from heron.pipeline.config.errors import ConfigError
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, Protocol, parse_config
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.pretrain import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make

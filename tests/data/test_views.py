@@ -11,10 +11,10 @@ from torch import Tensor
 from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import fit
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.random_keys import keys
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import SALTS, Views
-from heron.pipeline.data.random_keys import keys
 from heron.shards.build import build
 from heron.shards.sources import make
 

@@ -9,19 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heron.pipeline.distributed import collectives
 from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet, TaskGroups
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import share, shares
-from heron.pipeline.data.random_keys import keys
-from heron.pipeline.distributed.exchange import Split, globalise, judge_tasks, part_tasks, remember, slow_copy
-from heron.pipeline.distributed.grad_cache import cut, embed
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.distributed.sync_batchnorm import synchronise
-from heron.pipeline.models.selection import Selection
-from heron.pipeline.models.task_groups import TaskGroups as Groups
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.config.terms import (
     C2ae,
     Cmc,

@@ -12,11 +12,11 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.distributed import collectives
-from heron.pipeline.training.checkpoint import complete
-from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.errors import CheckpointError, TrainingError
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.distributed import collectives
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks

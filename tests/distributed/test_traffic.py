@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from heron.pipeline.config.model import Cnn, Model
+from heron.pipeline.config.terms import Objective as Terms
 from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.traffic import Exchange, exchanges, norms, received
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.config.terms import Objective as Terms
-from heron.pipeline.distributed.traffic import Exchange, exchanges, norms, received
 
 SHAPES = [(16, 16, 3)] * 2
 

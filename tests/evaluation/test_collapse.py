@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.evaluation import collapse
-from heron.pipeline.evaluation.collapse import alignment, collapsed, effective_rank, measure, uniformity
+from heron.pipeline.evaluation.collapse import (
+    alignment,
+    collapsed,
+    effective_rank,
+    measure,
+    uniformity,
+)
 
 
 def draw(rows: int, dim: int, seed: int = 0) -> Tensor:

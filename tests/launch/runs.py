@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
 

@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from heron.pipeline.training import checkpoint
 from heron.pipeline.pretrain import main
+from heron.pipeline.training import checkpoint
 
 flush = checkpoint._flush
 

@@ -12,8 +12,8 @@ from heron.launch.cli import main
 from heron.launch.repeats import paired
 from heron.launch.reproduce import reproduce
 from heron.launch.tables import TABLES
-from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
+from heron.pipeline.config.experiment import Config, dump_config
 from heron.shards.manifest import MANIFEST
 
 SCENE = replace(TABLES["scene"], runs=1)

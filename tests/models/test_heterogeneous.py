@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Mlp, Model
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.model import Mlp, Model
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
 MLP = Mlp(widths=[7, 5])

@@ -17,15 +17,14 @@ from heron.pipeline.config import model as architecture
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.models.task_clusters import affinity, disagreement, embedding, partition
 from heron.pipeline.models.task_groups import TaskGroups
-from heron.pipeline.training.optim import Lars
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.optim import Lars
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
 from tests.objectives.test_terms import draw
-from tests.distributed.test_strategies import choose
 
 TASKS, VIEWS = 5, 2
 PARTED = [[0, 3], [1], [2, 4]]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives import measure as negatives
 from heron.pipeline.negatives import repulsion
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.negatives.histograms import mean, more_similar, quantiles
 from heron.pipeline.negatives.measure import Question, examples, measure, worst
 from heron.pipeline.negatives.repulsion import HARDENINGS, Repulsion, Temperatures, near_weights
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
 from tests.retrieval import made
 
 NAMES = ["calm", "keen", "old", "tall", "wise"]

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from heron.pipeline import pretrain as story
+from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, Negatives
 from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Stream
 from heron.pipeline.data.streams import build_data, open_streams
-from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.pretrain import pretrain
 from heron.pipeline.negatives.mine import SEEN, mine
+from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError
 from tests import ranks

@@ -9,10 +9,10 @@ import pytest
 
 from heron.pipeline.negatives import measure as negatives
 from heron.pipeline.negatives import repulsion
-from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.negatives.histograms import more_similar
 from heron.pipeline.negatives.measure import Question, examples, measure
 from heron.pipeline.negatives.repulsion import Temperatures
+from heron.pipeline.retrieval.embeddings import Embeddings
 from tests.retrieval import made
 
 

@@ -13,21 +13,21 @@ import pytest
 
 from heron.launch.negatives_verb import NEGATIVES
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.training.page import embedded, page, table
 from heron.pipeline.negatives import figures as negatives_figures
 from heron.pipeline.negatives import repulsion
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.negatives.measure import RELATIONS, Negatives, Question, measure
 from heron.pipeline.negatives.page import percent
 from heron.pipeline.negatives.report import Report, find_pictures, plain
 from heron.pipeline.negatives.repulsion import Repulsion, Temperatures, near_weights
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.training.page import embedded, page, table
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make
-from tests.retrieval import made
 from tests.negatives.test_measure import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
+from tests.retrieval import made
 
 
 def answer(e: Embeddings, question: Question) -> tuple[Negatives, Repulsion]:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol, parse_config
 from heron.pipeline.data.protocol import complementary
-from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.models.momentum import Momentum
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.checkpoint import complete
 from tests import ranks
 from tests.experiments import frames, merge
 from tests.test_pretrain import losses, weights

@@ -11,19 +11,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import parse_config
+from heron.pipeline.config.terms import Plnl
 from heron.pipeline.models.selection import Selection, enhance, guess
 from heron.pipeline.objectives.plnl import plnl
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.config.terms import Plnl
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames, merge
 from tests.objectives.test_family import CLASSES, sets
 from tests.objectives.test_terms import assert_same, draw, gradients
-from tests.distributed.test_strategies import choose
 
 BATCH = 7
 PLNL: Callable[..., Tensor] = plnl  # which takes its views as a list here

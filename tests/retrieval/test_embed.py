@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.pipeline.retrieval.embed import embed, samples_of
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import sha256
 from tests import ranks

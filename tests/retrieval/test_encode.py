@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.pipeline.data.reader import Reader
 from heron.pipeline.config.errors import CheckpointError, RetrievalError
+from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval import given
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embed import embed

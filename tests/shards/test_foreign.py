@@ -332,7 +332,7 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_training_on_tars_of_others(tmp_path: Path) -> None:
     shards = tmp_path / "cats"
-    heron.shards.mkdir()
+    shards.mkdir()
     write_wds(shards / "train-0000.tar", cats(0, 40))
     write_wds(shards / "test-0000.tar", cats(40, 20))
     run(shards, image=["jpg"], label="cls")

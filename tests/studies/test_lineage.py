@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from heron.launch.studies import lineage
-from heron.pipeline.training import checkpoint
-from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import checkpoint
 from tests.experiments import frames
 from tests.launch.runs import saved_step, steps
 

@@ -17,8 +17,8 @@ from heron.launch.studies.ledger import RUNGS, Ledger, write_rows
 from heron.launch.studies.population import POPULATION, choose_donors, current, perturb, run_pbt
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, configure, plan
-from heron.pipeline.training import checkpoint
 from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.training import checkpoint
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import FRAMES
 from tests.launch.runs import weights

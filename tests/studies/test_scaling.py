@@ -18,10 +18,10 @@ from heron.launch.studies.rows import read_results
 from heron.launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
 from heron.launch.studies.workload import Setting, Workload
 from heron.pipeline.config.errors import StudyError
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.pretrain import pretrain
 from heron.pipeline.config.terms import Objective as Terms
 from heron.pipeline.distributed.traffic import Exchange
+from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
 from tests.studies import made
 

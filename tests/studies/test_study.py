@@ -19,8 +19,8 @@ from heron.launch.studies.cluster import at_once, capacity, joined, refuse_unmet
 from heron.launch.studies.study import Study, dump_study, load_study
 from heron.launch.studies.trials import check, command, configure, plan
 from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
-from heron.pipeline.config.experiment import load_config, parse_config
 from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.config.experiment import load_config, parse_config
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "studies.md").read_text()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heron.pipeline.training import checkpoint
-from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import checkpoint
+from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.training import run_lock as hold
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
-from heron.pipeline.training.run_lock import LOCK, Hold
-from heron.pipeline.pretrain import pretrain
 from heron.pipeline.distributed.watchdog import Watchdog
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import run_lock as hold
+from heron.pipeline.training.run_lock import LOCK, Hold
 from tests import ranks
 from tests.experiments import frames
 
