@@ -18,13 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from heron.shards.atomic import atomic_write
-from heron.shards.atomic import save_json as save_json
+from heron.shards.atomic import save_json
 from heron.shards.errors import REBUILD, ShardError
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
 
-whole_file = atomic_write  # what pipeline and launch call it
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 LABELS = "labels.npy"  # the suffix of labels in a tar sample
