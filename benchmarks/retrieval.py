@@ -59,7 +59,7 @@ from heron.pipeline.retrieval.embeddings import (
 )
 from heron.pipeline.retrieval.index import Index, prepared
 from heron.pipeline.retrieval.kinds import KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
-from heron.shards.manifest import save_json
+from heron.shards.atomic import save_json
 
 PARTS = ["build", "search", "embed", "million"]
 BUILDING = "train", "assign", "add", "write", "read"  # steps that bare FAISS has too

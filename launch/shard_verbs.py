@@ -14,31 +14,68 @@ from pydantic_core import PydanticUndefined
 
 from heron.launch.verb import Verb
 from heron.shards.build import build
+from heron.shards.errors import SourceError
 from heron.shards.foreign import index
 from heron.shards.layout import Layout
 from heron.shards.show import contact_sheet, show
-from heron.shards.sources import SOURCES, make
+from heron.shards.sources import SOURCES, Source, find, make
 from heron.shards.verify import verify
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    sources = parser.add_subparsers(dest="source", metavar="SOURCE", required=True)
+    sources = parser.add_subparsers(
+        action=_Sources,
+        dest="source",
+        metavar="SOURCE",
+        required=True,
+        description="one of these, or a class of yours as PACKAGE.MODULE.CLASS",
+    )
     for name, source in SOURCES.items():
-        summary = inspect.cleandoc(source.__doc__ or name)
-        one = sources.add_parser(
-            name,
-            help=summary.splitlines()[0],
-            description=summary,
-            epilog=f"example:\n  {source.examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        one.add_argument("--out", type=Path, required=True, help="folder to write")
-        for option, field in source.model_fields.items():
-            _add_option(one, option, field)
-        one.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
-        one.add_argument("--shard-rows", type=int, help="rows of a shard")
-        one.add_argument("--overwrite", action="store_true", help="start again, not resume")
-        one.add_argument("--quiet", action="store_true", help="no progress bar")
+        _add_source(sources, name, source)
+
+
+class _Sources(argparse._SubParsersAction):  # type: ignore[type-arg]  # no generic when run
+    """The parsers of the sources; that of a dotted path is made when it is called for."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.choices: Any = None  # a dotted path is none of them; a wrong name is found below
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if "." in values[0] and values[0] not in self._name_parser_map:
+            try:
+                _add_source(self, values[0], find(values[0]))
+            except SourceError as fault:
+                raise argparse.ArgumentError(self, str(fault)) from None
+        super().__call__(parser, namespace, values, option_string)
+
+
+def _add_source(
+    sources: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    source: type[Source],
+) -> None:
+    summary = inspect.cleandoc(source.__doc__ or name)
+    one = sources.add_parser(
+        name,
+        help=summary.splitlines()[0],
+        description=summary,
+        epilog=f"example:\n  {source.examples}" if source.examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--out", type=Path, required=True, help="folder to write")
+    for option, field in source.model_fields.items():
+        _add_option(one, option, field)
+    one.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    one.add_argument("--shard-rows", type=int, help="rows of a shard")
+    one.add_argument("--overwrite", action="store_true", help="start again, not resume")
+    one.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
@@ -66,7 +103,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    names = SOURCES[arguments.source].model_fields
+    names = find(arguments.source).model_fields
     options = {name: value for name, value in vars(arguments).items() if name in names}
     build(
         make(arguments.source, options),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
@@ -26,16 +27,15 @@ from heron.shards.manifest import (
     BuiltFrom,
     Manifest,
     Shard,
+    View,
     in_words,
     index_name,
     load_manifest,
     member_names,
-    save_json,
-    whole_file,
 )
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import Source, sha256
+from heron.shards.sources.base import Rows, Source, sha256
 from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -247,22 +247,28 @@ def _is_whole(tar: Path) -> bool:
 def write_shard(source: Source, out: Path, part: _Part) -> int:
     """Write one shard and its index, and then give both their names; return the rows written."""
     tar = out / part.file
-    with whole_file(tar) as stream:
+    with atomic_write(tar) as stream:
         _write_tar(source, part, stream).write(out / index_name(part.file))
     return part.stop - part.start
 
 
 def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
     """Write a shard's samples, a block of vectors or an image each; the index says where."""
+    from webdataset import TarWriter  # late: it imports a lot, and whoever reads needs none of it
+
     views = source.views
     members = [*member_names(views, source.block_rows), LABELS]
     keys, places, sums, counts, labels = [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    # Times and owners are left out, so that the same rows are the same bytes.
+    with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
+        tar = writer.tarstream
+        tar.format = tarfile.USTAR_FORMAT  # its default too, which it does not pass on
         for start in range(part.start, part.stop, step):
-            rows = source.read(part.split, start, min(start + step, part.stop))
+            stop = min(start + step, part.stop)
+            rows = source.read(part.split, start, stop)
             block = f"{part.split}-{start // step:06d}"
-            if (fault := source.labels.fault(rows.labels, len(rows.labels))) is not None:
+            if (fault := _fault(source, views, rows, stop - start)) is not None:
                 raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
             size = step if source.block_rows else 1
             for first in range(0, len(rows.labels), size):
@@ -272,11 +278,10 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
                 arrays = [rows.views[view.name][first : first + size] for view in views]
                 for suffix, array in zip(members, [*arrays, labels[-1]], strict=True):
                     payload = npy(array) if isinstance(array, np.ndarray) else array[0]
-                    info = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
-                    info.size, info.mode = len(payload), 0o644  # times and owners stay zero
-                    places.append((stream.tell() + BLOCK, len(payload)))
+                    places.append((tar.offset + BLOCK, len(payload)))
                     sums.append(zlib.crc32(payload))
-                    tar.addfile(info, BytesIO(payload))
+                    # One at a time: the members of a sample would be sorted by their suffixes.
+                    writer.write({"__key__": keys[-1], suffix: payload})
     spots = np.array(places, np.int64).reshape(len(keys), len(members), 2)
     return ShardIndex(
         keys=np.array(keys),
@@ -287,6 +292,32 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
         rows=np.array(counts, np.int64),
         labels=np.concatenate(labels),
     )
+
+
+def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
+    """Say in what so many rows are not what their source says of them, or None."""
+    if (fault := source.labels.fault(np.asarray(rows.labels), count)) is not None:
+        return fault
+    names = [view.name for view in views]
+    if sorted(rows.views) != sorted(names):
+        return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
+    if source.block_rows is None and len(rows.keys or []) != count:
+        return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
+    for view in views:
+        values = rows.views[view.name]
+        if source.block_rows is None:
+            if len(values) != count or not all(isinstance(value, bytes) for value in values):
+                return f"view {view.name!r} is not the bytes of {count} pictures"
+            continue
+        array, shape = np.asarray(values), (count, *view.shape)
+        if array.dtype != view.dtype or array.shape != shape:
+            return (
+                f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
+            )
+        if not np.isfinite(array).all():
+            row = int(np.argwhere(~np.isfinite(array))[0][0])
+            return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
+    return None
 
 
 def npy(array: NDArray[Any]) -> bytes:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.shards.atomic import atomic_write
 from heron.shards.errors import REBUILD, RESTORE, ShardError
-from heron.shards.manifest import whole_file
 
 BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
 UNREADABLE = (  # what NumPy raises for bytes that are no arrays
@@ -56,7 +56,7 @@ class ShardIndex:
 
     def write(self, path: Path) -> None:
         """Write the index; the same index gives the same bytes (zip dates are constant)."""
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             np.savez(stream, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod

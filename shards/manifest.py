@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from heron.shards.errors import DISK_FULL, REBUILD, ShardError
+from heron.shards.atomic import save_json
+from heron.shards.errors import REBUILD, ShardError
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
 
@@ -261,36 +259,6 @@ def member_names(views: list[View], block_rows: int | None) -> list[str]:
 def index_name(tar: str) -> str:
     """The index of `train-000000.tar` is `train-000000.index.npz`."""
     return tar.removesuffix(".tar") + ".index.npz"
-
-
-def save_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    with whole_file(path) as stream:
-        stream.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name; it gets its own when whole, else it is removed.
-
-    Raises ShardError where the disk is full.
-    """
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        with partial.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    except BaseException as fault:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(fault, OSError) and fault.errno in DISK_FULL:
-            raise ShardError(
-                f"{path}: the disk is full; expected room for the whole file; free some space, "
-                "and run the same again: what is finished is kept"
-            ) from None
-        raise
 
 
 def load_manifest(folder: Path | str | Store) -> Manifest:

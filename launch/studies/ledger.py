@@ -15,7 +15,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import read_tree
 from heron.pipeline.training.run_lock import WITHOUT
 from heron.pipeline.training.tracking import read_metrics
-from heron.shards.manifest import whole_file
+from heron.shards.atomic import atomic_write
 
 STUDY, ROWS = "study.yaml", "trials.jsonl"
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
@@ -71,7 +71,7 @@ class Ledger:
     def begin(self) -> None:
         """Writes the study into its folder: trials begin, nothing refuses them any more."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.out / STUDY) as stream:
+        with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
         write_rows(self._path, self.rows.values())  # without a row that was cut short
 
@@ -149,7 +149,7 @@ def known(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes the lines of a JSONL file, all or none of them."""
-    with whole_file(path) as stream:
+    with atomic_write(path) as stream:
         stream.writelines((json.dumps(row) + "\n").encode() for row in rows)
 
 

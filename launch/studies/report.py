@@ -13,7 +13,7 @@ from heron.launch.studies.rows import NEGATIVES, Results, is_cost, less_is_bette
 from heron.launch.studies.table import best, shown, write_tables
 from heron.launch.studies.text import cell, label, mean_std, number, scale, short
 from heron.pipeline.training.page import heading, page, paragraph, table
-from heron.shards.manifest import whole_file
+from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
 MOST = 30  # settings that are compared with the best, so that the page stays one to read
@@ -60,7 +60,7 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
         write_tables(self.results, self.ys, out)
         body = "".join(self._body())
-        with whole_file(out / "report.html") as stream:
+        with atomic_write(out / "report.html") as stream:
             stream.write(page(self.results.study.title, body, STYLE).encode())
         return out / "report.html"
 

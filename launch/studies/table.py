@@ -8,7 +8,7 @@ import pandas as pd
 
 from heron.launch.studies.rows import NEGATIVES, Results, less_is_better, numbers, plain
 from heron.launch.studies.text import cell, markdown, short
-from heron.shards.manifest import whole_file
+from heron.shards.atomic import atomic_write
 
 SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 
@@ -20,11 +20,11 @@ def write_tables(results: Results, ys: Sequence[str], out: Path) -> None:
         ShardError: the disk is full.
     """
     table = every_column(results)
-    with whole_file(out / "table.md") as stream:
+    with atomic_write(out / "table.md") as stream:
         stream.write(markdown(*shown(results, ys)).encode())
-    with whole_file(out / "table.csv") as stream:
+    with atomic_write(out / "table.csv") as stream:
         stream.write(table.to_csv(index=False).encode())
-    with whole_file(out / "table.parquet") as stream:
+    with atomic_write(out / "table.parquet") as stream:
         table.to_parquet(stream)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import ttest_ind_from_stats
 
 from heron.launch.repeats import Paired, describe, paired
 from heron.launch.tables.table import Figure, Table
-from heron.shards.manifest import whole_file
+from heron.shards.atomic import atomic_write
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def write(table: Table, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
     text = markdown(table, compared)
     saved = {"table.md": text, "table.json": json.dumps(_without_nan(tree), indent=1) + "\n"}
     for name, content in saved.items():
-        with whole_file(out / name) as stream:
+        with atomic_write(out / name) as stream:
             stream.write(content.encode())
     return text
 

@@ -19,7 +19,7 @@ from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.checkpoint import complete
-from heron.shards.manifest import save_json, whole_file
+from heron.shards.atomic import atomic_write, save_json
 from heron.shards.sources.base import sha256
 
 BLOCK = 4096  # rows that are searched for at a time, at most
@@ -139,7 +139,7 @@ class Miner:
         path = self.stream.folder / table_name(step)
         path.unlink(missing_ok=True)
         note = path.with_suffix(".json")
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             np.save(stream, table)
         save_json(note, {"sha256": sha256(path)})
         every, saved = self.config.every_steps, complete(self.checkpoints)

@@ -16,8 +16,8 @@ from heron.pipeline.negatives.page import SHARES, Page
 from heron.pipeline.negatives.repulsion import Repulsion, near_weights
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.pictures import Pictures
+from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import ShardError
-from heron.shards.manifest import save_json, whole_file
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
@@ -56,7 +56,7 @@ class Report:
         shown = Page(manifest, self.found, self.repulsion, self._neighbours(), pictures, notes)
         self._pairs(out / "pairs.parquet")
         save_json(out / "negatives.json", plain(self.numbers() | {"left_out": notes}))
-        with whole_file(out / "report.html") as stream:
+        with atomic_write(out / "report.html") as stream:
             stream.write(shown.html(f"Negatives of {name}").encode())
         return out / "report.html"
 
@@ -149,7 +149,7 @@ class Report:
                 "relation": pa.string(),
             }
         )
-        with whole_file(path) as stream, pq.ParquetWriter(stream, schema) as writer:
+        with atomic_write(path) as stream, pq.ParquetWriter(stream, schema) as writer:
             for first in range(0, len(found.numbers), 4096):
                 part = slice(first, first + 4096)
                 numbers = found.numbers[part]

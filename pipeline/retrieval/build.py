@@ -44,7 +44,8 @@ from heron.pipeline.retrieval.kinds import (
 )
 from heron.pipeline.retrieval.recall import Recall, Truth
 from heron.pipeline.retrieval.samples import FILES, Samples
-from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.atomic import save_json
+from heron.shards.manifest import MANIFEST
 from heron.shards.progress import progress_bar
 from heron.shards.sources.base import sha256
 

@@ -35,8 +35,9 @@ from heron.pipeline.retrieval.embeddings import (
 )
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
+from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
-from heron.shards.manifest import MANIFEST, save_json
+from heron.shards.manifest import MANIFEST
 from heron.shards.sources.base import sha256
 
 PLAN = "plan.json"

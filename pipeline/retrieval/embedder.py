@@ -24,7 +24,7 @@ from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
-from heron.shards.manifest import save_json, whole_file
+from heron.shards.atomic import atomic_write, save_json
 from heron.shards.progress import progress_bar
 from heron.shards.sources.base import sha256
 
@@ -204,7 +204,7 @@ class Embedder:
                 )
             path = self.out / part_name(name, number)
             path.parent.mkdir(exist_ok=True)
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 np.save(stream, vectors, allow_pickle=False)
         note = self.out / f"lost/{number:05d}.json"
         note.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.shards.manifest import whole_file
+from heron.shards.atomic import atomic_write
 from heron.shards.sources.base import sha256
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
@@ -125,9 +125,9 @@ class Samples:
             "known.npy": self.known,
         }
         for name, array in arrays.items():
-            with whole_file(folder / name) as stream:
+            with atomic_write(folder / name) as stream:
                 np.save(stream, array, allow_pickle=False)
-        with whole_file(folder / "labels.json") as stream:
+        with atomic_write(folder / "labels.json") as stream:
             stream.write(json.dumps({"kind": self.kind, "names": self.names}).encode())
         return {name: sha256(folder / name) for name in FILES}
 

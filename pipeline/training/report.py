@@ -15,6 +15,7 @@ from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_auc
 from heron.pipeline.training.page import embedded, heading, page, png
 from heron.pipeline.training.tracking import read_metrics
+from heron.shards.atomic import atomic_write
 
 if TYPE_CHECKING:  # the figures are drawn at a run's end, and their libraries are loaded there
     from matplotlib.figure import Figure
@@ -28,9 +29,8 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     clean = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
     }
-    part = folder / ".result.json.part"
-    part.write_text(json.dumps(clean, indent=1) + "\n")
-    part.replace(folder / "result.json")
+    with atomic_write(folder / "result.json") as stream:
+        stream.write(json.dumps(clean, indent=1).encode() + b"\n")
 
 
 def wants_map(asked: Literal["auto", "always", "never"], train_seconds: float) -> bool:

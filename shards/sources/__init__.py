@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from heron.shards.errors import SourceError
+from heron.shards.manifest import FOREIGN
 from heron.shards.sources.arrays import Arrays
 from heron.shards.sources.base import Rows, Source
 from heron.shards.sources.celeba import CelebA
@@ -21,7 +24,7 @@ from heron.shards.sources.mulan import Mulan
 from heron.shards.sources.table import Table
 from heron.shards.sources.xrmb import Xrmb
 
-__all__ = ["SOURCES", "Rows", "Source", "make"]
+__all__ = ["SOURCES", "Rows", "Source", "find", "make"]
 
 SOURCES: dict[str, type[Source]] = {
     "mulan": Mulan,
@@ -35,13 +38,12 @@ SOURCES: dict[str, type[Source]] = {
     "faces": Faces,
     "frames": Frames,
 }
+BASE = f"{Source.__module__}.{Source.__qualname__}"  # what sources are derived from
 
 
 def make(name: str, options: Mapping[str, Any]) -> Source:
     """Make a source from its name and options, as YAML or the command line gives them."""
-    if name not in SOURCES:
-        raise SourceError(f"unknown source {name!r}; {_instead(name, list(SOURCES))}")
-    source = SOURCES[name]
+    source = find(name)
     known = list(source.model_fields)
     for option in options:
         if option not in known:
@@ -56,6 +58,61 @@ def make(name: str, options: Mapping[str, Any]) -> Source:
             f"{name}: {where}: {fault['msg'].removeprefix('Value error, ')}{found}; "
             f"see `heron shards build {name} --help`"
         ) from None
+
+
+def find(name: str) -> type[Source]:
+    """Return the class of a source: one of SOURCES, or a class of yours by its dotted path.
+
+    Raises:
+        SourceError: there is no such source, or it is no source.
+    """
+    if name in SOURCES:
+        return SOURCES[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise SourceError(f"unknown source {name!r}; {_instead(name, list(SOURCES))}")
+    try:
+        found = importlib.import_module(module)
+    except Exception as fault:  # it is code of others, which may do anything
+        raise SourceError(
+            f"{name}: module {module!r} cannot be imported ({type(fault).__name__}: {fault}); "
+            "expected the module of a source; install its package, or put the folder it lies in on "
+            "PYTHONPATH"
+        ) from fault
+    if not hasattr(found, attribute):
+        sources = [key for key, value in vars(found).items() if _is_source(value)]
+        raise SourceError(
+            f"{name}: module {module!r} has no {attribute!r}; expected a subclass of {BASE}; "
+            + (_instead(attribute, sources) if sources else "the module has none")
+        )
+    _check(name, getattr(found, attribute))
+    source: type[Source] = getattr(found, attribute)
+    return source
+
+
+def _check(path: str, found: object) -> None:
+    """Check that what lies at a dotted path can be a source."""
+    if not _is_source(found):
+        what = f"the class {found.__name__}" if inspect.isclass(found) else repr(found)
+        raise SourceError(
+            f"{path}: found {what:.80}; expected a subclass of {BASE}; derive it from that class"
+        )
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise SourceError(
+            f"{path}: does not define {', '.join(lacking)}; expected all that {BASE} leaves open; "
+            "define what is missing"
+        )
+    # The manifest records the name: with another source's, its folders would pass for this one's.
+    title = getattr(found, "name", None)
+    if not isinstance(title, str) or not title or title in (*SOURCES, FOREIGN):
+        raise SourceError(
+            f"{path}: its name is {title!r}; expected one that no source of heron has; define e.g. "
+            f'`name: ClassVar[str] = "{path.rpartition(".")[2].lower()}"` in the class'
+        )
+
+
+def _is_source(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, Source) and value is not Source
 
 
 def _instead(wrong: str, known: list[str]) -> str:

@@ -51,7 +51,7 @@ class Source(BaseModel):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1  # raise it when rows change, or an old folder passes for a new one
-    examples: ClassVar[str]  # for --help
+    examples: ClassVar[str] = ""  # for --help
     block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
 
     seed: int = Field(0, ge=0, description="seed of everything drawn at random")

@@ -1,0 +1,29 @@
+"""Atomic writes: whole under its name, or not there, and what was there stays."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from heron.shards.atomic import atomic_write
+from heron.shards.errors import ShardError
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    with atomic_write(path) as stream:
+        stream.write(b"old")
+        assert not path.exists()
+    for fault in (KeyboardInterrupt(), OSError(errno.EIO, "no disk"), ValueError("no number")):
+        with pytest.raises(type(fault)), atomic_write(path) as stream:
+            stream.write(b"half")
+            raise fault
+    with (
+        pytest.raises(ShardError, match="a.bin: the disk is full; expected room .* free some spac"),
+        atomic_write(path),
+    ):
+        raise OSError(errno.ENOSPC, "no space left")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+    with atomic_write(path) as stream:
+        stream.write(b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]

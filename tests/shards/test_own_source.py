@@ -1,0 +1,136 @@
+"""Sources of others, by dotted path: they build as ours do, and what is wrong is said."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from heron.launch.cli import main
+from heron.pipeline.config.experiment import Data
+from heron.pipeline.data.streams import build_data
+from heron.shards.build import build
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import load_manifest
+from heron.shards.sources import make
+from heron.shards.verify import verify
+
+DATA = Path(__file__).parents[2] / "docs" / "data.md"
+
+
+def documented() -> str:
+    """The source that the documentation shows."""
+    lines = DATA.read_text().splitlines()
+    start = lines.index("    from typing import ClassVar")
+    shown = list(takewhile(lambda line: not line or line.startswith("    "), lines[start:]))
+    assert len(shown) <= 31, "30 lines, and the blank one that ends them"
+    return textwrap.dedent("\n".join(shown))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package outside of the repository, forgotten afterwards."""
+    package = tmp_path / "elsewhere" / "my_lab"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "sources.py").write_text(documented())
+    monkeypatch.syspath_prepend(package.parent)
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def test_the_documented_source(lab: Path, tmp_path: Path) -> None:
+    words = "shards build my_lab.sources.Blobs --rows 500 --quiet --shard-rows 256 --out"
+    assert words.partition(" --quiet")[0] in DATA.read_text()
+    for workers in ("1", "2"):
+        assert main([*words.split(), str(tmp_path / workers), "--workers", workers]) == 0
+    manifest = load_manifest(tmp_path / "1")
+    assert manifest == load_manifest(tmp_path / "2") and verify(tmp_path / "2").ok
+    assert manifest.rows("train") == 500 and manifest.built_from.source == "blobs"
+    options = {"source": "my_lab.sources.Blobs", "rows": 500}
+    given = {"path": str(tmp_path / "3"), "build": options, "views": [{"stored": "point"}]}
+    build_data(Data.model_validate(given | {"batch": {"labelled": 8}}), progress=False)
+    assert load_manifest(tmp_path / "3").built_from.options == manifest.built_from.options
+
+
+def test_its_options_are_checked_as_ours_are(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["shards", "build", "my_lab.sources.Blobs", "--help"])
+    assert "number of points (default: 1000)" in capsys.readouterr().out
+    with pytest.raises(SourceError, match="Blobs has no option 'row'; did you mean 'rows'"):
+        make("my_lab.sources.Blobs", {"row": 3})
+    with pytest.raises(SourceError, match="Blobs: rows: Input should be greater than 0 .found 0"):
+        make("my_lab.sources.Blobs", {"rows": 0})
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "message"),
+    [
+        ("my_lab.sorces.Blobs", "", "module 'my_lab.sorces' cannot be imported (ModuleNotFoundErr"),
+        ("their_lab.Blobs", "", "expected the module of a source; install its package, or put the"),
+        ("my_lab.sources.Blobs", "1 +", "'my_lab.sources' cannot be imported (SyntaxError: inval"),
+        ("my_lab.sources.Blob", None, "has no 'Blob'; expected a subclass of heron.s"),
+        ("my_lab.sources.Blob", None, "did you mean 'Blobs'?"),
+        ("my_lab.sources.Blobs", "", "has no 'Blobs'; expected a subclass of heron.s"),
+        ("my_lab.sources.View", None, "found the class View; expected a subclass of heron.s"),
+        ("my_lab.sources.Source", None, "found the class Source; expected a subclass of heron.s"),
+        ("my_lab.sources.Blobs", "Blobs = 3", "found 3; expected a subclass of heron.s"),
+        ("my_lab.sources.Blobs", "def read(", "Blobs: does not define read; expected all that her"),
+        ("my_lab.sources.Blobs", "name: ", "its name is None; expected one that no source of h"),
+        ("my_lab.sources.Blobs", '"blobs"', "its name is 'frames'; expected one that no source of"),
+    ],
+)
+def test_what_is_no_source(
+    lab: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    code: str | None,
+    message: str,
+) -> None:
+    broken = {"def read(": "def reed(", "name: ": "nome: ", '"blobs"': '"frames"'}
+    if code in broken:
+        (lab / "sources.py").write_text(documented().replace(code, broken[code]))
+    elif code is not None:
+        (lab / "sources.py").write_text(code)
+    with pytest.raises(SourceError) as fault:
+        make(path, {})
+    assert str(fault.value).startswith(f"{path}: ") and message in str(fault.value)
+    with pytest.raises(SystemExit):
+        main(["shards", "build", path, "--out", str(tmp_path / "out")])
+    assert str(fault.value) in capsys.readouterr().err
+
+
+def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["shards", "build", "face", "--out", "out"])
+    assert "unknown parser 'face' (choices: mulan, arrays" in capsys.readouterr().err
+    with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'"):
+        make("face", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("np.float32(noise", "np.float64(noise"), "view 'point' is float64 (256, 8); expected fl"),
+        (("normal(size=8)", "normal(size=9)"), "is float32 (256, 9); expected float32 (256, 8)"),
+        (('{"point": np', '{"dot": np'), "views are dot; expected point"),
+        (("0 * labels", "np.nan * labels"), "row 0 of the block, is not finite"),
+        (("% 2", "% 3"), "label of row 2 is 2; expected 0 to 1"),
+        (("range(start, stop)]", "range(stop)][:3]"), "view 'point' is float32 (3, 8); expected f"),
+    ],
+)
+def test_rows_that_are_not_what_their_source_says(
+    lab: Path, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    code = documented().replace("labels[:, None]", "0 * labels[:1, None]")
+    assert change[0] in code
+    (lab / "sources.py").write_text(code.replace(*change))
+    source = make("my_lab.sources.Blobs", {})
+    with pytest.raises(ShardError) as fault:
+        build(source, tmp_path / "out", shard_rows=256, progress=False)
+    assert str(fault.value).startswith("blobs, train-000000: ") and message in str(fault.value)
+    assert not list((tmp_path / "out").glob("*.tar"))
