@@ -28,7 +28,6 @@ from heron.shards.manifest import (
     Manifest,
     Shard,
     View,
-    in_words,
     index_name,
     load_manifest,
     member_names,
@@ -131,8 +130,7 @@ def _draft(source: Source, shard_rows: int) -> Manifest:
             seed=source.seed,
         )
     except ValidationError as fault:
-        where = ", ".join(path.name for path in source.files) or source.name
-        raise SourceError(f"{where}: {in_words(fault)}") from None
+        raise source.invalid(fault) from None
 
 
 @contextmanager

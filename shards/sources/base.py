@@ -1,18 +1,20 @@
-"""What a source is: a publisher's files, or a generator, as rows of views and labels."""
+"""The base classes of sources, which give a publisher's files, or drawings, as rows."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from heron.shards.manifest import InputFile, Labels, View
+from heron.shards.errors import SourceError
+from heron.shards.manifest import InputFile, Labels, View, in_words
 
 WHOLE = "all"  # the split of a data set that has none
 
@@ -58,7 +60,7 @@ class Source(BaseModel):
 
     @property
     def dataset(self) -> str:
-        """What the data set is called in its manifest."""
+        """The data set's name in its manifest."""
         return self.name
 
     @property
@@ -74,28 +76,102 @@ class Source(BaseModel):
     @property
     @abstractmethod
     def splits(self) -> dict[str, int]:
-        """The splits and their rows."""
+        """The splits and the number of their rows."""
 
     @abstractmethod
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows [start, stop) of a split."""
+        """Returns rows [start, stop) of a split."""
 
     @property
     def files(self) -> list[Path]:
-        """The publisher's files this reads; none for what is drawn."""
+        """The publisher's files that are read; none for what is drawn."""
         return []
 
     def __reduce__(self) -> tuple[Callable[..., Source], tuple[type[Source], str]]:
-        """Pickle the options, never the data set that a cached property holds."""
+        """Pickles the options, never the data set that a cached property holds."""
         return _unpickled, (type(self), self.model_dump_json())
 
     def options(self) -> dict[str, Any]:
-        """The options, files by name alone: where they lay does not matter, their bytes do."""
+        """Returns the options, files by name alone: their bytes matter, and not their folder."""
         return {key: _plain(getattr(self, key)) for key in type(self).model_fields}
 
     def input_files(self) -> list[InputFile]:
-        """Name, size and checksum of every file read."""
+        """Returns the name, size and checksum of every file read."""
         return [file_record(path) for path in self.files]
+
+    def invalid(self, fault: ValidationError) -> SourceError:
+        """Says of which files no manifest can be made, and why."""
+        where = ", ".join(path.name for path in self.files) or self.name
+        return SourceError(f"{where}: {in_words(fault)}")
+
+
+class InMemory(Source):
+    """A source whose rows fit in memory: a subclass says how to `load` them, and no more."""
+
+    @abstractmethod
+    def load(self) -> Loaded:
+        """Reads the files; SourceError says what is wrong with them."""
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """What `load` gave, once in a process."""
+        try:
+            return self.load()
+        except ValidationError as fault:
+            raise self.invalid(fault) from None
+
+    @property
+    def views(self) -> list[View]:
+        """The views, by the shapes of their arrays."""
+        return [
+            View(name=name, kind="vector", shape=array.shape[1:], dtype="float32")
+            if array.ndim == 2
+            else View(name=name, kind="image", shape=array.shape[1:], dtype="uint8")
+            for name, array in self.loaded.views.items()
+        ]
+
+    @property
+    def labels(self) -> Labels:
+        """The kind and names of the labels."""
+        return self.loaded.labels
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The splits and the number of their rows."""
+        return {split: len(rows) for split, rows in self.loaded.splits.items()}
+
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        """Returns rows [start, stop) of a split."""
+        rows = self.loaded.splits[split][start:stop]
+        here = slice(rows.start, rows.stop)
+        views: dict[str, NDArray[Any] | list[bytes]] = {
+            name: array[here] for name, array in self.loaded.views.items()
+        }
+        return Rows(views, self.loaded.targets[here])
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """All rows of a data set, and where in them each split lies.
+
+    `views` holds float32 [rows, width] or uint8 [rows, height, width, channels]; `targets` are the
+    labels of the rows, as `labels` describes them.
+    """
+
+    views: Mapping[str, NDArray[Any]]
+    targets: NDArray[Any]
+    labels: Labels
+    splits: Mapping[str, range]
+    dataset: str = ""  # its name, where the files alone say it
+
+
+def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
+    """Returns where each split lies if they are laid end to end; `merge` makes one of them."""
+    splits, start = {}, 0
+    for split, count in rows.items():
+        splits[split] = range(start, start + count)
+        start += count
+    return {WHOLE: range(start)} if merge else splits
 
 
 class Drawn(Source):
@@ -115,12 +191,12 @@ def _unpickled(source: type[Source], options: str) -> Source:
 
 
 def file_record(path: Path) -> InputFile:
-    """Name, size and checksum of a file."""
+    """Returns the name, size and checksum of a file."""
     return InputFile(name=path.name, bytes=path.stat().st_size, sha256=sha256(path))
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """Returns the SHA-256 of a file, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

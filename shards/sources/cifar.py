@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,14 +13,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from heron.shards.errors import DOWNLOAD, SourceError
-from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import WHOLE, FileOrFolder, Rows, Source
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import FileOrFolder, InMemory, Loaded, split_ranges
 from heron.shards.sources.pickled import read_pickle, text
 from heron.shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row
-SPLITS = ("train", "test")
 MOST_BYTES = 1 << 28  # of an archive that is unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
 LESS = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {DOWNLOAD}"
@@ -64,7 +61,7 @@ EDITIONS = (
 )
 
 
-class Cifar(Source):
+class Cifar(InMemory):
     """CIFAR-10 and CIFAR-100: the archive of the Python version as it is, or unpacked.
 
     Pictures are kept as raw pixels, with nothing lost. Labels of CIFAR-100 are a hierarchy, in
@@ -94,64 +91,41 @@ class Cifar(Source):
     @property
     def dataset(self) -> str:
         """`cifar-10` or `cifar-100`, as the files are."""
-        return self._contents.edition.name
-
-    @property
-    def views(self) -> list[View]:
-        """One picture, `image`, of raw pixels."""
-        return [View(name="image", kind="image", shape=(SIDE, SIDE, CHANNELS), dtype="uint8")]
-
-    @cached_property
-    def labels(self) -> Labels:
-        """The classes, and above them, in a hierarchy, the coarse ones."""
-        fine = self._contents.names[-1]
-        if not self._hierarchical:
-            return Labels(kind="multi_class", names=fine)
-        coarse = self._contents.names[0] if len(self._contents.names) > 1 else GROUPS
-        paths = [f"{coarse[p]}/{name}" for p, name in zip(self._parents, fine, strict=True)]
-        return Labels(kind="hierarchical", names=paths, levels=[coarse, paths])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """`train` and `test`, or `all`."""
-        return {split: sum(map(len, found)) for split, found in self._batches.items()}
+        return self.loaded.dataset
 
     @property
     def files(self) -> list[Path]:
         """The archive, or the files of the folder that are read."""
         if self.path.is_dir():
-            return [self.path / file for file in self._contents.edition.files]
+            return [self.path / file for file in _folder_edition(self.path, self._title).files]
         return [self.path]
 
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of a split in the order of its files."""
-        pixels, labels = [], []
-        for batch in self._batches[split]:
-            rows = slice(min(start, len(batch)), min(stop, len(batch)))
-            pixels.append(batch.pixels[rows])
-            labels.append(batch.labels[rows, -1])
-            start, stop = max(start - len(batch), 0), max(stop - len(batch), 0)
-        planes = np.concatenate(pixels).reshape(-1, CHANNELS, SIDE, SIDE)
-        classes = np.concatenate(labels)
-        if self._hierarchical:
-            classes = np.stack([self._parents[classes], classes], 1)
-        return Rows({"image": np.ascontiguousarray(planes.transpose(0, 2, 3, 1))}, classes)
+    def load(self) -> Loaded:
+        """Lays the batches of both splits end to end, in the order of their names."""
+        edition, names, found = self._read_files()
+        batches = [found[file] for files in edition.batches.values() for file in files]
+        planes = np.concatenate([batch.pixels for batch in batches])
+        images = planes.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
+        fine = np.concatenate([batch.labels[:, -1] for batch in batches])
+        sizes = {
+            split: sum(len(found[file].pixels) for file in files)
+            for split, files in edition.batches.items()
+        }
+        default = "hierarchical" if len(names) > 1 else "multi_class"
+        if (self.label_kind or default) == "hierarchical":
+            parents = self._parents(names, found)
+            coarse = names[0] if len(names) > 1 else GROUPS
+            paths = [f"{coarse[p]}/{name}" for p, name in zip(parents, names[-1], strict=True)]
+            labels = Labels(kind="hierarchical", names=paths, levels=[coarse, paths])
+            targets = np.stack([parents[fine], fine], 1)
+        else:
+            labels = Labels(kind="multi_class", names=names[-1])
+            targets = fine
+        splits = split_ranges(sizes, self.merge)
+        return Loaded({"image": images}, targets, labels, splits, edition.name)
 
-    @property
-    def _hierarchical(self) -> bool:
-        default = "hierarchical" if len(self._contents.names) > 1 else "multi_class"
-        return (self.label_kind or default) == "hierarchical"
-
-    @property
-    def _batches(self) -> dict[str, list[_Batch]]:
-        edition, found = self._contents.edition, self._contents.batches
-        splits = {split: [found[file] for file in edition.batches[split]] for split in SPLITS}
-        return {WHOLE: [batch for b in splits.values() for batch in b]} if self.merge else splits
-
-    @cached_property
-    def _parents(self) -> NDArray[np.int64]:
-        """The coarse class of each class: as CIFAR-100's rows say it, all of them the same."""
-        names, batches = self._contents.names, self._contents.batches
+    def _parents(self, names: list[list[str]], batches: dict[str, _Batch]) -> NDArray[np.int64]:
+        """Returns the coarse class of each class; CIFAR-100's rows must agree about it."""
         if len(names) == 1:
             for name in names[0]:
                 if name not in VEHICLES + ANIMALS:
@@ -179,8 +153,8 @@ class Cifar(Source):
             )
         return parents
 
-    @cached_property
-    def _contents(self) -> _Contents:
+    def _read_files(self) -> tuple[_Edition, list[list[str]], dict[str, _Batch]]:
+        """Returns the names of the classes, coarse to fine, and the batches by their files."""
         title = self._title
         if self.path.is_dir():
             edition, pickles = _load_folder(self.path, title)
@@ -193,32 +167,22 @@ class Cifar(Source):
             for file, batch in pickles.items()
             if file in edition.files
         }
-        return _Contents(edition, names, batches)
+        return edition, names, batches
 
     @property
     def _title(self) -> str:
         return self.path.resolve().name
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
+class _Batch(NamedTuple):
     """A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-
-class _Contents(NamedTuple):
-    edition: _Edition
-    names: list[list[str]]  # of the classes, coarse to fine
-    batches: dict[str, _Batch]  # by their files
-
 
 def _edition(title: str, held: set[str]) -> _Edition:
-    """Which data set the files are of; SourceError where they are not all of one."""
+    """Returns the data set that the files are of; SourceError where they are not all of one."""
     edition = max(EDITIONS, key=lambda e: len(held.intersection(e.files)) / len(e.files))
     missing = [file for file in edition.files if file not in held]
     if len(missing) == len(edition.files):
@@ -231,9 +195,13 @@ def _edition(title: str, held: set[str]) -> _Edition:
     return edition
 
 
+def _folder_edition(folder: Path, title: str) -> _Edition:
+    return _edition(title, {path.name for path in folder.iterdir() if path.is_file()})
+
+
 def _load_folder(folder: Path, title: str) -> tuple[_Edition, dict[str, Any]]:
-    """The pickles of a folder, by their file names."""
-    edition = _edition(title, {path.name for path in folder.iterdir() if path.is_file()})
+    """Returns the pickles of a folder, by their file names."""
+    edition = _folder_edition(folder, title)
     pickles = {}
     for file in edition.files:
         where = f"{title}, {file}"
@@ -244,7 +212,7 @@ def _load_folder(folder: Path, title: str) -> tuple[_Edition, dict[str, Any]]:
 
 
 def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
-    """The pickles of an archive, by their file names; folders do not matter: none is made.
+    """Returns the pickles of an archive, by their file names alone: no folder is made.
 
     The archive is read to its end, so that gzip's checksum is compared.
     """

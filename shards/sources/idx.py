@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,14 @@ from pydantic import DirectoryPath, Field, model_validator
 
 from heron.shards.errors import DOWNLOAD, SourceError
 from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import WHOLE, Rows, Source
+from heron.shards.sources.base import InMemory, Loaded, Rows, split_ranges
 
 STEMS = {"train": "train", "test": "t10k"}  # what the publishers call the splits
 CLASSES = 10
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
 
-class Idx(Source):
+class Idx(InMemory):
     """The MNIST family (MNIST, KMNIST, Fashion): its four idx files, gzipped or not.
 
     Rows are pixels in [0, 1], row of pixels after row. With `--view-kind noise` they are HeroCon's
@@ -64,7 +63,7 @@ class Idx(Source):
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> Self:
-        """An option without effect is a mistake."""
+        """Refuses an option without effect, which is a mistake."""
         gaussian = ["noise_mean", "noise_std"]
         if self.view_kind == "plain":
             unused, where, remedy = ["noise", "noise_law", *gaussian], "a plain view has", "noise"
@@ -87,69 +86,66 @@ class Idx(Source):
     @property
     def views(self) -> list[View]:
         """`image`, or `view1` and `view2`; vectors of height x width, in [0, 1]."""
-        width = self._parts["train"].pixels.shape[1]
+        width = self.loaded.views["pixels"].shape[1]
         names = ["image"] if self.view_kind == "plain" else ["view1", "view2"]
         return [View(name=name, kind="vector", shape=(width,), dtype="float32") for name in names]
-
-    @property
-    def labels(self) -> Labels:
-        """Ten classes by number: the digits of MNIST."""
-        return Labels(kind="multi_class", names=[str(n) for n in range(CLASSES)])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """`train` and `test`, or `all`."""
-        rows = {split: len(part.labels) for split, part in self._parts.items()}
-        return {WHOLE: sum(rows.values())} if self.merge else rows
 
     @property
     def files(self) -> list[Path]:
         """The four files."""
         return [path for pair in self._paths.values() for path in pair]
 
+    def load(self) -> Loaded:
+        """Reads the four files; the pixels stay bytes until rows are asked for."""
+        parts = {split: _read_pair(*paths) for split, paths in self._paths.items()}
+        train, test = (part[0].shape[1:] for part in parts.values())
+        if train != test:
+            names = [self._paths[split][0].name for split in ("test", "train")]
+            raise SourceError(
+                f"{names[0]}: images of {_times(test)} pixels; expected "
+                f"{_times(train)}, as in {names[1]}; give the files of one data set"
+            )
+        pixels = np.concatenate([images for images, _ in parts.values()])
+        rows = {split: len(numbers) for split, (_, numbers) in parts.items()}
+        # The noise of an image depends on its file and its place there, merged or not.
+        origins = [(part, place) for part, n in enumerate(rows.values()) for place in range(n)]
+        return Loaded(
+            views={"pixels": pixels.reshape(len(pixels), -1), "origins": np.array(origins)},
+            targets=np.concatenate([numbers for _, numbers in parts.values()]).astype(np.int64),
+            labels=Labels(kind="multi_class", names=[str(number) for number in range(CLASSES)]),
+            splits=split_ranges(rows, self.merge),
+        )
+
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of a split in the order of its files."""
-        pieces = [piece for piece in self._pieces(split, start, stop) if piece[1] < piece[2]]
-        labels = [self._parts[part].labels[first:last] for part, first, last in pieces]
-        views: dict[str, NDArray[Any] | list[bytes]] = {}
+        """Returns rows of a split in the order of its files."""
+        rows = super().read(split, start, stop)
+        pixels = np.asarray(rows.views["pixels"])
         if self.view_kind == "plain":
-            images = [self._parts[part].pixels[first:last] for part, first, last in pieces]
-            views["image"] = np.concatenate(images).astype(np.float32) / np.float32(255)
-        else:
-            noisy = np.concatenate([self._noisy(*piece) for piece in pieces], 1)
-            views["view1"], views["view2"] = noisy
-        return Rows(views, np.concatenate(labels).astype(np.int64))
+            return Rows({"image": pixels.astype(np.float32) / np.float32(255)}, rows.labels)
+        view1, view2 = self._noisy(pixels, np.asarray(rows.views["origins"]))
+        return Rows({"view1": view1, "view2": view2}, rows.labels)
 
-    def _pieces(self, split: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-        """Rows [start, stop) of a split as rows of its files."""
-        for part in self._parts if self.merge else [split]:
-            rows = len(self._parts[part].labels)
-            yield part, min(start, rows), min(stop, rows)
-            start, stop = max(start - rows, 0), max(stop - rows, 0)
-
-    def _noisy(self, part: str, start: int, stop: int) -> NDArray[np.float32]:
-        """Both views of rows of a file: [2, rows, width]."""
-        pixels = self._parts[part].pixels[start:stop]
+    def _noisy(self, pixels: NDArray[np.uint8], origins: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns both views of rows, [2, rows, width]; an origin is a file and a place in it."""
         out = np.empty((2, *pixels.shape), np.float32)
-        for place, image in enumerate(pixels):
-            number = list(STEMS).index(part)
-            random = np.random.default_rng([self.seed, number, start + place])
+        for row, (image, origin) in enumerate(zip(pixels, origins, strict=True)):
+            random = np.random.default_rng([self.seed, *origin])
             shape = (2, len(image))
             if self.noise_law == "uniform":
                 noise = random.random(shape)
             else:
                 noise = random.normal(*self._moments, shape)
             noise[random.random(shape) >= self.noise] = 0
-            out[:, place] = np.clip(image / 255 + noise, 0, 1)
+            out[:, row] = np.clip(image / 255 + noise, 0, 1)
         return out
 
     @cached_property
     def _moments(self) -> tuple[float, float]:
         """Mean and standard deviation of Gaussian noise: those given, or those of all pixels."""
         counts = np.zeros(256)
-        for part in self._parts.values():
-            for rows in np.array_split(part.pixels, 1 + len(part.pixels) // 4096):
-                counts += np.bincount(rows.ravel(), minlength=256)
+        pixels = self.loaded.views["pixels"]
+        for rows in np.array_split(pixels, 1 + len(pixels) // 4096):
+            counts += np.bincount(rows.ravel(), minlength=256)
         values = np.arange(256) / 255
         mean = float(counts @ values / counts.sum())
         std = math.sqrt(counts @ (values - mean) ** 2 / counts.sum())
@@ -160,6 +156,7 @@ class Idx(Source):
 
     @cached_property
     def _paths(self) -> dict[str, tuple[Path, Path]]:
+        """The files of images and of labels of each split."""
         return {
             split: (
                 _find(self.folder, f"{stem}-images-idx3-ubyte"),
@@ -167,26 +164,6 @@ class Idx(Source):
             )
             for split, stem in STEMS.items()
         }
-
-    @cached_property
-    def _parts(self) -> dict[str, _Part]:
-        parts = {split: _read_pair(*paths) for split, paths in self._paths.items()}
-        sizes = {split: part.size for split, part in parts.items()}
-        if sizes["train"] != sizes["test"]:
-            names = [self._paths[split][0].name for split in ("test", "train")]
-            raise SourceError(
-                f"{names[0]}: images of {_times(sizes['test'])} pixels; expected "
-                f"{_times(sizes['train'])}, as in {names[1]}; give the files of one data set"
-            )
-        return parts
-
-
-class _Part(NamedTuple):
-    """A pair of files: uint8 [rows, height x width] and [rows]; height and width in pixels."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
-    size: tuple[int, ...]
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -199,7 +176,7 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _read_pair(images: Path, labels: Path) -> _Part:
+def _read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(numbers):
         raise SourceError(
@@ -212,14 +189,14 @@ def _read_pair(images: Path, labels: Path) -> _Part:
             f"{labels.name}: label of row {row} is {numbers[row]}; expected 0 to {CLASSES - 1}; "
             "give a data set of the MNIST family"
         )
-    return _Part(pixels.reshape(len(pixels), -1), numbers, pixels.shape[1:])
+    return pixels, numbers
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """The bytes of an idx file: [rows] of labels, [rows, height, width] of images.
+    """Reads the bytes of an idx file: [rows] of labels, [rows, height, width] of images.
 
-    A magic number (two zeros, 8 for unsigned bytes, the number of axes), the axes as big-endian
-    uint32, and the bytes. Raises SourceError where it is anything else.
+    It has a magic number (two zeros, 8 for unsigned bytes, the number of axes), the axes as
+    big-endian uint32, and the bytes. Raises SourceError where it is anything else.
     """
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":  # gzip, whatever the name says

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import SourceError
-from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import WHOLE, Rows, Source
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import WHOLE, InMemory, Loaded
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.IGNORECASE)
 NUMERIC = ("numeric", "real", "integer")
 
 
-class Mulan(Source):
+class Mulan(InMemory):
     """Mulan's multi-label sets, such as Scene: ARFF files with an XML of label names.
 
     The files are laid end to end in one split, `all`, for a protocol to draw its folds from.
@@ -49,37 +49,29 @@ class Mulan(Source):
         return self.xml.stem
 
     @property
-    def views(self) -> list[View]:
-        """`view1` and `view2`, or `view1` alone."""
-        width = self._table.features.shape[1]
-        return [
-            View(name=name, kind="vector", shape=(width,), dtype="float32") for name in self._values
-        ]
-
-    @property
-    def labels(self) -> Labels:
-        """The labels the XML names, in its order."""
-        return Labels(kind="multi_label", names=self._names)
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """One split of all rows."""
-        return {WHOLE: len(self._table.labels)}
-
-    @property
     def files(self) -> list[Path]:
         """The ARFF files and the XML."""
         return [*self.arff, self.xml]
 
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of the files laid end to end."""
-        views: dict[str, NDArray[Any] | list[bytes]] = {
-            name: values[start:stop] for name, values in self._values.items()
-        }
-        return Rows(views, self._table.labels[start:stop])
+    def load(self) -> Loaded:
+        """Reads the files, and lays them end to end."""
+        names = self._label_names()
+        tables = [read_arff(path, names, self.xml.name) for path in self.arff]
+        for path, table in zip(self.arff, tables, strict=True):
+            for found, first in zip_longest(table.attributes, tables[0].attributes):
+                if found != first:
+                    raise SourceError(
+                        f"{path.name}: attribute {found!r} where {self.arff[0].name} has {first!r};"
+                        " give the files of one data set"
+                    )
+        return Loaded(
+            views=self._views(np.concatenate([table.features for table in tables])),
+            targets=np.concatenate([table.labels for table in tables]),
+            labels=Labels(kind="multi_label", names=names),
+            splits={WHOLE: range(sum(len(table.labels) for table in tables))},
+        )
 
-    @cached_property
-    def _names(self) -> list[str]:
+    def _label_names(self) -> list[str]:
         try:
             root = ElementTree.parse(self.xml).getroot()
         except (ElementTree.ParseError, LookupError, ValueError) as fault:  # of its encoding
@@ -94,26 +86,8 @@ class Mulan(Source):
             )
         return names
 
-    @cached_property
-    def _table(self) -> _Table:
-        tables = [read_arff(path, self._names, self.xml.name) for path in self.arff]
-        for path, table in zip(self.arff, tables, strict=True):
-            for found, first in zip_longest(table.attributes, tables[0].attributes):
-                if found != first:
-                    raise SourceError(
-                        f"{path.name}: attribute {found!r} where {self.arff[0].name} has {first!r};"
-                        " give the files of one data set"
-                    )
-        return _Table(
-            tables[0].attributes,
-            np.concatenate([table.features for table in tables]),
-            np.concatenate([table.labels for table in tables]),
-        )
-
-    @cached_property
-    def _values(self) -> dict[str, NDArray[np.float32]]:
-        """The features once or twice; drawn whole, since the noise has the moments of all rows."""
-        features = self._table.features
+    def _views(self, features: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Returns the features once or twice; the noise has the moments of all rows."""
         if self.view_kind == "single":
             return {"view1": features}
         random = np.random.default_rng(self.seed)
@@ -127,51 +101,58 @@ class Mulan(Source):
 
 
 class _Table(NamedTuple):
+    """An ARFF file: float32 [rows, features] and uint8 [rows, labels]."""
+
     attributes: list[str]
     features: NDArray[np.float32]
     labels: NDArray[np.uint8]
 
 
 def read_arff(path: Path, label_names: list[str], xml: str) -> _Table:
-    """Read an ARFF file, dense or sparse, and part its labels from its features."""
+    """Reads an ARFF file, dense or sparse, and parts its labels from its features.
+
+    SciPy's reader knows no sparse rows and names no line.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kinds, data = _read_header(path, lines)
+    _check_attributes(path, kinds, label_names, xml)
+    names = list(kinds)
+    numbers, values = _read_rows(path, lines, data, names)
+    columns = [names.index(label) for label in label_names]
+    others = np.setdiff1d(np.arange(len(names)), columns)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        features = values[:, others].astype(np.float32)
+    labels = values[:, columns]
+    for good, part, expected in (
+        (np.isfinite(features), others, "a finite float32"),
+        ((labels == 0) | (labels == 1), columns, "a label of 0 or 1"),
+    ):
+        if len(bad := np.argwhere(~good)):
+            row, column = int(bad[0, 0]), int(part[bad[0, 1]])
+            raise SourceError(
+                f"{path.name}, line {numbers[row]}, column {names[column]!r}: "
+                f"found {values[row, column]:g}; expected {expected}"
+            )
+    return _Table(names, features, labels.astype(np.uint8))
+
+
+def _read_header(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
+    """Returns the type of each attribute, and the number of the line `@data`, from 1 on."""
     kinds: dict[str, str] = {}
-    data = len(lines)
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text.lower().startswith("@data"):
-            data = number
-            break
+            return kinds, number
         if text.lower().startswith("@attribute"):
             parts = ATTRIBUTE.match(text)
             if parts is None:
                 raise SourceError(f"{path.name}, line {number}: not an @attribute NAME TYPE")
             kinds[parts[1].strip("'\"")] = parts[2].strip().lower().replace(" ", "")
-    _check_attributes(path, kinds, label_names, xml)
-    numbered = [
-        (number, text)
-        for number, text in enumerate(map(str.strip, lines[data:]), data + 1)
-        if text and not text.startswith("%")
-    ]
-    if not numbered:
-        raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
-    names = list(kinds)
-    values = _read_rows(path, numbered, names)
-    columns = [names.index(label) for label in label_names]
-    is_feature = np.ones(len(names), bool)
-    is_feature[columns] = False
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
-        features = values[:, is_feature].astype(np.float32)
-    of_features = [name for name, is_one in zip(names, is_feature, strict=True) if is_one]
-    finite = np.isfinite(features)
-    _check(path, numbered, of_features, finite, values[:, is_feature], "a finite float32")
-    labels = values[:, columns]
-    _check(path, numbered, label_names, (labels == 0) | (labels == 1), labels, "a label of 0 or 1")
-    return _Table(names, features, labels.astype(np.uint8))
+    return kinds, len(lines)
 
 
 def _check_attributes(path: Path, kinds: dict[str, str], labels: list[str], xml: str) -> None:
-    """Every label is an attribute {0,1}, and every attribute {0,1} a label."""
+    """Checks that every label is an attribute {0,1}, and every attribute {0,1} a label."""
     if not kinds:
         raise SourceError(f"{path.name}: no @attribute lines; expected an ARFF file")
     for label in labels:
@@ -193,60 +174,49 @@ def _check_attributes(path: Path, kinds: dict[str, str], labels: list[str], xml:
 
 
 def _read_rows(
-    path: Path, numbered: list[tuple[int, str]], names: list[str]
-) -> NDArray[np.float64]:
-    for number, line in numbered:
-        if not line.startswith("{") and (found := line.count(",") + 1) != len(names):
+    path: Path, lines: list[str], data: int, names: list[str]
+) -> tuple[list[int], NDArray[np.float64]]:
+    """Returns the numbers of the lines after `data` that hold rows, and their values."""
+    rows = {
+        number: line.strip()
+        for number, line in enumerate(lines[data:], data + 1)
+        if line.strip() and not line.strip().startswith("%")
+    }
+    if not rows:
+        raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
+    values = np.zeros((len(rows), len(names)))
+    for row, (number, line) in enumerate(rows.items()):
+        cells = line.strip("{}").split(",")
+        where = f"{path.name}, line {number}"
+        columns: Sequence[int] = range(len(names))
+        if line.startswith("{"):  # a sparse row: `{column value, ...}`
+            cells = [cell.strip() for cell in cells if cell.strip()]
+            columns, cells = _parse_columns(where, cells, len(names))
+        elif len(cells) != len(names):
             raise SourceError(
-                f"{path.name}, line {number}: {found} columns; expected {len(names)}, "
-                "one for each @attribute"
+                f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
             )
-    if not any(line.startswith("{") for _, line in numbered):
-        try:
-            return np.loadtxt([line for _, line in numbered], delimiter=",", ndmin=2, comments=None)
-        except ValueError:
-            pass  # some value is no number: read slowly, to say which
-    values = np.zeros((len(numbered), len(names)))
-    for row, (number, line) in enumerate(numbered):
-        for column, text in _cells(line):
-            if not 0 <= column < len(names):
-                raise SourceError(
-                    f"{path.name}, line {number}: cell {text!r} names no column; "
-                    f"expected COLUMN VALUE, columns from 0 to {len(names) - 1}"
-                )
+        for column, cell in zip(columns, cells, strict=True):
             try:
-                values[row, column] = float(text)
+                values[row, column] = float(cell)
             except ValueError:
                 raise SourceError(
-                    f"{path.name}, line {number}, column {names[column]!r}: found {text!r}; "
+                    f"{where}, column {names[column]!r}: found {cell.strip()!r}; "
                     "expected a finite number; fill or drop missing values first"
                 ) from None
-    return values
+    return list(rows), values
 
 
-def _cells(line: str) -> list[tuple[int, str]]:
-    """Columns and texts of a row: all of a dense one, those named of a sparse `{i v, ...}`."""
-    if not line.startswith("{"):
-        return [(column, text.strip()) for column, text in enumerate(line.split(","))]
-    cells = []
-    for cell in filter(None, map(str.strip, line.strip("{}").split(","))):
+def _parse_columns(where: str, cells: list[str], width: int) -> tuple[list[int], list[str]]:
+    """Returns the column and the text of each cell of a sparse row."""
+    columns, texts = [], []
+    for cell in cells:
         column, _, text = cell.partition(" ")
-        cells.append((int(column) if column.isdigit() else -1, text.strip()))
-    return cells
-
-
-def _check(
-    path: Path,
-    numbered: list[tuple[int, str]],
-    names: list[str],
-    good: NDArray[np.bool_],
-    values: NDArray[np.float64],
-    expected: str,
-) -> None:
-    if good.all():
-        return
-    row, column = (int(i) for i in np.argwhere(~good)[0])
-    raise SourceError(
-        f"{path.name}, line {numbered[row][0]}, column {names[column]!r}: "
-        f"found {values[row, column]:g}; expected {expected}"
-    )
+        if not column.isdecimal() or int(column) >= width:
+            raise SourceError(
+                f"{where}: cell {text.strip()!r} names no column; expected COLUMN VALUE, columns "
+                f"from 0 to {width - 1}"
+            )
+        columns.append(int(column))
+        texts.append(text)
+    return columns, texts

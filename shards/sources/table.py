@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -13,14 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath, field_validator
 
 from heron.shards.errors import SourceError
-from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import WHOLE, Rows, Source
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import WHOLE, InMemory, Loaded
 
 MISSING = ("", "?", "nan")
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Table(Source):
+class Table(InMemory):
     """A table of numbers, such as UCI's: a CSV file, one of its columns the class.
 
     Classes are the distinct values of that column, in the order of numbers where all are numbers
@@ -58,33 +57,12 @@ class Table(Source):
         return self.csv.stem
 
     @property
-    def views(self) -> list[View]:
-        """One view, `features`: every column but the class, in the order of the file."""
-        width = self._table.features.shape[1]
-        return [View(name="features", kind="vector", shape=(width,), dtype="float32")]
-
-    @cached_property
-    def labels(self) -> Labels:
-        """The distinct values of the column of the class."""
-        return Labels(kind="multi_class", names=self._table.classes)
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """One split of all rows."""
-        return {WHOLE: len(self._table.numbers)}
-
-    @property
     def files(self) -> list[Path]:
         """The CSV file."""
         return [self.csv]
 
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows in the order of the file."""
-        table = self._table
-        return Rows({"features": table.features[start:stop]}, table.numbers[start:stop])
-
-    @cached_property
-    def _table(self) -> _Table:
+    def load(self) -> Loaded:
+        """Reads the file; the view `features` has every column but the class, in its order."""
         lines = read_lines(self.csv)
         first = lines[0].cells
         names = first if self._has_header(lines) else None
@@ -96,10 +74,15 @@ class Table(Source):
         classes, numbers = _classes(self.csv.name, lines, at)
         titles = [repr(n) for n in names] if names else [str(n) for n in range(len(first))]
         features = _features(self.csv.name, lines, at, titles, self.missing == "mean")
-        return _Table(features, numbers, classes)
+        return Loaded(
+            views={"features": features},
+            targets=numbers,
+            labels=Labels(kind="multi_class", names=classes),
+            splits={WHOLE: range(len(lines))},
+        )
 
     def _has_header(self, lines: list[_Line]) -> bool:
-        """Whether the first line names the columns; where it may be a row as well, ask."""
+        """Returns whether the first line names the columns; SourceError where it may be a row."""
         if self.header != "auto":
             return self.header == "yes"
         first = lines[0].cells
@@ -122,7 +105,7 @@ class Table(Source):
         )
 
     def _label_column(self, names: list[str] | None, width: int) -> int:
-        """The number of the column of the class, from 0 on."""
+        """Returns the number of the column of the class, from 0 on."""
         if self.label is None:
             return width - 1
         if names is not None and names.count(self.label) == 1:
@@ -148,14 +131,8 @@ class _Line(NamedTuple):
     cells: list[str]
 
 
-class _Table(NamedTuple):
-    features: NDArray[np.float32]  # [rows, columns but the class]
-    numbers: NDArray[np.int64]  # [rows], of classes
-    classes: list[str]
-
-
 def read_lines(path: Path) -> list[_Line]:
-    """The cells of every line that is not blank; SourceError where their numbers differ."""
+    """Returns the cells of every line that is not blank; their number must not differ."""
     lines = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -185,7 +162,7 @@ def read_lines(path: Path) -> list[_Line]:
 
 
 def _classes(file: str, lines: list[_Line], at: int) -> tuple[list[str], NDArray[np.int64]]:
-    """The names of the classes, sorted, and the class of each row."""
+    """Returns the names of the classes, sorted, and the class of each row."""
     texts = [line.cells[at] for line in lines]
     for line in lines:
         if _is_missing(line.cells[at]):
@@ -210,7 +187,7 @@ def _classes(file: str, lines: list[_Line], at: int) -> tuple[list[str], NDArray
 def _features(
     file: str, lines: list[_Line], at: int, titles: list[str], fill: bool
 ) -> NDArray[np.float32]:
-    """The columns but the class, float32 [rows, columns]; `titles` name all, for messages."""
+    """Returns the columns but the class, float32 [rows, columns]; `titles` name all columns."""
     titles = _without(titles, at)
     values = np.empty((len(lines), len(titles)))
     for row, line in enumerate(lines):
@@ -253,7 +230,7 @@ def _whole(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    """The number that a cell holds, infinite ones too, or None (Python alone reads 1_000)."""
+    """Returns the number in a cell, infinite ones too, or None (Python alone reads 1_000)."""
     try:
         return None if "_" in text else float(text)
     except ValueError:
