@@ -208,13 +208,17 @@ class Train(Section):
 class Evaluate(Section):
     """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
 
-    `auto` probes where no term trains a classifier, `always` also beside one.
+    `auto` probes where no term trains a classifier, `always` also beside one. `baselines` adds what
+    logistic regression and the plain network reach on the same labels, the latter at the learning
+    rate `plain_lr` (null: the run's): see `heron.pipeline.evaluation.baselines`.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
     threshold: Share = 0.4
     batch: Natural = 512
     map_rows: Natural = 1000
+    baselines: bool = False
+    plain_lr: Positive | None = None
 
 
 class Config(Section):
