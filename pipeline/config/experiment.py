@@ -209,8 +209,8 @@ class Evaluate(Section):
     """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
 
     `auto` probes where no term trains a classifier, `always` also beside one. `baselines` adds what
-    logistic regression and the plain network reach on the same labels, the latter at the learning
-    rate `plain_lr` (null: the run's): see `heron.pipeline.evaluation.baselines`.
+    logistic regression and the plain network reach on the same labels: see
+    `heron.pipeline.evaluation.baselines`.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
@@ -218,7 +218,6 @@ class Evaluate(Section):
     batch: Natural = 512
     map_rows: Natural = 1000
     baselines: bool = False
-    plain_lr: Positive | None = None
 
 
 class Config(Section):

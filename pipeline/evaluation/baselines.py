@@ -23,7 +23,7 @@ from heron.pipeline.evaluation.metrics import Scores, label_auc
 
 FOLDS = 5
 COMPONENTS = (50, 100, 200)
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C, the inverse of the L2 penalty's weight
 SHOWN = ("auc_macro", "f1_weighted")
 _ITERATIONS = 300
 
@@ -73,7 +73,6 @@ def plain(config: Config) -> Config | None:
     tree["objective"] = terms
     tree["model"]["task_groups"] = None
     tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
-    tree["optim"] |= {"lr": config.evaluate.plain_lr or config.optim.lr}
     tree["evaluate"] |= {"baselines": False}
     return parse_config(tree)
 
