@@ -41,7 +41,7 @@ from heron.pipeline.distributed.exchange import Split
 from heron.pipeline.distributed.launch import prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
-from heron.pipeline.evaluation import collapse
+from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.mine import Miner
@@ -278,6 +278,13 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
         tracker.say(*skipped.add(collectives.gather_objects(streams.reader.lost)))
     skipped.refuse()  # rows of the test set, with which the scores may not count
+
+    def also(other: Config) -> dict[str, Any]:
+        with Hold(Path(other.run.dir)) as its:
+            return train(other, watchdog, signals, its)
+
+    if config.evaluate.baselines:
+        scores |= baselines.compare(config, evaluator, streams.roles, scores, also)
     result: dict[str, Any] = {
         **scores,
         "steps": steps,
@@ -294,6 +301,8 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     }
     if main:
         print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
+        for line in baselines.table(scores, folder.name) if config.evaluate.baselines else ():
+            print(line)
         write_result(folder, result)  # last: who finds it takes the run for done
     return result
 

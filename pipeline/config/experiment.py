@@ -211,6 +211,8 @@ class Evaluate(Section):
     `probe`: `auto` probes where no term trains a classifier, `always` also beside one.
     `map`: whether the report ends with a map of at most about `map_rows` test rows; `auto` draws it
     where training took two minutes or more: see `training.report.wants_map`.
+    `baselines` adds what logistic regression and the plain network reach on the same labels: see
+    `evaluation.baselines`.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
@@ -218,6 +220,7 @@ class Evaluate(Section):
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
+    baselines: bool = False
 
 
 class Config(Section):

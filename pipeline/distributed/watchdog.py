@@ -79,7 +79,9 @@ class Watchdog:
             self.beat()
 
     def start(self) -> None:
-        """Begin, once the processes have met."""
+        """Begin, once the processes have met; a second call changes nothing."""
+        if self.started:
+            return
         self.started = True
         self.beat()
         for thread in self._threads[0 if world_size() > 1 else 1 :]:

@@ -117,6 +117,17 @@ class Evaluator:
         s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
         return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept])
 
+    def inputs(self, rows: Rows) -> Predictions:
+        """What a model sees of rows, as `hidden` [rows, numbers]; this process reads them all."""
+        names = [view.stored for view in self.views.views]
+        parts = []
+        for start in range(0, len(rows), self.config.batch):
+            seen = self.views(self._batch(rows[start : start + self.config.batch], names), False)
+            parts.append(torch.cat([x.flatten(1) for x in seen], 1).cpu().numpy())
+        kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
+        rows, hidden = rows[kept], np.concatenate(parts)[kept]
+        return Predictions(None, hidden, self.reader.truth(rows), rows)
+
     def score(self, predictions: Predictions) -> Scores:
         """Scores of predictions; none without probabilities, or where no row has a label."""
         if predictions.probability is None or not len(predictions.y):

@@ -14,6 +14,7 @@ from heron.shards.sources.base import Drawn, Rows
 from heron.shards.sources.portrait import portrait
 
 QUALITY = 90
+CAMERAS = ["left", "right"]
 ATTRIBUTES = [  # CelebA's, in its order
     "5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs",
     "Big_Lips", "Big_Nose", "Black_Hair", "Blond_Hair", "Blurry", "Brown_Hair", "Bushy_Eyebrows",
@@ -29,7 +30,9 @@ class Faces(Drawn):
     """Synthetic faces with CelebA's forty attributes, every one of them visible.
 
     Attributes are about as frequent as in CelebA (but none under 5 %) and go together as they do
-    there; position, size, light, skin and background vary and are no attribute.
+    there; position, size, light, skin and background vary and are no attribute. With two cameras,
+    each has a place, a tilt, a light, a background and a noise of its own: the two pictures share
+    the face, and nothing of how it was taken.
     """
 
     name: ClassVar[str] = "faces"
@@ -39,11 +42,14 @@ class Faces(Drawn):
     train: int = Field(4_000, gt=0, description="pictures to train on")
     test: int = Field(1_000, ge=0, description="pictures to test on")
     size: int = Field(64, ge=32, le=256, description="height and width in pixels")
+    cameras: int = Field(1, ge=1, le=2, description="1 stores `image`; 2 store `left` and `right`")
 
     @property
     def views(self) -> list[View]:
-        """One picture."""
-        return [View(name="image", kind="image", shape=(self.size, self.size, 3), dtype="uint8")]
+        """One picture, or the same face as two cameras see it."""
+        names = ["image"] if self.cameras == 1 else CAMERAS
+        shape = (self.size, self.size, 3)
+        return [View(name=name, kind="image", shape=shape, dtype="uint8") for name in names]
 
     @property
     def labels(self) -> Labels:
@@ -53,16 +59,23 @@ class Faces(Drawn):
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Faces of a split; keys count on from one split to the next, as CelebA's do."""
         first = 1 + (self.train if split == "test" else 0)
-        keys, pictures, labels = [], [], []
+        keys, labels = [], []
+        pictures: dict[str, list[bytes]] = {view.name: [] for view in self.views}
         for number in range(first + start, first + stop):
-            random = np.random.default_rng([self.seed, number])
-            has = draw_attributes(random)
-            stream = BytesIO()
-            portrait(has, random, self.size).save(stream, "JPEG", quality=QUALITY, subsampling=0)
+            for camera, stored in enumerate(pictures.values()):
+                random = np.random.default_rng([self.seed, number])  # the same face each time
+                has = draw_attributes(random)
+                if self.cameras == 1:
+                    picture = portrait(has, random, self.size)
+                else:
+                    own = np.random.default_rng([self.seed, number, camera])
+                    picture = portrait(has, random, self.size, own)
+                stream = BytesIO()
+                picture.save(stream, "JPEG", quality=QUALITY, subsampling=0)
+                stored.append(stream.getvalue())
             keys.append(f"{number:06d}")
-            pictures.append(stream.getvalue())
             labels.append([has[name] for name in ATTRIBUTES])
-        return Rows({"image": pictures}, np.array(labels, np.uint8), keys)
+        return Rows({**pictures}, np.array(labels, np.uint8), keys)
 
 
 def draw_attributes(random: np.random.Generator) -> dict[str, bool]:

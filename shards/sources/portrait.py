@@ -27,12 +27,27 @@ BACKGROUNDS = (
     (150, 190, 214), (206, 196, 170), (164, 200, 160), (196, 176, 206), (222, 214, 204),
     (120, 140, 160), (236, 200, 160), (110, 150, 140),
 )  # fmt: skip
+# How far pictures of a camera of its own differ: place and scale (times those of one picture),
+# tilt in degrees, strength of the light, of its slope and colour, noise of 255.
+FAR, TILT, LIGHT, RAMP, CAST, NOISE = 1.0, 8.0, (0.4, 1.3), 0.5, 0.3, 12.0
 WHITE, GOLD, INK = (250, 250, 248), (250, 200, 40), (40, 28, 26)
 
 
-def portrait(has: Mapping[str, bool], random: np.random.Generator, size: int) -> Image.Image:
-    """Draw a face that has these attributes: RGB, size by size pixels."""
-    face = _Face(has, random, size)
+def portrait(
+    has: Mapping[str, bool],
+    random: np.random.Generator,
+    size: int,
+    camera: np.random.Generator | None = None,
+) -> Image.Image:
+    """Draw a face that has these attributes: RGB, size by size pixels.
+
+    Args:
+        has: the attributes.
+        random: draws what else the face is; without a camera, also how the picture is taken.
+        size: height and width in pixels.
+        camera: draws how the picture is taken, which then varies more; see `Faces`.
+    """
+    face = _Face(has, random, size, camera)
     face.back_hair()
     face.body()
     face.head()
@@ -43,7 +58,27 @@ def portrait(has: Mapping[str, bool], random: np.random.Generator, size: int) ->
     face.mouth()
     face.front_hair()
     face.worn()
-    return _develop(face.image.reduce(2), has, random)
+    if camera is None:
+        return _develop(face.image.reduce(2), has, random)
+    tilted = face.image.rotate(
+        camera.uniform(-TILT, TILT), Image.Resampling.BILINEAR, fillcolor=face.background
+    )
+    return _expose(tilted.reduce(2), has, camera)
+
+
+def _expose(
+    image: Image.Image, has: Mapping[str, bool], camera: np.random.Generator
+) -> Image.Image:
+    """Blur, coloured light from one side, and noise, all of one camera."""
+    if has["Blurry"]:
+        image = image.filter(ImageFilter.GaussianBlur(image.width / 48))
+    angle, strength = camera.uniform(0, (2 * np.pi, RAMP))
+    cast = camera.uniform(LIGHT[0], LIGHT[1]) * camera.uniform(1 - CAST, 1 + CAST, 3)
+    ramp = np.linspace(-strength, strength, image.width)
+    light = 1 + np.cos(angle) * ramp + np.sin(angle) * ramp[:, None]
+    pixels = np.asarray(image, float) * light[..., None] * cast
+    pixels += camera.uniform(0, NOISE) * camera.standard_normal(pixels.shape)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
 def _develop(
@@ -76,15 +111,26 @@ def _shade(colour: Colour, factor: float) -> Colour:
 class _Face:
     """A canvas with its own axes: 0, 0 is between the eyes, the head about 60 wide and 80 high."""
 
-    def __init__(self, has: Mapping[str, bool], random: np.random.Generator, size: int) -> None:
+    def __init__(
+        self,
+        has: Mapping[str, bool],
+        random: np.random.Generator,
+        size: int,
+        camera: np.random.Generator | None,
+    ) -> None:
         self.has, self.random = has, random
         draws = random.random(16).tolist()
-        self.unit = 2 * size / 128 * (0.88 + 0.17 * draws[0])
-        self.x = size + size / 8 * (draws[1] - 0.5)
-        self.y = size * 0.93 + size / 8 * (draws[2] - 0.5)
+        far = 1.0
+        if camera is not None:
+            draws[:5], far = camera.random(5).tolist(), FAR
+        self.unit = 2 * size / 128 * (0.965 + 0.17 * far * (draws[0] - 0.5))
+        self.x = size + size / 8 * far * (draws[1] - 0.5)
+        self.y = size * 0.93 + size / 8 * far * (draws[2] - 0.5)
         background: Colour = BACKGROUNDS[int(draws[3] * len(BACKGROUNDS))]
-        background = _shade(background, 0.8 + 0.3 * draws[4])
-        self.image = Image.new("RGB", (2 * size, 2 * size), background)
+        self.background = _shade(background, 0.8 + 0.3 * draws[4])
+        if camera is not None:
+            self.background = tuple(camera.integers(0, 256, 3).tolist())
+        self.image = Image.new("RGB", (2 * size, 2 * size), self.background)
         self.pen = ImageDraw.Draw(self.image, "RGBA")
         tone: Colour = SKINS[int(draws[5] ** 1.5 * len(SKINS))]
         self.tone: Colour = PALE if has["Pale_Skin"] else _shade(tone, 0.94 + 0.12 * draws[6])

@@ -387,7 +387,7 @@ def test_temperatures_are_the_runs(tmp_path: Path) -> None:
     found = Temperatures.of_run(tmp_path)
     assert found.source == f"objective.weighted_unsupervised.tau of {tmp_path}/config.yaml"
     assert found.pairs(2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    of_two, of_one = "weighted_unsupervised: {weight: 0.05, tau: 1.0}", "single_view_unsupervised:"
+    of_two, of_one = "weighted_unsupervised: {weight: 0.1, tau: 0.1}", "single_view_unsupervised:"
     assert of_two in source
     (tmp_path / "config.yaml").write_text(source.replace(of_two, f"{of_one} {{tau: 0.5}}"))
     of_single = Temperatures.of_run(tmp_path)

@@ -1,0 +1,178 @@
+"""What simpler methods reach on the same labels: logistic regression, and the plain network."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.pipeline.config.experiment import Config, parse_config
+from heron.pipeline.config.terms import CLASSIFIERS
+from heron.pipeline.data.protocol import Roles
+from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.evaluation.metrics import Scores, label_auc
+
+FOLDS = 5
+COMPONENTS = (50, 100, 200)
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C, the inverse of the L2 penalty's weight
+SHOWN = ("auc_macro", "f1_weighted")
+_ITERATIONS = 300
+
+Matrix = NDArray[np.float64]
+
+
+def compare(
+    config: Config,
+    evaluator: Evaluator,
+    roles: Roles,
+    scores: Scores,
+    train: Callable[[Config], Mapping[str, Any]],
+) -> Scores:
+    """Scores of the baselines on a run's test rows; every process must call it.
+
+    The plain network is the experiment with the classifier's term alone, trained by the same code
+    in the run's folder `plain`. It is left out where the experiment has no such term, and is the
+    run itself where it has no other.
+
+    Args:
+        config: of the run.
+        evaluator: of the run.
+        roles: the run's rows: the labelled ones train, the test rows are scored.
+        scores: of the run itself.
+        train: trains by a configuration, and returns what result.json holds.
+
+    Returns:
+        Scores named `plain_...` and `logistic_...`, and what cross-validation chose.
+    """
+    if not len(roles.test) or not len(roles.labelled):
+        return {}
+    found = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
+    alone = plain(config)
+    if alone is None:
+        return found
+    same = alone.objective == config.objective
+    reached = scores if same else train(alone)
+    return found | {f"plain_{k}": reached[k] for k in scores if k in reached}
+
+
+def plain(config: Config) -> Config | None:
+    """The experiment with the classifier's term alone; None where it has no such term."""
+    tree = config.model_dump(mode="json")
+    terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS and v is not None}
+    if not terms:
+        return None
+    tree["objective"] = terms
+    tree["model"]["task_groups"] = None
+    tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
+    tree["evaluate"] |= {"baselines": False}
+    return parse_config(tree)
+
+
+def table(scores: Mapping[str, Any], name: str) -> list[str]:
+    """Lines with the run and its baselines side by side.
+
+    Args:
+        scores: of the run and of the baselines: what result.json holds.
+        name: of the run's own method.
+    """
+    rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
+    return [
+        f"{title:20}" + "".join(f"  {k} {scores[prefix + k]:.4f}" for k in SHOWN)
+        for title, prefix in rows.items()
+        if all(prefix + k in scores for k in SHOWN)
+    ]
+
+
+def logistic_regression(
+    x: NDArray[Any], y: NDArray[np.float32], others: NDArray[Any], exclusive: bool
+) -> tuple[NDArray[np.float32], dict[str, float]]:
+    """Train logistic regression on the principal components of standardised inputs.
+
+    The number of components and C are those of the best mean AUC over labels of the rows that each
+    of 5 folds of the training rows holds out; scaling and components are fitted without them.
+
+    Args:
+        x: inputs of the training rows, [rows, width].
+        y: their labels as 0/1, [rows, labels]. One that all rows share is predicted as it is.
+        others: inputs of the rows to predict, [others, width].
+        exclusive: of the labels a row has one: one multinomial classifier.
+
+    Returns:
+        Probabilities [others, labels]; `components` and `c` as chosen.
+    """
+    from sklearn.model_selection import KFold  # here and below: it takes as long as half of torch
+
+    folds = min(FOLDS, len(x))
+    held = {(k, c): np.zeros_like(y) for k in COMPONENTS for c in STRENGTHS}
+    if folds > 1:
+        for train, rest in KFold(folds, shuffle=True, random_state=0).split(x):
+            inputs, asked = _components(x[train], x[rest])
+            for (k, c), out in held.items():
+                out[rest] = _classify(inputs[:, :k], y[train], asked[:, :k], c, exclusive)
+    means = {choice: _mean_auc(out, y) for choice, out in held.items()}
+    k, c = max(means, key=lambda choice: means[choice])
+    inputs, asked = _components(x, others)
+    probability = _classify(inputs[:, :k], y, asked[:, :k], c, exclusive)
+    return probability, {"components": min(k, inputs.shape[1]), "c": c}
+
+
+def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
+    """Both in the principal components of the first, the largest first."""
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
+
+    if not np.ptp(x, 0).any():  # one row, or rows that are alike: there is no component
+        return np.zeros((len(x), 1)), np.zeros((len(others), 1))
+    scaler = StandardScaler().fit(x)
+    pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full").fit(scaler.transform(x))
+    inputs, asked = (pca.transform(scaler.transform(rows)) for rows in (x, others))
+    return inputs, asked
+
+
+def _classify(
+    x: Matrix, y: NDArray[np.float32], asked: Matrix, c: float, exclusive: bool
+) -> NDArray[np.float32]:
+    """Probabilities [asked, labels]; a label or class without examples has probability 0."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    probability = np.zeros((len(asked), y.shape[1]), np.float32)
+    targets = [y.argmax(1)] if exclusive else list(y.astype(int).T)
+    for column, target in enumerate(targets):
+        if len(seen := np.unique(target)) == 1:
+            probability[:, seen[0] if exclusive else column] = 1.0 if exclusive else seen[0]
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = LogisticRegression(C=c, max_iter=_ITERATIONS).fit(x, target)
+        chances = model.predict_proba(asked)
+        if exclusive:
+            probability[:, model.classes_] = chances
+        else:
+            probability[:, column] = chances[:, 1]
+    return probability
+
+
+def _mean_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
+    found = np.array(label_auc(probability, y))
+    return float(found[~np.isnan(found)].mean()) if not np.isnan(found).all() else 0.0
+
+
+def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
+    """Scores of logistic regression on what the model sees, which the main process computes."""
+    found: dict[str, float] = {}
+    if rank() == 0:
+        with evaluator.watchdog.busy():
+            labelled, test = evaluator.inputs(roles.labelled), evaluator.inputs(roles.test)
+            if len(labelled.y) and len(test.y):
+                assert labelled.hidden is not None and test.hidden is not None
+                probability, chosen = logistic_regression(
+                    labelled.hidden, labelled.y, test.hidden, evaluator.exclusive
+                )
+                found = evaluator.score(replace(test, probability=probability)) | chosen
+    shared: dict[str, float] = gather_objects(found)[0]
+    return shared
