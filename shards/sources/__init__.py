@@ -42,7 +42,7 @@ BASE = f"{Source.__module__}.{Source.__qualname__}"  # what sources are derived 
 
 
 def make(name: str, options: Mapping[str, Any]) -> Source:
-    """Make a source from its name and options, as YAML or the command line gives them."""
+    """Makes a source from its name and options, as YAML or the command line gives them."""
     source = find(name)
     known = list(source.model_fields)
     for option in options:
@@ -61,7 +61,7 @@ def make(name: str, options: Mapping[str, Any]) -> Source:
 
 
 def find(name: str) -> type[Source]:
-    """Return the class of a source: one of SOURCES, or a class of yours by its dotted path.
+    """Returns the class of a source: one of SOURCES, or a class of yours by its dotted path.
 
     Raises:
         SourceError: there is no such source, or it is no source.
@@ -91,7 +91,7 @@ def find(name: str) -> type[Source]:
 
 
 def _check(path: str, found: object) -> None:
-    """Check that what lies at a dotted path can be a source."""
+    """Checks that what lies at a dotted path can be a source."""
     if not _is_source(found):
         what = f"the class {found.__name__}" if inspect.isclass(found) else repr(found)
         raise SourceError(
