@@ -52,7 +52,7 @@ from heron.pipeline.training.checkpoint import Position, Snapshot
 from heron.pipeline.training.companions import Companions
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble
-from heron.pipeline.training.report import write_report, write_result
+from heron.pipeline.training.report import wants_map, write_report, write_result
 from heron.pipeline.training.run_lock import Hold
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
@@ -192,7 +192,7 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
     earlier = None
     if main:
         earlier = None if done else checkpoint.set_aside(saved)
-        for stale in ("result.json", "report.html"):
+        for stale in ("result.json", "report.html", "map.png"):
             (folder / stale).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(text)
 
@@ -271,8 +271,10 @@ def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) 
         # Close: score the last weights, write the result and the report.
         test = streams.roles.test if len(streams.roles.test) else streams.roles.unlabelled
         predictions, scores = evaluator.evaluate(model, streams.roles)
-        sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
-        embedding = evaluator.predict(model, sample, hidden=True)
+        embedding = None  # of rows for the map; clocks differ, so the main process decides
+        if collectives.gather_objects(wants_map(config.evaluate.map, train_seconds))[0]:
+            sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
+            embedding = evaluator.predict(model, sample, hidden=True)
         tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
         tracker.say(*skipped.add(collectives.gather_objects(streams.reader.lost)))
     skipped.refuse()  # rows of the test set, with which the scores may not count

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -221,6 +220,8 @@ def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 def _hdf5_variables(path: Path) -> list[Variable]:
     """Read the heads of the variables of a v7.3 file."""
+    import h5py  # here: only files of v7.3 need it
+
     try:
         with h5py.File(path, "r") as file:
             return [
@@ -252,6 +253,8 @@ def _hdf5_variable(name: str, item: Any) -> Variable:
 
 def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
     """Write the columns of a data set of HDF5, reading whole chunks."""
+    import h5py
+
     name = variable.name
     with h5py.File(path, "r") as file:
         data = file[name]

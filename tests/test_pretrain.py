@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ from heron.pipeline.distributed import collectives
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.catalogue import TERMS
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import report
 from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.report import LONG, wants_map
 from heron.pipeline.training.tracking import read_metrics
 from heron.pipeline.training.values import refuse_nonfinite
 from heron.shards.errors import ShardError, SourceError
@@ -26,6 +28,7 @@ from tests import ranks
 from tests.experiments import frames, merge
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+MAP = {"map": "always"}
 CNN = {"kind": "cnn", "widths": None, "dropout": None}
 
 
@@ -42,7 +45,7 @@ def weights(folder: Path, kind: str = "model") -> dict[str, Tensor]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that the others are compared with."""
     folder = tmp_path_factory.mktemp("straight")
-    pretrain(frames(folder))
+    pretrain(frames(folder, evaluate=MAP))
     return folder
 
 
@@ -114,9 +117,9 @@ def test_the_folder_of_a_run(straight: Path) -> None:
     assert -4 <= rows[4]["uniformity"] < 0 < rows[4]["alignment"] and rows[4]["effective_rank"] > 1
     parts = 0.5 * rows[0]["loss/weighted_unsupervised"] + rows[0]["loss/cross_entropy"]
     assert rows[0]["loss"] == pytest.approx(parts)  # L_s is ramped up from 0
-    report = (folder / "report.html").read_text()
-    assert report.count("data:image/png;base64,") == 3
-    assert "http" not in report.replace("http-equiv", "")
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "http" not in page.replace("http-equiv", "")
     for name in ("loss.png", "auc.png", "map.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert list((folder / "tensorboard").iterdir())
@@ -124,8 +127,46 @@ def test_the_folder_of_a_run(straight: Path) -> None:
     assert state["position"] == {"step": 5, "epoch": 0, "step_in_epoch": 5}
 
 
+@pytest.mark.parametrize(
+    ("asked", "seconds", "drawn"),
+    [
+        ("auto", LONG, True),
+        ("auto", LONG - 1, False),
+        ("always", 0.0, True),
+        ("never", LONG, False),
+    ],
+)
+def test_a_map_is_drawn_where_it_is_asked_for_or_the_run_is_long(
+    asked: Literal["auto", "always", "never"], seconds: float, drawn: bool
+) -> None:
+    assert wants_map(asked, seconds) == drawn
+
+
+def alternately_long(folder: str) -> list[str]:
+    """A run whose clocks differ: it is long on rank 0 alone; what the main process wrote."""
+    report.LONG = -math.inf if collectives.rank() == 0 else math.inf
+    pretrain(frames(Path(folder), train={"steps": 1}))
+    return sorted(path.name for path in (Path(folder) / "run").glob("*.png"))
+
+
+def test_the_main_process_decides_about_the_map(tmp_path: Path) -> None:
+    assert "map.png" in ranks.run(2, alternately_long, str(tmp_path))[0]
+
+
+def test_a_short_run_leaves_no_map_and_none_of_an_earlier_run(
+    straight: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "map.png").write_bytes(b"of an earlier run")
+    shards = {"path": str(straight / "frames")}
+    pretrain(frames(tmp_path, data=shards, train={"steps": 1}))
+    assert not (tmp_path / "run" / "map.png").exists()
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert text.count("data:image/png;base64,") == 2
+
+
 def test_its_configuration_is_enough_to_run_again(straight: Path) -> None:
-    assert load_config(straight / "run" / "config.yaml") == frames(straight)
+    assert load_config(straight / "run" / "config.yaml") == frames(straight, evaluate=MAP)
 
 
 def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
@@ -237,7 +278,7 @@ def test_a_run_without_classifier_and_probe_ends_with_its_report(
     straight: Path, tmp_path: Path
 ) -> None:
     data = {"path": str(straight / "frames"), "batch": {"labelled": 0}}
-    config = frames(tmp_path, data=data, objective=UNCLASSIFIED, evaluate={"probe": "never"})
+    config = frames(tmp_path, data=data, objective=UNCLASSIFIED, evaluate={"probe": "never"} | MAP)
     pretrain(config)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == 5
@@ -253,6 +294,7 @@ def train_unclassified(folder: str, name: str, data: str) -> dict[str, float]:
         "model": {"shared_encoder": True, "classify_on": "first_view", "projector": "mlp"},
         "objective": UNCLASSIFIED,
         "train": {"steps": None, "epochs": 1, "evaluate_every_epochs": 1},
+        "evaluate": MAP,
     }
     result = pretrain(frames(Path(folder), name, **changes))
     return {k: v for k, v in result.items() if k in ("f1_weighted", "auc_macro", "accuracy")}

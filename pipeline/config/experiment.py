@@ -208,12 +208,15 @@ class Train(Section):
 class Evaluate(Section):
     """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
 
-    `auto` probes where no term trains a classifier, `always` also beside one.
+    `probe`: `auto` probes where no term trains a classifier, `always` also beside one.
+    `map`: whether the report ends with a map of at most about `map_rows` test rows; `auto` draws it
+    where training took two minutes or more: see `training.report.wants_map`.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
     threshold: Share = 0.4
     batch: Natural = 512
+    map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
 
 

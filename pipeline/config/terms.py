@@ -1,10 +1,18 @@
 """The terms of the objective as the YAML gives them: their options and defaults."""
 
-from typing import Annotated, Literal
+from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from heron.pipeline.config.dotted import load_class
 from heron.pipeline.config.sections import Count, Natural, Positive, Section, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heron.pipeline.objectives.batch import GlobalBatch
 
 Temperature = Annotated[float, Field(ge=0.003)]  # exp(2 / tau) has no float64 below
 
@@ -16,6 +24,32 @@ class Term(Section):
 
     weight: Annotated[float, Field(ge=0)] = 1.0
     ramp_epochs: Count = 0
+
+
+class CustomTerm(Term):
+    """A term of your own: its options, what it needs, and its loss, in one file anywhere.
+
+    Its place in the YAML is its dotted path: `objective: {my_lab.losses.Mine: {weight: 1}}`.
+
+    Attributes:
+        needs: which parts of the model it needs and what the processes share: flags of
+            `objectives.catalogue.Definition`, such as `project` or `classify`.
+        views: the fewest views that it is defined for.
+        kinds: the kinds of labels that it is defined for; none: it looks at no label.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("project",)
+    views: ClassVar[int] = 1
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    def loss(self, batch: GlobalBatch, epoch: float) -> Tensor:
+        """Returns this process's share of the loss, a scalar; the shares' sum is the loss.
+
+        Args:
+            batch: the vectors of the whole batch, and which rows are this process's own.
+            epoch: now; a fraction of it counts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss(batch, epoch)")
 
 
 class NtXent(Term):
@@ -83,7 +117,7 @@ class Hard(Term):
     detach: bool = False
 
     @model_validator(mode="after")
-    def _labels(self) -> "Hard":
+    def _labels(self) -> Hard:
         if not self.supervised and self.positives == "label":
             raise ValueError(
                 "positives by label need labels; with supervised: false give "
@@ -219,14 +253,39 @@ class Objective(Section):
     gce: Gce | None = None
     l_uw: Term | None = None
     mlcl: Term | None = None
+    custom: dict[str, SerializeAsAny[CustomTerm]] = {}  # by dotted path
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_path(cls, given: Any) -> Any:
+        """Takes keys that are dotted paths for the terms of one's own that they name."""
+        if not isinstance(given, dict):
+            return given
+        dotted = {name: options for name, options in given.items() if "." in name}
+        rest = {name: options for name, options in given.items() if name not in dotted}
+        return rest | {"custom": {**rest.get("custom", {}), **dotted}} if dotted else given
+
+    @field_validator("custom", mode="before")
+    @classmethod
+    def _load(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            path: load_class(path, CustomTerm).model_validate(options or {})
+            if not isinstance(options, CustomTerm)
+            else options
+            for path, options in given.items()
+            if options is not None
+        }
 
     def terms(self) -> dict[str, Term]:
         """The terms that take part, by name."""
-        named = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: term for name, term in named if term is not None and term.weight > 0}
+        named = {name: getattr(self, name) for name in type(self).model_fields if name != "custom"}
+        named |= self.custom
+        return {name: term for name, term in named.items() if term is not None and term.weight > 0}
 
     @model_validator(mode="after")
-    def _some_term(self) -> "Objective":
+    def _some_term(self) -> Objective:
         if not self.terms():
             raise ValueError("no term has a weight above 0; expected at least one")
         return self

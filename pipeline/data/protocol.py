@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.model_selection import StratifiedKFold
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol
@@ -113,6 +112,8 @@ def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
             f"data.protocol.folds is {folds}, but no label vector occurs as often; "
             f"expected at most {np.bincount(classes).max()}"
         )
+
+    from sklearn.model_selection import StratifiedKFold  # here: it loads scipy
 
     with warnings.catch_warnings():  # label vectors rarer than folds are part of the protocol
         warnings.simplefilter("ignore", UserWarning)

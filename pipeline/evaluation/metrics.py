@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
 Scores = dict[str, float]
 
@@ -34,6 +33,8 @@ def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32])
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:
     """AUC of every label; NaN where all rows agree."""
+    from sklearn.metrics import roc_auc_score  # here: it loads scipy, before a run's first step
+
     both = (y.min(0) == 0) & (y.max(0) == 1)
     return [
         float(roc_auc_score(y[:, a], probability[:, a])) if both[a] else float("nan")
@@ -42,6 +43,8 @@ def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[
 
 
 def _f1(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Scores:
+    from sklearn.metrics import accuracy_score, f1_score
+
     one = true.ndim == 2 and true.shape[1] == 1  # sklearn would average over 0 and 1
     scores = {
         f"f1_{a}": float(f1_score(true, predicted, average="binary" if one else a, zero_division=0))
@@ -51,6 +54,8 @@ def _f1(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Scores:
 
 
 def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
+    from sklearn.metrics import average_precision_score
+
     auc = np.array(label_auc(probability, y))
     usable = ~np.isnan(auc)
     if not usable.any():

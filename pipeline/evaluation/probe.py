@@ -4,9 +4,6 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 _ITERATIONS = 1000
 
@@ -35,6 +32,8 @@ def linear_probe(
     Returns:
         Probabilities, [others, labels].
     """
+    from sklearn.preprocessing import StandardScaler  # here: most runs need no probe
+
     scaler = StandardScaler().fit(features.astype(np.float64))
     inputs, asked = (scaler.transform(x.astype(np.float64)) for x in (features, others))
     if exclusive:
@@ -47,6 +46,9 @@ def _classify(
     inputs: NDArray[np.float64], classes: NDArray[np.int64], asked: NDArray[np.float64], count: int
 ) -> NDArray[np.float32]:
     """Probabilities [asked, count] of classes 0 to count - 1, some of which may not occur."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     probability = np.zeros((len(asked), count), np.float32)
     found = np.unique(classes)
     if len(found) == 1:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 
 ROUNDS = 45  # of the views' alternation, as in DeepMTMV's code
 SEEDS = 10  # of k-means, of which the cheapest clusters are taken
@@ -123,6 +121,9 @@ def _top(symmetric: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 
 
 def _cluster(points: NDArray[np.float64], count: int, seed: int) -> NDArray[np.int64]:
+    from sklearn.cluster import KMeans  # here: only task groups need it, and it loads scipy
+    from sklearn.exceptions import ConvergenceWarning
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer points apart than clusters
         labels = KMeans(count, n_init=1, random_state=seed).fit_predict(points)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -174,6 +173,8 @@ def mine(
         Numbers of rows, nearest first, [rows, nearest]; -1 where there are no more among the
         `SEEN` times as many that were looked at.
     """
+    import faiss  # here: only mining needs it
+
     unit = hidden / np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.IndexFlatIP(unit.shape[1])

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.terms import CustomTerm
 from heron.pipeline.objectives import classification, complementary
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.c2ae import c2ae
@@ -80,6 +82,26 @@ def _of_views(function: Callable[..., Tensor]) -> Definition:
         lambda batch, options, _: function(batch.projections, rows=batch.rows, **options),
         project=True,
         views=2,
+    )
+
+
+def custom(term: CustomTerm) -> Definition:
+    """Returns the definition of a user's own term.
+
+    Raises:
+        ConfigError: it needs something that there is not.
+    """
+    flags = [name for name, kind in Definition.__annotations__.items() if kind is bool]
+    if unknown := sorted(set(term.needs) - set(flags)):
+        raise ConfigError(
+            f"{type(term).__module__}.{type(term).__name__}.needs holds {', '.join(unknown)}; "
+            f"expected some of {', '.join(flags)}"
+        )
+    return Definition(
+        lambda batch, _, epoch: term.loss(batch, epoch),
+        views=term.views,
+        kinds=term.kinds,
+        **dict.fromkeys(term.needs, True),
     )
 
 

@@ -8,9 +8,18 @@ from torch import Tensor
 from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.experiment import View
 from heron.pipeline.config.model import Model
-from heron.pipeline.config.terms import CLASSIFIERS, Comco, Hard, Mulco, Pico, Plnl, Term
+from heron.pipeline.config.terms import (
+    CLASSIFIERS,
+    Comco,
+    CustomTerm,
+    Hard,
+    Mulco,
+    Pico,
+    Plnl,
+    Term,
+)
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.catalogue import KNOWN, PARTS, TERMS
+from heron.pipeline.objectives.catalogue import KNOWN, PARTS, TERMS, custom
 
 KEYED = Mulco, Pico, Comco  # terms with a momentum encoder
 
@@ -21,7 +30,10 @@ class Objective:
     def __init__(self, terms: Mapping[str, Term]) -> None:
         """Take the terms of a configuration; see `pipeline.config.terms.Objective.terms`."""
         self.terms = dict(terms)
-        self.definitions = {name: TERMS[name] for name in terms}
+        self.definitions = {
+            name: custom(term) if isinstance(term, CustomTerm) else TERMS[name]
+            for name, term in terms.items()
+        }
         shared = set(Term.model_fields)
         self.options = {name: term.model_dump(exclude=shared) for name, term in terms.items()}
 

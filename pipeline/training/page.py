@@ -4,12 +4,11 @@ import base64
 import html
 from collections.abc import Sequence
 from io import BytesIO
+from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -21,8 +20,10 @@ td { font-variant-numeric: tabular-nums } pre { background: #f4f5f7; padding: 1r
 """
 
 
-def plot(x: str, y: str) -> tuple[Figure, Axes]:
+def plot(x: str, y: str) -> "tuple[Figure, Axes]":
     """A figure of one plot, small, to be read on a phone too; with names for its axes."""
+    from matplotlib.figure import Figure  # here: a page without figures needs none of it
+
     figure = Figure(figsize=(5.5, 3.4))
     axes = figure.add_subplot()
     axes.set_xlabel(x)
@@ -31,7 +32,7 @@ def plot(x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: "Figure") -> bytes:
     """A figure as a PNG, cut to what is drawn."""
     out = BytesIO()
     figure.savefig(out, dpi=110, bbox_inches="tight", format="png")

@@ -5,13 +5,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
@@ -20,6 +17,10 @@ from heron.pipeline.training.page import embedded, heading, page, png
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.atomic import atomic_write
 
+if TYPE_CHECKING:  # the figures are drawn at a run's end, and their libraries are loaded there
+    from matplotlib.figure import Figure
+
+LONG = 120.0  # seconds of training, beside which the seconds of a map are little
 _PANELS = 6  # labels shown on the map, where labels are not exclusive
 
 
@@ -32,11 +33,21 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
         stream.write(json.dumps(clean, indent=1).encode() + b"\n")
 
 
+def wants_map(asked: Literal["auto", "always", "never"], train_seconds: float) -> bool:
+    """Whether the report is to have a map of test rows, which takes seconds to draw.
+
+    Args:
+        asked: `evaluate.map`; `auto` asks for it where the map is a small part of the run.
+        train_seconds: of all steps of the run, those before it was resumed too.
+    """
+    return asked == "always" or (asked == "auto" and train_seconds >= LONG)
+
+
 def write_report(
     folder: Path,
     result: Mapping[str, Any],
     predictions: Predictions,
-    embedding: Predictions,
+    embedding: Predictions | None,
     reader: Reader,
 ) -> Path:
     """Write report.html, and its figures as PNG beside it.
@@ -45,7 +56,7 @@ def write_report(
         folder: the run's folder; its metrics.jsonl and config.yaml are read.
         result: what result.json holds.
         predictions: of all test rows.
-        embedding: hidden features of some of them.
+        embedding: hidden features of some of them; None draws no map.
         reader: names the labels.
 
     Returns:
@@ -56,7 +67,7 @@ def write_report(
     if predictions.probability is not None and len(predictions.y):
         auc = label_auc(predictions.probability, predictions.y)
         figures["auc"] = ("AUC of each label", _bars(names, auc))
-    if embedding.hidden is not None and len(embedding.hidden) >= 5:
+    if embedding and embedding.hidden is not None and len(embedding.hidden) >= 5:
         exclusive = bool((embedding.y.sum(1) == 1).all())
         named = names if embedding.y.any() else []  # rows that have no label have no colour
         drawing = _map(embedding.hidden, embedding.y, named, exclusive)
@@ -81,8 +92,10 @@ def _shown(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     """The objective and each term, each on its own axes: their scales differ."""
+    from matplotlib.figure import Figure
+
     steps = [row for row in rows if "loss" in row]
     names = [k for k in (steps[0] if steps else {}) if k == "loss" or k.startswith("loss/")]
     figure = Figure(figsize=(10, 2.6))
@@ -97,8 +110,10 @@ def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _bars(names: Sequence[str], values: Sequence[float]) -> Figure:
+def _bars(names: Sequence[str], values: Sequence[float]) -> "Figure":
     """A bar a label, the best on top."""
+    from matplotlib.figure import Figure
+
     order = np.argsort(np.nan_to_num(np.array(values), nan=-1.0))
     figure = Figure(figsize=(8, 0.6 + 0.19 * len(names)))
     axes = figure.add_subplot()
@@ -113,8 +128,12 @@ def _bars(names: Sequence[str], values: Sequence[float]) -> Figure:
 
 def _map(
     hidden: NDArray[np.float32], y: NDArray[np.float32], names: Sequence[str], exclusive: bool
-) -> Figure:
+) -> "Figure":
     """t-SNE of the hidden features, coloured by class where there are any, or a panel a label."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+
     centred = hidden - hidden.mean(0)
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     place = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)

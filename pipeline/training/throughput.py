@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
@@ -82,6 +81,8 @@ def step_flops(forward: Callable[[], object]) -> int:
             norm's averages move and random numbers are drawn, unless it runs on a copy; a copy on
             the meta device costs nothing and counts the same.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # here: it loads torch's compiler
+
     with FlopCounterMode(display=False) as counter:
         forward()
     return 3 * int(counter.get_total_flops())

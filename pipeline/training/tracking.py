@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any, Self
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from heron.shards.progress import progress_bar
@@ -26,6 +25,8 @@ class Tracker:
         self.main, self.earlier_s = main, 0.0
         if not main:
             return
+        from torch.utils.tensorboard import SummaryWriter  # here: one process writes
+
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         found = [row for row in read_metrics(path) if row["step"] < start]

@@ -1,0 +1,88 @@
+"""A term in one file outside the repository, named by its dotted path."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import dump_config, load_config, parse_config
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
+from tests import ranks
+from tests.experiments import frames
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
+TERM = "my_lab.losses.Decoupled"
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the Python path with the guide's file, and one that is wrong."""
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    package = tmp_path / "my_lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "losses.py").write_text(code)
+    needy = "class Needy(Decoupled):\n    needs = ('attention',)\n"
+    (package / "wrong.py").write_text(f"from my_lab.losses import Decoupled\n{needy}")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("my_lab")]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path
+
+
+def train(folder: str, name: str) -> list[float]:
+    """The losses of five steps in float64 with the guide's term beside a classifier."""
+    terms = {"cross_entropy": {"weight": 1.0}, TERM: {"weight": 0.5, "tau": 0.2}}
+    tree = frames(Path(folder), name, train={"precision": "fp64"}).model_dump()
+    pretrain(parse_config({**tree, "objective": terms}))
+    rows = [row for row in read_metrics(Path(folder) / name / "metrics.jsonl") if "loss" in row]
+    assert len(rows) == 5 and all(row[f"loss/{TERM}"] > 0 for row in rows)
+    return [value for row in rows for value in (row["loss"], row["gradient_norm"])]
+
+
+def test_it_trains_on_two_processes_as_on_one(my_lab: Path) -> None:
+    (one,) = ranks.run(1, train, str(my_lab), "one")
+    two = ranks.run(2, train, str(my_lab), "two")
+    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one), rtol=1e-8, atol=1e-8)
+    written = load_config(my_lab / "one" / "config.yaml")
+    assert written.objective.custom[TERM].model_dump() == {
+        "weight": 0.5,
+        "ramp_epochs": 0,
+        "tau": 0.2,
+    }
+    assert dump_config(parse_config(yaml.safe_load(dump_config(written)))) == dump_config(written)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("my_lb.losses.Mine", {}, "my_lb cannot be imported; expected a module on the Python path"),
+        (
+            "my_lab.losses.Mine",
+            {},
+            "losses.Mine is not there; expected a class that derives",
+        ),
+        ("my_lab.losses.decoupled", {}, "is function; expected a class that derives from heron"),
+        (TERM, {"tua": 1.0}, "tua: unknown key"),
+        (TERM, {"tau": -1.0}, "tau: found -1.0; input should be greater"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    my_lab: Path, path: str, options: dict[str, Any], message: str
+) -> None:
+    tree = frames(my_lab).model_dump()
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**tree, "objective": {path: options}})
+
+
+def test_a_need_that_there_is_not(my_lab: Path) -> None:
+    tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Needy": {}}}
+    message = "my_lab.wrong.Needy.needs holds attention; expected some of classify, share_hidden"
+    with pytest.raises(ConfigError, match=message):
+        pretrain(parse_config(tree))

@@ -1,0 +1,33 @@
+"""What starts quickly: a fresh interpreter loads no library before something needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LATE = {  # loaded by the functions that need them: most take as long as half of torch
+    *("deepspeed", "faiss", "fsspec", "h5py", "kornia", "matplotlib", "pandas", "pyarrow", "ray"),
+    *("scipy", "sklearn", "tensorboard", "transformers"),
+}
+HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(SystemExit): cli.main"
+
+
+@pytest.mark.parametrize(
+    ("code", "needed", "late"),
+    [
+        ("import heron.pipeline.pretrain", {"torch", "accelerate"}, LATE),
+        (f"{HELP}(['--help'])", {"argparse"}, LATE | {"torch", "accelerate"}),
+    ],
+    ids=["pretrain", "help"],
+)
+def test_libraries_are_loaded_late(code: str, needed: set[str], late: set[str]) -> None:
+    tell = "import sys; print(*sys.modules, file=sys.stderr)"
+    script = f"{code}\n{tell}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    assert needed <= loaded
+    assert not loaded & late
