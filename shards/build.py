@@ -51,7 +51,7 @@ def build(
     progress: bool = True,
     overwrite: bool = False,
 ) -> Manifest:
-    """Write a source as shards under `out`, or go on where an interrupted build stopped.
+    """Writes a source as shards under `out`, or goes on where an interrupted build stopped.
 
     A finished shard is never written twice, and a finished build is left alone. `shard_rows`
     defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds another build
@@ -85,7 +85,7 @@ def build(
         return manifest
 
 
-class _Part(NamedTuple):
+class _Rows(NamedTuple):
     """Rows [start, stop) of a split, which make one shard."""
 
     file: str
@@ -97,7 +97,7 @@ class _Part(NamedTuple):
         return self.file
 
 
-def _plan(source: Source, shard_rows: int) -> Iterator[_Part]:
+def _plan(source: Source, shard_rows: int) -> Iterator[_Rows]:
     block = source.block_rows or 1
     if shard_rows < 1 or shard_rows % block:
         raise ShardError(
@@ -107,11 +107,11 @@ def _plan(source: Source, shard_rows: int) -> Iterator[_Part]:
     for split, rows in source.splits.items():
         for number, start in enumerate(range(0, rows, shard_rows)):
             file = f"{split}-{number:06d}.tar"
-            yield _Part(file, split, start, min(start + shard_rows, rows))
+            yield _Rows(file, split, start, min(start + shard_rows, rows))
 
 
 def _draft(source: Source, shard_rows: int) -> Manifest:
-    """The manifest but for what is measured; SourceError where it could not be one."""
+    """Returns the manifest but for what is measured; SourceError where it could not be one."""
     try:
         return Manifest(
             dataset=source.dataset,
@@ -135,7 +135,7 @@ def _draft(source: Source, shard_rows: int) -> Manifest:
 
 @contextmanager
 def _only_builder(out: Path) -> Iterator[None]:
-    """Let one process build in a folder; others wait, and then find the build complete."""
+    """Lets one process build in a folder; others wait, and then find the build complete."""
     folder = os.open(out, os.O_RDONLY)
     try:
         try:
@@ -158,7 +158,7 @@ def _drop_parts(out: Path) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Remove what a build made; half a data set must look like one, and not like a stranger's."""
+    """Removes what a build made; what is left of it meanwhile still looks like a build of ours."""
     if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
         return  # tars here are not ours
     with suppress(ShardError):  # a manifest that cannot be read is one to start again from
@@ -176,7 +176,7 @@ def _clear(out: Path) -> None:
 
 
 def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
-    """The manifest where this build is complete; ShardError where another build lies here."""
+    """Returns the manifest where this build is complete; ShardError where another lies here."""
     wanted = built_from.model_dump(mode="json")
     manifest = load_manifest(out) if (out / MANIFEST).exists() else None
     if manifest is not None:
@@ -196,7 +196,7 @@ def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Name the first thing in which two builds differ."""
+    """Names the first thing in which two builds differ."""
     name, old, new = _first_change(found, wanted)
     if name == "files":
         return "the bytes of its input files were others"
@@ -220,9 +220,9 @@ def _counts(manifest: Manifest) -> str:
     return ", ".join(parts)
 
 
-def _write_all(source: Source, out: Path, plan: list[_Part], workers: int, progress: bool) -> None:
-    """Write the shards that are not there yet."""
-    missing = [part for part in plan if not _is_whole(out / part.file)]
+def _write_all(source: Source, out: Path, plan: list[_Rows], workers: int, progress: bool) -> None:
+    """Writes the shards that are not there yet."""
+    missing = [part for part in plan if not _is_complete(out / part.file)]
     with progress_bar(
         total=sum(part.stop - part.start for part in plan),
         initial=sum(part.stop - part.start for part in plan if part not in missing),
@@ -237,26 +237,26 @@ def _write_all(source: Source, out: Path, plan: list[_Part], workers: int, progr
                 bar.update(rows)
 
 
-def _is_whole(tar: Path) -> bool:
-    """A tar gets its name after its index has: where it is, both are whole."""
+def _is_complete(tar: Path) -> bool:
+    """Returns whether a shard is done: a tar gets its name after its index has."""
     return tar.exists() and tar.with_name(index_name(tar.name)).exists()
 
 
-def write_shard(source: Source, out: Path, part: _Part) -> int:
-    """Write one shard and its index, and then give both their names; return the rows written."""
+def write_shard(source: Source, out: Path, part: _Rows) -> int:
+    """Writes a shard and its index, then gives both their names; returns the rows written."""
     tar = out / part.file
     with atomic_write(tar) as stream:
         _write_tar(source, part, stream).write(out / index_name(part.file))
     return part.stop - part.start
 
 
-def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
-    """Write a shard's samples, a block of vectors or an image each; the index says where."""
+def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
+    """Writes a shard's samples, a block of vectors or an image each; returns where they lie."""
     from webdataset import TarWriter  # late: it imports a lot, and whoever reads needs none of it
 
     views = source.views
     members = [*member_names(views, source.block_rows), LABELS]
-    keys, places, sums, counts, labels = [], [], [], [], []
+    keys, offsets, lengths, checksums, labels = [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
     # Times and owners are left out, so that the same rows are the same bytes.
     with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
@@ -269,31 +269,32 @@ def _write_tar(source: Source, part: _Part, stream: BinaryIO) -> ShardIndex:
             if (fault := _fault(source, views, rows, stop - start)) is not None:
                 raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
             size = step if source.block_rows else 1
-            for first in range(0, len(rows.labels), size):
+            for first in range(0, stop - start, size):
+                sample = slice(first, first + size)
                 keys.append(block if rows.keys is None else rows.keys[first])
-                labels.append(rows.labels[first : first + size])
-                counts.append(len(labels[-1]))
-                arrays = [rows.views[view.name][first : first + size] for view in views]
-                for suffix, array in zip(members, [*arrays, labels[-1]], strict=True):
-                    payload = npy(array) if isinstance(array, np.ndarray) else array[0]
-                    places.append((tar.offset + BLOCK, len(payload)))
-                    sums.append(zlib.crc32(payload))
+                labels.append(rows.labels[sample])
+                values = [*(rows.views[view.name][sample] for view in views), labels[-1]]
+                for suffix, value in zip(members, values, strict=True):
+                    payload = npy(value) if isinstance(value, np.ndarray) else value[0]
+                    offsets.append(tar.offset + BLOCK)
+                    lengths.append(len(payload))
+                    checksums.append(zlib.crc32(payload))
                     # One at a time: the members of a sample would be sorted by their suffixes.
                     writer.write({"__key__": keys[-1], suffix: payload})
-    spots = np.array(places, np.int64).reshape(len(keys), len(members), 2)
+    shape = (len(keys), len(members))
     return ShardIndex(
         keys=np.array(keys),
         members=np.array(members),
-        offsets=spots[..., 0],
-        lengths=spots[..., 1],
-        crc32=np.array(sums, np.uint32).reshape(spots.shape[:2]),
-        rows=np.array(counts, np.int64),
+        offsets=np.array(offsets, np.int64).reshape(shape),
+        lengths=np.array(lengths, np.int64).reshape(shape),
+        crc32=np.array(checksums, np.uint32).reshape(shape),
+        rows=np.array([len(block) for block in labels], np.int64),
         labels=np.concatenate(labels),
     )
 
 
 def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
-    """Say in what so many rows are not what their source says of them, or None."""
+    """Says in what `count` rows are not what their source declares, or returns None."""
     if (fault := source.labels.fault(np.asarray(rows.labels), count)) is not None:
         return fault
     names = [view.name for view in views]
@@ -319,14 +320,14 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
 
 
 def npy(array: NDArray[Any]) -> bytes:
-    """An array as the bytes of an npy file."""
+    """Returns an array as the bytes of an npy file."""
     stream = BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
     return stream.getvalue()
 
 
-def _manifest(draft: Manifest, out: Path, plan: list[_Part]) -> Manifest:
-    """Measure the shards on disk: those of this run and of interrupted ones alike."""
+def _manifest(draft: Manifest, out: Path, plan: list[_Rows]) -> Manifest:
+    """Measures the shards on disk: those of this run and of interrupted ones alike."""
     splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
     moments = {view.name: Moments() for view in draft.views if view.kind == "vector"}
     for part in plan:

@@ -30,7 +30,7 @@ FOREIGN = "index"  # the source of tars that were indexed, not built
 
 
 def _name(value: str) -> str:
-    """A dot would end a WebDataset key, a slash leave the folder; tar holds 100 bytes of name."""
+    """Checks a name: a dot would end a WebDataset key, a slash would leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value):
         raise ValueError(
             f"{value!r} cannot name a view or a split; expected 1 to 40 letters, digits, "
@@ -127,7 +127,7 @@ class Labels(Record):
         return 255 if self.dtype == np.uint8 else -1
 
     def known(self, array: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which rows of an array of labels are labelled, [rows]."""
+        """Returns which rows of an array of labels are labelled, [rows]."""
         stated = array != self.unlabelled
         known: NDArray[np.bool_] = stated.any(axis=tuple(range(1, array.ndim)))
         return known
@@ -140,7 +140,7 @@ class Labels(Record):
         return (len(self.names) if self.levels is None else len(self.levels),)
 
     def fault(self, array: NDArray[Any], rows: int) -> str | None:
-        """Say what is wrong with an array of labels for so many rows, or None."""
+        """Says what is wrong with an array of labels for so many rows, or returns None."""
         shape = (rows, *self.row_shape)
         if array.dtype != self.dtype or array.shape != shape:
             return (
@@ -228,7 +228,7 @@ class Manifest(Record):
         return self.built_from.source == FOREIGN
 
     def rows(self, split: str) -> int:
-        """The number of rows in a split."""
+        """Returns the number of rows in a split."""
         if split not in self.splits:
             raise ShardError(
                 f"{self.dataset} has no split {split!r}; it has {', '.join(self.splits)}"
@@ -236,12 +236,12 @@ class Manifest(Record):
         return sum(shard.samples for shard in self.splits[split])
 
     def save(self, folder: Path) -> None:
-        """Write manifest.json whole or not at all."""
+        """Writes manifest.json whole or not at all."""
         save_json(folder / MANIFEST, self.model_dump(mode="json"))
 
 
 def member_names(views: list[View], block_rows: int | None) -> list[str]:
-    """The suffix of each view in a tar sample.
+    """Returns the suffix of each view in a tar sample.
 
     It is `jpg` for a lone image, `VIEW.jpg` for one of several, `VIEW.npy` for vectors and for
     anything in blocks, unless the view names its own.
@@ -257,12 +257,12 @@ def member_names(views: list[View], block_rows: int | None) -> list[str]:
 
 
 def index_name(tar: str) -> str:
-    """The index of `train-000000.tar` is `train-000000.index.npz`."""
+    """Returns the name of a tar's index: `train-000000.index.npz` of `train-000000.tar`."""
     return tar.removesuffix(".tar") + ".index.npz"
 
 
 def load_manifest(folder: Path | str | Store) -> Manifest:
-    """Read the manifest of a folder or URL of shards; ShardError says what is wrong with it."""
+    """Reads the manifest of a folder or URL of shards; ShardError says what is wrong with it."""
     store = folder if isinstance(folder, Store) else open_store(folder)
     where = store.where(MANIFEST)
     try:
@@ -282,7 +282,7 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
-    """Parse a manifest that came from `where` (a path or a URL, for messages)."""
+    """Parses a manifest that came from `where` (a path or a URL, for messages)."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as fault:
@@ -304,7 +304,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 
 def in_words(fault: ValidationError) -> str:
-    """The first few things that are wrong with a record, on one line."""
+    """Returns the first few things that are wrong with a record, on one line."""
     lines = [
         error["msg"].removeprefix("Value error, ")  # ours, which say all
         if error["type"] == "value_error"

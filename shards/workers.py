@@ -1,4 +1,8 @@
-"""Worker processes: a function over many items, ended at once where something goes wrong."""
+"""Worker processes: a function over many items, ended at once where something goes wrong.
+
+concurrent.futures and loky do not say on which item a process was killed, and end none in the
+midst of its work.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Result = TypeVar("Result")
 def in_parallel(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Call a function on items in so many processes; give each with its result, when it is done.
+    """Calls a function on items in so many processes; gives each with its result, when done.
 
     Whatever ends this early (Ctrl-C, a fault, a caller that goes on no further) ends the processes
     in the midst of their work. An item's text names it in messages.
@@ -81,7 +85,7 @@ def _start(function: Callable[[Item], Result]) -> tuple[Connection, SpawnProcess
 
 
 def _send(pipe: Connection, left: Iterator[Item], busy: dict[Connection, Item]) -> None:
-    """Give a process the next item, if there is one."""
+    """Gives a process the next item, if there is one."""
     for item in left:
         busy[pipe] = item
         with suppress(OSError):  # it has died, which is found when its result is asked for
@@ -90,7 +94,7 @@ def _send(pipe: Connection, left: Iterator[Item], busy: dict[Connection, Item]) 
 
 
 def _work(function: Callable[[Item], Result], pipe: Connection) -> None:
-    """Answer items with results until the other end closes."""
+    """Answers items with results until the other end closes."""
     with suppress(EOFError, OSError):
         while True:
             item = pipe.recv()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from heron.pipeline.config.dotted import load_class
 from heron.pipeline.config.sections import Count, Natural, Positive, Section, Share
+from heron.shards.dotted import load_class
 
 if TYPE_CHECKING:
     from torch import Tensor

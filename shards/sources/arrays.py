@@ -120,12 +120,12 @@ class Arrays(Source):
         return [self.npz] if self.npz else list(self._paths.values())
 
     def options(self) -> dict[str, Any]:
-        """The options, files by name alone."""
+        """Returns the options, files by name alone."""
         named = [f"{name}={path.name}" for name, path in self._paths.items()]
         return super().options() | ({"npy": named} if self.npy else {})
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of a split, in the order of the file."""
+        """Returns rows of a split, in the order of the file."""
         rows = self._rows[split][start:stop]
         views: dict[str, NDArray[Any] | list[bytes]] = {}
         for view in self.views:
@@ -158,7 +158,7 @@ class Arrays(Source):
         return {name: Path(file) for name, _, file in parts}
 
     def _where(self, name: str) -> str:
-        """The name of the file that an array is in."""
+        """Returns the name of the file that an array is in."""
         return self.npz.name if self.npz else self._paths[name].name
 
     @cached_property
@@ -171,7 +171,7 @@ class Arrays(Source):
         return list(self._npz or self._paths)
 
     def _array(self, name: str) -> NDArray[Any]:
-        """An array of the .npz, or an .npy mapped anew: what was read of it leaves memory."""
+        """Returns an array of the .npz, or an .npy mapped anew: what was read leaves memory."""
         if name not in self._names:
             files = self.npz.name if self.npz else "--npy"
             raise SourceError(f"{files}: no array {name!r}; it has {', '.join(self._names)}")

@@ -69,7 +69,7 @@ class CelebA(Source):
 
     @cached_property
     def splits(self) -> dict[str, int]:
-        """The splits that have rows; says what is left out, once, since workers never ask this."""
+        """The splits that have rows; a warning says what is left out (workers never ask this)."""
         splits = {split: len(rows) for split, rows in self._rows.items()}
         if self._gaps:
             logging.getLogger(__name__).warning(
@@ -86,14 +86,14 @@ class CelebA(Source):
         return [self.images, self.attributes, *([self.partition] if self.partition else [])]
 
     def input_files(self) -> list[InputFile]:
-        """A record for each file; a folder has one for all of its pictures."""
+        """Returns a record for each file; a folder has one for all of its pictures."""
         if self.images.is_file():
             return super().input_files()
         pictures = folder_record(self._pictures.path, list(self._pictures.paths))
         return [pictures, *map(file_record, self.files[1:])]
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Pictures of a split, their bytes as they are."""
+        """Returns pictures of a split, their bytes as they are."""
         rows = self._rows[split][start:stop]
         names = [self._table.files[row] for row in rows]
         images = [self._picture(name) for name in names]
@@ -148,8 +148,8 @@ class CelebA(Source):
             )
         if self.merge or parts is None:
             return {WHOLE: np.flatnonzero(kept)}
-        part_of = np.array([parts.get(file, "") for file in files])
-        rows = {name: np.flatnonzero(kept & (part_of == part)) for part, name in SPLITS.items()}
+        split_of = np.array([parts.get(file, "") for file in files])
+        rows = {split: np.flatnonzero(kept & (split_of == split)) for split in SPLITS.values()}
         return {name: found for name, found in rows.items() if len(found)}
 
     @cached_property
@@ -163,7 +163,7 @@ class CelebA(Source):
         return [gap for one, other in pairs if (gap := _gap(one, other))]
 
     @cached_property
-    def _table(self) -> _Table:
+    def _table(self) -> _Attributes:
         return read_attributes(self.attributes)
 
     @cached_property
@@ -176,9 +176,10 @@ class CelebA(Source):
 
 
 _Named = tuple[str, Collection[str]]  # a file and the pictures that it names
+_Line = tuple[int, list[str]]  # its number in the file, from 1 on, and its words
 
 
-class _Table(NamedTuple):
+class _Attributes(NamedTuple):
     """The attribute file: uint8 [files, attributes], 1 where an attribute holds."""
 
     attributes: list[str]
@@ -194,16 +195,15 @@ class _Pictures(NamedTuple):
     archive: zipfile.ZipFile | None
 
     def read(self, name: str) -> bytes:
-        """The bytes of a picture."""
+        """Returns the bytes of a picture."""
         if self.archive is None:
             return (self.path / self.paths[name]).read_bytes()
         return read_zip(self.archive, self.path, self.paths[name])
 
 
-def read_attributes(path: Path) -> _Table:
-    """Read list_attr_celeba.txt: a count, the names, and FILE with -1 or 1 for each name."""
-    where, text = _text(path)
-    lines = _lines(text)
+def read_attributes(path: Path) -> _Attributes:
+    """Reads list_attr_celeba.txt: a count, the names, and FILE with -1 or 1 for each name."""
+    where, lines = _read_lines(path)
     first, head = next(lines, (1, []))
     if len(head) != 1 or not head[0].isdecimal():
         raise SourceError(
@@ -211,23 +211,22 @@ def read_attributes(path: Path) -> _Table:
             "pictures alone; give list_attr_celeba.txt as its publisher hands it out"
         )
     names = next(lines, (2, []))[1]
-    files: dict[str, int] = {}
+    files: list[str] = []
     bits = bytearray()
-    for number, (file, *values) in lines:
-        _check_file(where, number, file, files)
+    for number, file, values in _check_pictures(where, lines):
         if len(values) != len(names):
             raise SourceError(
                 f"{where}, line {number}: {len(values)} values; expected {len(names)}, one for "
                 f"each attribute; {DOWNLOAD}"
             )
-        try:
-            bits.extend([BITS[value] for value in values])
-        except KeyError:
-            name, value = next((n, v) for n, v in zip(names, values, strict=True) if v not in BITS)
-            raise SourceError(
-                f"{where}, line {number}, attribute {name!r}: found {_short(value)}; expected -1 "
-                f"or 1; {DOWNLOAD}"
-            ) from None
+        for name, value in zip(names, values, strict=True):
+            if value not in BITS:
+                raise SourceError(
+                    f"{where}, line {number}, attribute {name!r}: found {_short(value)}; expected "
+                    f"-1 or 1; {DOWNLOAD}"
+                )
+        files.append(file)
+        bits.extend(BITS[value] for value in values)
     if len(files) != int(head[0]):
         raise SourceError(
             f"{where}: {len(files):,} rows; expected {int(head[0]):,}, the count in line {first}; "
@@ -238,27 +237,25 @@ def read_attributes(path: Path) -> _Table:
             f"{where}: {len(names)} attributes of {len(files)} pictures; expected some; {DOWNLOAD}"
         )
     labels = np.frombuffer(bytes(bits), np.uint8).reshape(len(files), len(names))
-    return _Table(names, list(files), labels)
+    return _Attributes(names, files, labels)
 
 
 def read_partition(path: Path) -> dict[str, str]:
-    """Read list_eval_partition.txt: FILE and 0, 1 or 2 on each line."""
-    where, text = _text(path)
-    lines: dict[str, int] = {}
+    """Reads the split of each picture from list_eval_partition.txt: FILE and 0, 1 or 2."""
+    where, lines = _read_lines(path)
     parts: dict[str, str] = {}
-    for number, (file, *values) in _lines(text):
-        _check_file(where, number, file, lines)
+    for number, file, values in _check_pictures(where, lines):
         if len(values) != 1 or values[0] not in SPLITS:
             raise SourceError(
                 f"{where}, line {number}: found {_short(' '.join(values))} for {file}; expected "
                 f"0 (train), 1 (val) or 2 (test); {DOWNLOAD}"
             )
-        parts[file] = values[0]
+        parts[file] = SPLITS[values[0]]
     return parts
 
 
 def open_pictures(path: Path) -> _Pictures:
-    """List the pictures of a zip or a folder by their file names."""
+    """Lists the pictures of a zip or a folder by their file names."""
     if path.is_dir():
         path = path.resolve()
         path = path / ALIGNED if (path / ALIGNED).is_dir() else path
@@ -284,8 +281,8 @@ def open_pictures(path: Path) -> _Pictures:
     return _Pictures(path, paths, archive)
 
 
-def _text(path: Path) -> tuple[str, str]:
-    """The text of a list, and what to call it; a zip of it is read as it is."""
+def _read_lines(path: Path) -> tuple[str, Iterator[_Line]]:
+    """Returns what to call a list, and its lines that are not blank; a zip of it is read as is."""
     data, where = path.read_bytes(), path.name
     if data.startswith(ZIP):
         with open_zip(path, "a zip of one list") as archive:
@@ -298,32 +295,30 @@ def _text(path: Path) -> tuple[str, str]:
             data, where = read_zip(archive, path, lists[0]), f"{where}/{lists[0]}"
     if is_html(data):
         raise SourceError(f"{where}: {HTML}; expected a list of pictures; {DOWNLOAD}")
-    return where, data.decode("utf-8-sig", errors="replace")
+    lines = data.decode("utf-8-sig", errors="replace").split("\n")
+    return where, ((n, line.split()) for n, line in enumerate(lines, 1) if line.strip())
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The words of each line that has some, and its number."""
-    numbered = ((number, line.split()) for number, line in enumerate(text.split("\n"), 1))
-    return ((number, words) for number, words in numbered if words)
-
-
-def _check_file(where: str, number: int, file: str, lines: dict[str, int]) -> None:
-    """Check a picture's name in a list and keep the number of its line."""
-    if not PICTURE.fullmatch(file):
-        raise SourceError(
-            f"{where}, line {number}: {_short(file)} cannot name a picture; expected NAME.jpg, its "
-            f"name of letters, digits, '-' and '_'; {DOWNLOAD}"
-        )
-    if file in lines:
-        raise SourceError(
-            f"{where}, line {number}: {file} is in line {lines[file]} too; expected it once; "
-            f"{DOWNLOAD}"
-        )
-    lines[file] = number
+def _check_pictures(where: str, lines: Iterator[_Line]) -> Iterator[tuple[int, str, list[str]]]:
+    """Gives the number of each line, the picture that it begins with, and its other words."""
+    seen: dict[str, int] = {}
+    for number, (file, *values) in lines:
+        if not PICTURE.fullmatch(file):
+            raise SourceError(
+                f"{where}, line {number}: {_short(file)} cannot name a picture; expected NAME.jpg, "
+                f"its name of letters, digits, '-' and '_'; {DOWNLOAD}"
+            )
+        if file in seen:
+            raise SourceError(
+                f"{where}, line {number}: {file} is in line {seen[file]} too; expected it once; "
+                f"{DOWNLOAD}"
+            )
+        seen[file] = number
+        yield number, file, values
 
 
 def _gap(one: _Named, other: _Named) -> str | None:
-    """Say how much of what one file names the other lacks, if anything."""
+    """Says how much of what one file names the other lacks, if anything."""
     lacking = [name for name in one[1] if name not in other[1]]
     if not lacking:
         return None

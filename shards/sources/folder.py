@@ -85,12 +85,12 @@ class Folder(Source):
         return [self.folder]
 
     def input_files(self) -> list[InputFile]:
-        """One record for the folder."""
+        """Returns one record for the folder."""
         paths = [p.path for found in self._pictures.values() for p in found]
         return [folder_record(self.folder, paths)]
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Pictures of a split, their bytes as they are."""
+        """Returns pictures of a split, their bytes as they are."""
         pictures = self._pictures[split][start:stop]
         levels = [
             [numbers[name] for numbers, name in zip(self._numbers, p.classes, strict=True)]
@@ -131,7 +131,7 @@ class Folder(Source):
         return pictures
 
     def _tops(self) -> dict[str, str]:
-        """Where each split begins: `train/` for train, and nothing where there are no splits."""
+        """Returns where each split begins: `train/` for train, and nothing without splits."""
         entries = _visible(self.folder, "")
         folders = [entry.name for entry in entries if entry.is_dir()]
         if self.split_names == [WHOLE] and WHOLE not in folders:
@@ -173,7 +173,7 @@ class _Picture(NamedTuple):
 
 
 def folder_record(folder: Path, paths: list[str]) -> InputFile:
-    """One record for the files of a folder: their bytes, and a checksum over all of them.
+    """Returns one record for the files of a folder: their bytes, and a checksum over all.
 
     It is the sha256 of each path, a zero byte and the file's sha256, in the order of the paths.
     """
@@ -186,7 +186,7 @@ def folder_record(folder: Path, paths: list[str]) -> InputFile:
 
 
 def make_keys(paths: list[str]) -> dict[str, str]:
-    """A key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
+    """Makes a key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
 
     Where two paths would have the same one, or part of a path is left off, a hash of the path ends
     it.
@@ -209,7 +209,7 @@ def _classes(path: str, top: str) -> tuple[str, ...]:
 
 
 def _walk(folder: Path, top: str) -> Iterator[str]:
-    """The paths of all pictures below `top` (with its slash), in the order of sorted names."""
+    """Gives the paths of all pictures below `top` (with its slash), sorted by name."""
     entries = _visible(folder, top)
     if not entries:
         raise SourceError(
@@ -235,12 +235,12 @@ def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
 
 
 def _kind(path: str) -> Kind:
-    """JPEG or PNG, as the file's name says; `_size` looks whether it is."""
+    """Returns JPEG or PNG, as the file's name says; `_size` looks whether it is."""
     return KINDS[path[path.rindex(".") :].lower()]
 
 
 def _size(folder: Path, path: str) -> tuple[int, int]:
-    """Height and width of a picture in pixels, from its header."""
+    """Returns height and width of a picture in pixels, from its header."""
     try:
         header = read_header_of(folder / path, _kind(path))
     except ValueError as fault:

@@ -100,7 +100,7 @@ class Mulan(InMemory):
         return views
 
 
-class _Table(NamedTuple):
+class _ArffFile(NamedTuple):
     """An ARFF file: float32 [rows, features] and uint8 [rows, labels]."""
 
     attributes: list[str]
@@ -108,7 +108,7 @@ class _Table(NamedTuple):
     labels: NDArray[np.uint8]
 
 
-def read_arff(path: Path, label_names: list[str], xml: str) -> _Table:
+def read_arff(path: Path, label_names: list[str], xml: str) -> _ArffFile:
     """Reads an ARFF file, dense or sparse, and parts its labels from its features.
 
     SciPy's reader knows no sparse rows and names no line.
@@ -133,7 +133,7 @@ def read_arff(path: Path, label_names: list[str], xml: str) -> _Table:
                 f"{path.name}, line {numbers[row]}, column {names[column]!r}: "
                 f"found {values[row, column]:g}; expected {expected}"
             )
-    return _Table(names, features, labels.astype(np.uint8))
+    return _ArffFile(names, features, labels.astype(np.uint8))
 
 
 def _read_header(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:

@@ -92,7 +92,7 @@ class Xrmb(Source):
         return [self.single1, self.single2]
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of a split; SourceError where one of their values is not finite."""
+        """Returns rows of a split; SourceError where one of their values is not finite."""
         return self._parts[split].read(start, stop)
 
     @cached_property
@@ -136,7 +136,7 @@ class Xrmb(Source):
         return widths
 
     @cached_property
-    def _parts(self) -> dict[str, _Part]:
+    def _parts(self) -> dict[str, _SplitReader]:
         _ = self._widths  # shapes are looked at before any numbers are
         first, second = self._opened
         labels = {split: _labels(second, names.labels) for split, names in self._names.items()}
@@ -161,11 +161,11 @@ class Xrmb(Source):
             chosen = self._choose(split, labels[split])
             kept = labels[split] if chosen is None else labels[split][chosen]
             views = {"view1": (first, names.view1), "view2": (second, names.view2)}
-            parts[split] = _Part(views, chosen, kept)
+            parts[split] = _SplitReader(views, chosen, kept)
         return parts
 
     def _choose(self, split: str, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The rows that are kept, by their numbers in the file, or None for all as they lie."""
+        """Returns the rows that are kept, by their numbers in the file; None is all as they lie."""
         where = f"{self.single2.name}: {PARTS[split].labels}"
         keep = np.ones(len(labels), bool) if self.classes is None else labels < self.classes
         if not keep.any():
@@ -189,8 +189,8 @@ class Xrmb(Source):
         return chosen
 
 
-class _Part:
-    """A split: where its rows lie, its labels, and the slab of it that was read last."""
+class _SplitReader:
+    """Reads a split: it knows where the rows lie, and keeps the slab that was read last."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Part:
         self.slab: tuple[int, dict[str, NDArray[np.float32]]] = (-1, {})
 
     def read(self, start: int, stop: int) -> Rows:
-        """Rows [start, stop)."""
+        """Returns rows [start, stop)."""
         pieces: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self.views}
         for first in range(start // SLAB * SLAB, stop, SLAB):
             for name, slab in self._slab_from(first).items():
@@ -215,7 +215,7 @@ class _Part:
         return Rows(views, self.labels[start:stop])
 
     def _slab_from(self, first: int) -> dict[str, NDArray[np.float32]]:
-        """The SLAB rows from `first` on, of each view."""
+        """Returns the SLAB rows from `first` on, of each view."""
         if self.slab[0] != first:
             self.slab = (-1, {})  # so that two are never in memory
             self.slab = (first, {view: self._slab(view, first) for view in self.views})
@@ -247,7 +247,7 @@ class _Part:
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
-    """A vector of class numbers."""
+    """Reads a vector of class numbers."""
     values = file.matrix(name)
     if 1 not in values.shape:
         raise SourceError(

@@ -62,13 +62,21 @@ def test_it_trains_on_two_processes_as_on_one(my_lab: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("my_lb.losses.Mine", {}, "my_lb cannot be imported; expected a module on the Python path"),
+        (
+            "my_lb.losses.Mine",
+            {},
+            "my_lb.losses. cannot be imported .*; expected a module on the Python path",
+        ),
         (
             "my_lab.losses.Mine",
             {},
-            "losses.Mine is not there; expected a class that derives",
+            "losses. has no .Mine.; expected a subclass of heron",
         ),
-        ("my_lab.losses.decoupled", {}, "is function; expected a class that derives from heron"),
+        (
+            "my_lab.losses.decoupled",
+            {},
+            "found <function decoupled .*; expected a subclass of heron",
+        ),
         (TERM, {"tua": 1.0}, "tua: unknown key"),
         (TERM, {"tau": -1.0}, "tau: found -1.0; input should be greater"),
     ],

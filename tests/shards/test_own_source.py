@@ -70,7 +70,7 @@ def test_its_options_are_checked_as_ours_are(lab: Path, capsys: pytest.CaptureFi
     ("path", "code", "message"),
     [
         ("my_lab.sorces.Blobs", "", "module 'my_lab.sorces' cannot be imported (ModuleNotFoundErr"),
-        ("their_lab.Blobs", "", "expected the module of a source; install its package, or put the"),
+        ("their_lab.Blobs", "", "expected a module on the Python path; install its package, or pu"),
         ("my_lab.sources.Blobs", "1 +", "'my_lab.sources' cannot be imported (SyntaxError: inval"),
         ("my_lab.sources.Blob", None, "has no 'Blob'; expected a subclass of heron.s"),
         ("my_lab.sources.Blob", None, "did you mean 'Blobs'?"),
