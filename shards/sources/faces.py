@@ -75,7 +75,7 @@ class Faces(Drawn):
                 stored.append(stream.getvalue())
             keys.append(f"{number:06d}")
             labels.append([has[name] for name in ATTRIBUTES])
-        return Rows(pictures, np.array(labels, np.uint8), keys)
+        return Rows({**pictures}, np.array(labels, np.uint8), keys)
 
 
 def draw_attributes(random: np.random.Generator) -> dict[str, bool]:
