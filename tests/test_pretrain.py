@@ -318,7 +318,7 @@ def test_faces_on_two_processes_are_those_on_one(tmp_path: Path) -> None:
     (one,) = ranks.run(1, train_faces, str(tmp_path), "one")
     two = ranks.run(2, train_faces, str(tmp_path), "two")
     assert len(one) == 20
-    assert two == [pytest.approx(one, rel=1e-4)] * 2
+    assert two == [pytest.approx(one, rel=1e-6)] * 2
 
 
 def train_faces(folder: str, name: str) -> list[float]:

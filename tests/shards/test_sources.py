@@ -153,6 +153,14 @@ def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
             _ = make("arrays", {"npz": path}).views
 
 
+def test_two_cameras_see_one_face_each_in_its_own_way() -> None:
+    rows = make("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2}).read("train", 0, 20)
+    one = make("faces", {"train": 20, "test": 5, "size": 32}).read("train", 0, 20)
+    assert list(rows.views) == ["left", "right"]
+    assert all(a != b for a, b in zip(rows.views["left"], rows.views["right"], strict=True))
+    np.testing.assert_array_equal(rows.labels, one.labels)
+
+
 def test_faces_are_the_same_however_they_are_read(tmp_path: Path) -> None:
     source = make("faces", {"train": 20, "test": 5, "size": 32})
     rows = whole(source, "train")
