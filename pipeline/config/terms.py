@@ -261,9 +261,12 @@ class Objective(Section):
         """Takes keys that are dotted paths for the terms of one's own that they name."""
         if not isinstance(given, dict):
             return given
-        dotted = {name: options for name, options in given.items() if "." in name}
+        dotted = {name: options for name, options in given.items() if "." in str(name)}
         rest = {name: options for name, options in given.items() if name not in dotted}
-        return rest | {"custom": {**rest.get("custom", {}), **dotted}} if dotted else given
+        custom = rest.get("custom") or {}
+        if not dotted or not isinstance(custom, dict):  # which the field's type refuses
+            return given
+        return rest | {"custom": {**custom, **dotted}}
 
     @field_validator("custom", mode="before")
     @classmethod

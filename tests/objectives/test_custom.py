@@ -89,6 +89,13 @@ def test_what_is_wrong_is_named(
         parse_config({**tree, "objective": {path: options}})
 
 
+@pytest.mark.parametrize("objective", [{1: {}}, {"bce": {}, "custom": [1], TERM: {}}])
+def test_keys_and_sections_of_a_wrong_type_are_faults(my_lab: Path, objective: Any) -> None:
+    tree = frames(my_lab).model_dump()
+    with pytest.raises(ConfigError, match=r"objective\.(1|custom|my_lab)"):
+        parse_config({**tree, "objective": objective})
+
+
 def test_a_need_that_there_is_not(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Needy": {}}}
     message = "my_lab.wrong.Needy.needs holds attention; expected some of classify, share_hidden"
