@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.scaling_steps import build, fed, opened
 from benchmarks.scaling_turns import Gate
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.objectives.unsupervised import NtXent
 from heron.pipeline.training.optim import build_optimizer
 
 CLASSES = 10  # of solo-learn's classifier on detached features, which its step trains beside
@@ -124,8 +125,9 @@ def sizes(projector: nn.Sequential) -> tuple[int, int]:
 
 
 def temperature(config: Config) -> float:
-    assert config.objective.nt_xent is not None
-    return config.objective.nt_xent.tau
+    term = config.objective.terms()["nt_xent"]
+    assert isinstance(term, NtXent)
+    return term.tau
 
 
 def beside(gate: Gate, config: Config, train: Callable[[Gate, Config], None]) -> None:

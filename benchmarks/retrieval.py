@@ -283,12 +283,11 @@ def faces(folder: Path, asked: argparse.Namespace) -> Config:
 
 def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
     """A checkpoint of the model as it is initialised."""
-    known = {"classify": True, "project": True, "weigh": True}
-    model = Heterogeneous(config.model, views.shapes, 40, **known)
+    model = Heterogeneous(config.model, views.shapes, 40, config.objective.terms())
     folder.mkdir()
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    save_json(folder / "model.json", {"shapes": views.shapes, "labels": 40, **known})
+    save_json(folder / "model.json", {"shapes": views.shapes, "labels": 40})
     (folder / "config.yaml").write_text(dump_config(config))
     return model
 

@@ -22,12 +22,12 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.scaling_turns import Gate
 from heron.pipeline.config.experiment import Optim
 from heron.pipeline.config.model import Cnn, Model
-from heron.pipeline.config.terms import Objective as Terms
+from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import keys
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import Split, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.distributed.traffic import KINDS, exchanges, received
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -61,7 +61,7 @@ class Case:
         objective = Objective(self.terms.terms())
         config = Model(encoder=Cnn(channels=list(self.channels)), projection_width=self.width)
         shape = (self.size, self.size, 3)
-        return objective, Heterogeneous(config, [shape] * VIEWS, LABELS, **objective.parts)
+        return objective, Heterogeneous(config, [shape] * VIEWS, LABELS, objective.terms)
 
 
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ def count(gate: Gate, case: Case) -> None:
     wrapped.register_comm_hook(None, hook)
     counts = [n for n in (case.labelled, case.unlabelled) if n]
     here = [shares(n, world)[rank] for n in counts]
-    split = Split(shares(case.labelled, world), shares(case.unlabelled, world))
+    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
     own = share(case.labelled, rank, world)
     labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[own]
     paths = torch.randint(0, 2, (case.labelled, LEVELS))[own]
@@ -133,7 +133,7 @@ def count(gate: Gate, case: Case) -> None:
         tally.calls.clear()
         with tally:
             features = wrapped(inputs, row_keys, here)
-            loss, _ = objective(globalise(features, batch, inputs, split, objective), 1.0)
+            loss, _ = objective(globalise(features, batch, inputs, sizes, objective, 1.0))
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -143,10 +143,10 @@ def count(gate: Gate, case: Case) -> None:
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
     """The bytes by kind with their arithmetic, and the collectives: `distributed.traffic`."""
     objective, model = case.build()
-    split = Split(shares(case.labelled, world), shares(case.unlabelled, world))
-    levels = LEVELS if objective.needs("share_paths") else 0
+    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
+    levels = LEVELS if "paths" in objective.needs.labelled else 0
     shapes = [(case.size, case.size, 3)] * VIEWS
-    moved = exchanges(objective, model, shapes, split, LABELS, levels)
+    moved = exchanges(objective, model, shapes, sizes, LABELS, levels)
     found = {}
     for kind, number in received(moved, world).items():
         parts = " + ".join(one.arithmetic for one in moved if one.kind == kind)

@@ -16,9 +16,13 @@ from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives import classification
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
+from heron.pipeline.objectives.supervised import WeightedSupervised, weighted_supervised
+from heron.pipeline.objectives.unsupervised import (
+    NtXent,
+    WeightedUnsupervised,
+    nt_xent,
+    weighted_unsupervised,
+)
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.optim import build_optimizer
 from heron.pipeline.training.tracking import Tracker
@@ -84,9 +88,8 @@ def whole(gate: Gate, config: Config) -> None:
 def build(config: Config, streams: Streams, views: Views) -> Heterogeneous:
     """The model with the initial weights that the main job draws."""
     torch.manual_seed(config.seed)
-    parts = Objective(config.objective.terms()).parts
     labels = len(streams.reader.manifest.labels.names)
-    return Heterogeneous(config.model, views.shapes, labels, **parts)
+    return Heterogeneous(config.model, views.shapes, labels, config.objective.terms())
 
 
 def fed(config: Config, streams: Streams, views: Views) -> Iterator[tuple[Batch, list[Tensor]]]:
@@ -123,12 +126,12 @@ def bare(gate: Gate, config: Config) -> None:
 
 def local_loss(config: Config, features: Features, batch: Batch) -> Tensor:
     """The objective by the loss functions alone, on the rows that are here."""
-    asked, z = config.objective, features.projections
-    if asked.nt_xent is not None:
-        return nt_xent(z, tau=asked.nt_xent.tau)
-    u, s = asked.weighted_unsupervised, asked.weighted_supervised
-    assert features.logits is not None and u is not None and s is not None
+    asked, z = config.objective.terms(), features["projections"]
+    if isinstance(term := asked.get("nt_xent"), NtXent):
+        return nt_xent(z, tau=term.tau)
+    u, s = asked["weighted_unsupervised"], asked["weighted_supervised"]
+    assert isinstance(u, WeightedUnsupervised) and isinstance(s, WeightedSupervised)
     targets, own = batch.targets, batch.labelled
-    loss = classification.bce(features.logits[:own], targets, total=own)
-    loss = loss + u.weight * weighted_unsupervised(z, features.weights, tau=u.tau)
-    return loss + s.weight * weighted_supervised(features.hidden[:own], targets, tau=s.tau)
+    loss = classification.bce(features["logits"][0][:own], targets, total=own)
+    loss = loss + u.weight * weighted_unsupervised(z, features["weights"], tau=u.tau)
+    return loss + s.weight * weighted_supervised(features["hidden"][0][:own], targets, tau=s.tau)

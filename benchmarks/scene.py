@@ -19,7 +19,7 @@ from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
-from heron.pipeline.distributed.exchange import Split, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.optim import build_optimizer
@@ -32,14 +32,15 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def published(features: Features, y: Tensor, alpha: float, beta: float) -> Tensor:
     """The objective on whole matrices."""
-    assert features.logits is not None
     count, labels = y.shape
-    classify = torch.nn.functional.binary_cross_entropy_with_logits(features.logits[:count], y)
-    (one, two), (h_one, h_two) = features.projections, features.weights
+    classify = torch.nn.functional.binary_cross_entropy_with_logits(
+        features["logits"][0][:count], y
+    )
+    (one, two), (h_one, h_two) = features["projections"], features["weights"]
     g = (torch.exp(1 - cosine(h_one, two)) + torch.exp(1 - cosine(one, h_two))) / 2
     f = torch.exp(cosine(one, two))
     unsupervised = torch.log((g * f).sum(0) / f.diag()).mean()
-    s = features.hidden[:count]
+    s = features["hidden"][0][:count]
     dist = y @ (1 - y).T + (1 - y) @ y.T
     supervised = s.new_zeros(())
     for a in range(labels):
@@ -61,7 +62,7 @@ def main() -> None:
     views = Views(streams.reader, config.data, device)
     source = ProcessBatches(streams, config.seed, 0, 1)
     assert streams.labelled is not None and streams.unlabelled is not None
-    split = Split([streams.labelled.batch], [streams.unlabelled.batch])
+    sizes = ShardSizes([streams.labelled.batch], [streams.unlabelled.batch])
     objective = Objective(config.objective.terms())
     weights = objective.weights(0)
 
@@ -70,7 +71,7 @@ def main() -> None:
     ) -> Callable[[int], float]:
         torch.manual_seed(0)
         shapes = [streams.reader.view(view.stored).shape for view in config.data.views]
-        model = Heterogeneous(config.model, shapes, 6, classify=True, project=True, weigh=True)
+        model = Heterogeneous(config.model, shapes, 6, objective.terms)
         model.to(dtype)
         optimizer = build_optimizer(config.optim, model.parameters())
 
@@ -85,14 +86,14 @@ def main() -> None:
 
         return timed
 
-    ours = step(torch.float32, lambda f, b: objective(globalise(f, b, [], split, objective), 0)[0])
+    ours = step(torch.float32, lambda f, b: objective(globalise(f, b, [], sizes, objective))[0])
     alpha, beta = weights["weighted_unsupervised"], weights["weighted_supervised"]
     theirs = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
     for timed in (ours, theirs):
         timed(0)
     pairs = [(ours(t), theirs(t)) for t in range(1, arguments.epochs + 1)]
     mine, peer = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    print(f"{torch.get_num_threads()} threads, {sum(split.rows):,} rows, cross-view negatives")
+    print(f"{torch.get_num_threads()} threads, {sum(sizes.rows):,} rows, cross-view negatives")
     print("| | seconds an epoch |")
     print("|---|---|")
     print(f"| Heron, float32 | {mine:.3f} |")

@@ -9,15 +9,18 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
 import argparse
+import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from heron import __version__
 from heron.pipeline.config.errors import (
@@ -30,14 +33,14 @@ from heron.pipeline.config.errors import (
     TrainingError,
 )
 from heron.pipeline.config.experiment import Config, dump_config, load_config
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
 from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.streams import build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed import collectives, grad_cache
-from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.launch import prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
@@ -46,10 +49,10 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.memory import RunSpec, Step
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.training import checkpoint, pretrained, throughput
+from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
-from heron.pipeline.training.companions import Companions
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble
 from heron.pipeline.training.report import wants_map, write_report, write_result
@@ -95,221 +98,293 @@ def pretrain(config: Config) -> dict[str, Any]:
 
 def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) -> dict[str, Any]:
     """See `pretrain`."""
-    started = time.perf_counter()
-    folder = Path(config.run.dir)
-    text = dump_config(config)
-
-    # Processes. All draw the same initial weights; nothing later uses this generator.
-    accelerator = start_processes(config)
-    world, main, device = accelerator.num_processes, accelerator.is_main_process, accelerator.device
-    watchdog.start()
-    torch.manual_seed(config.seed)
-
-    # Data: rows by role, and the streams that the global batches come from. Every process asks for
-    # the build: the first on each disk does it, the others find it done.
-    with watchdog.busy():
-        build_data(config.data, progress=accelerator.is_local_main_process)
-        streams = open_streams(config)
-        if config.data.verify and accelerator.is_local_main_process:
-            streams.reader.verify_payloads()
-    used = np.concatenate([streams.rows, streams.roles.test])
-    skipped = Skipped(used, config.data.max_bad_fraction)
-    for found in collectives.gather_objects(streams.reader.lost):
-        streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
-    views = Views(streams.reader, config.data, device)
-    split = Split(
-        shares(streams.labelled.batch if streams.labelled else 0, world),
-        shares(streams.unlabelled.batch if streams.unlabelled else 0, world),
-    )
-    per_epoch = streams.lead.steps_per_epoch
-    planned = config.train.epochs * per_epoch
-    steps = min(planned, config.train.steps or planned)
-
-    # Model, objective, optimiser: only the parts that some term needs.
-    objective = Objective(config.objective.terms())
-    rows = streams.labelled.batch if streams.labelled else 0
-    objective.refuse(streams.kind, config.data.views, rows, config.model)
-    labels = streams.reader.manifest.labels.names
-    model = Heterogeneous(config.model, views.shapes, len(labels), **objective.parts).to(device)
-    model.precision = config.train.precision
-    if model.precision == "fp64":
-        model.double()
-    peak = throughput.peak_flops(device, config.train.precision)
-    flops = throughput.model_flops(model, views.shapes, max(split.rows)) if peak else 0
-    companions = Companions(objective, model, streams, split, device)
-    pieces = grad_cache.count(config.train.micro_batch, split, has_norm(model))
-    synchronise(model)
-
-    # Resume: the position is a number, which the plan turns back into batches.
-    saved = folder / "checkpoints"
+    run = Run(config, watchdog, signals)
+    run.open_data()
+    run.build_model()
     hold.take(watchdog, lambda: signals.came)
-    snapshot, damaged = None, list[str]()
-    if config.run.resume == "auto":
-        snapshot, damaged = checkpoint.resume(saved, config)
-    done = snapshot.position.step if snapshot else 0
-    if done > steps:
-        raise CheckpointError(
-            f"{saved} stands at step {done}, and the run ends at {steps}; expected a step that is "
-            "not past the end: train.steps or train.epochs may not lie before it"
+    run.resume()
+    run.train()
+    return run.report()
+
+
+class Run:
+    """One run on one process, from its data to its report; its methods are called in their order.
+
+    Attributes:
+        done: steps that were taken before this process began.
+        steps: at which the run ends.
+    """
+
+    def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:
+        """Starts the processes. All draw the same weights; nothing later uses this generator."""
+        self.started = time.perf_counter()
+        self.config, self.watchdog, self.signals = config, watchdog, signals
+        self.folder = Path(config.run.dir)
+        self.saved = self.folder / "checkpoints"
+        self.text = dump_config(config)
+        self.accelerator = start_processes(config)
+        self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
+        self.device = self.accelerator.device
+        watchdog.start()
+        torch.manual_seed(config.seed)
+
+    def open_data(self) -> None:
+        """Opens the shards, and the streams of rows by role that the global batches come from.
+
+        Every process asks for the build: the first on each disk does it, the others find it done.
+        """
+        data, local_main = self.config.data, self.accelerator.is_local_main_process
+        with self.watchdog.busy():
+            build_data(data, progress=local_main)
+            streams = self.streams = open_streams(self.config)
+            if data.verify and local_main:
+                streams.reader.verify_payloads()
+        used = np.concatenate([streams.rows, streams.roles.test])
+        self.skipped = Skipped(used, data.max_bad_fraction)
+        for found in collectives.gather_objects(streams.reader.lost):
+            streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
+        self.views = Views(streams.reader, data, self.device)
+        self.labelled = streams.labelled.batch if streams.labelled else 0
+        self.sizes = ShardSizes(
+            shares(self.labelled, self.world),
+            shares(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
         )
-    if snapshot:
-        model.load_state_dict(snapshot.model)
-        companions.load(snapshot.momentum)
-    optimizer = build_optimizer(config.optim, model.parameters())
-    strategy = prepare(accelerator, model, optimizer, max(split.rows))
-    if snapshot:
-        strategy.load_optimizer(snapshot.optimizer, done)
-    del snapshot  # or it would stay in memory beside what was made of it
-    evaluator = Evaluator(streams.reader, views, config.evaluate, watchdog)
-    miner = None  # of hard negatives, which the labelled batches carry
-    if isinstance(streams.labelled, MinedStream):
-        miner = Miner(config.negatives, streams.labelled, evaluator, saved)
-        miner.begin(done)
-    texts = {
-        "config.yaml": text,
-        "model.json": pretrained.describe(views.shapes, len(labels), objective),
-    }
+        self.per_epoch = streams.lead.steps_per_epoch
+        planned = self.config.train.epochs * self.per_epoch
+        self.steps = min(planned, self.config.train.steps or planned)
 
-    def save(now: int) -> None:
-        if miner:
-            miner.finish()  # a run that goes on from here needs the table
-        place = Position(now, *divmod(now, per_epoch))
-        states = strategy.model_state(), strategy.optimizer_state(), companions.state()
-        found = Snapshot(place, *states)
-        checkpoint.keep(saved, found, texts, config.train.keep_checkpoints, watchdog)
+    def build_model(self) -> None:
+        """Builds the objective, the parts of the model that it needs, and what terms remember."""
+        config, streams = self.config, self.streams
+        self.objective = Objective(config.objective.terms())
+        self.objective.refuse(streams.kind, config.data.views, self.labelled, config.model)
+        self.labels = streams.reader.manifest.labels.names
+        shapes, terms = self.views.shapes, self.objective.terms
+        model = Heterogeneous(config.model, shapes, len(self.labels), terms).to(self.device)
+        model.precision = config.train.precision
+        if model.precision == "fp64":
+            model.double()
+        self.peak = throughput.peak_flops(self.device, config.train.precision)
+        most = max(self.sizes.rows)
+        self.flops = throughput.model_flops(model, shapes, most) if self.peak else 0
+        labelled = streams.roles.labelled
 
-    def evaluate(now: int) -> None:
-        _, scores = evaluator.evaluate(model, streams.roles)
-        tracker.scores(now - 1, now / per_epoch, scores)
+        def targets() -> Tensor:
+            return torch.from_numpy(streams.targets(labelled))
 
-    source = batches(
-        ProcessBatches(streams, config.seed, accelerator.process_index, world),
-        done,
-        steps,
-        config.data.workers,
-        pin=device.type == "cuda",
-    )
-    earlier = None
-    if main:
-        earlier = None if done else checkpoint.set_aside(saved)
-        for stale in ("result.json", "report.html", "map.png"):
-            (folder / stale).unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(text)
+        rows = torch.from_numpy(labelled)
+        self.objective.remember(RunSpec(model, rows, len(self.labels), targets, terms))
+        micro_batch = config.train.micro_batch
+        self.micro_batches = grad_cache.count(micro_batch, self.sizes, has_norm(model))
+        for module in (model, *self.objective.memories.values()):
+            synchronise(module)
+        self.model = model
 
-    with Tracker(folder, done, steps, main) as tracker, closing(source), miner or nullcontext():
-        tracker.say(preamble(config, streams, objective, split, strategy, pieces), *damaged)
-        if earlier:
-            tracker.say(f"checkpoints of an earlier run are now in {earlier}")
-        tracker.say(*skipped.add([streams.reader.lost]))
-        skipped.refuse()
-        if done and due(done, per_epoch, config.train.evaluate_every_epochs) and done < steps:
-            evaluate(done)  # the run that was cut short may not have come to it
-        train_seconds = tracker.earlier_s
-        for t in range(done, steps):
-            # A step: read, embed, gather, compare, descend.
-            watchdog.beat(t)
-            clock = time.perf_counter()
-            if miner:
-                miner.wait(t)
-            batch = next(source).to(device)
-            waited = time.perf_counter() - clock
-            inputs = views(batch, train=True)
-            cuts = grad_cache.cut(batch.parts, split.firsts(batch.parts), pieces)
-            features, backward = grad_cache.embed(strategy, inputs, batch, cuts)
-            epoch = t / per_epoch
-            whole = companions.globalise(features, batch, inputs, epoch)
-            loss, terms = objective(whole, epoch)
-            scalars = {"loss": loss, "skipped": len(batch.lost), "signals": bool(signals.came)}
-            values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, device)
-            if values.pop("skipped"):
-                tracker.say(*skipped.add(collectives.gather_objects(batch.lost)))
-                skipped.refuse()
-            stop = values.pop("signals") > 0
-            refuse_nonfinite(values, t, saved, features)
-            companions.judge(features, batch.targets)
-            backward(loss)
-            values["gradient_norm"] = strategy.gradient_norm()
-            refuse_nonfinite(values, t, saved, features)
-            rate = learning_rate(config.optim, epoch, config.train.epochs)
-            strategy.step(rate)
-            tracker.say(*companions.follow(strategy, whole, t, per_epoch))
-            del backward, features, inputs, loss  # not to lie beside those of the next step
-            seconds = time.perf_counter() - clock
-            train_seconds += seconds
-            if (share := throughput.mfu(flops, seconds, peak)) is not None:
-                values["mfu"] = share
-
-            # Between steps: measure, evaluate, save.
-            now = t + 1
-            often = config.train.measure_every_steps
-            if whole.projections and (now == steps or now % often == 0):
-                values |= collapse.measure([z.detach() for z in whole.projections])
-                if reason := collapse.collapsed(values):
-                    tracker.say(f"step {t}: the embeddings have collapsed: {reason}")
-            tracker.step(
-                {
-                    "step": t,
-                    "epoch": t // per_epoch,
-                    **values,
-                    "lr": rate,
-                    "samples_per_s": sum(split.rows) / seconds,
-                    "data_wait_s": waited,
-                    "seconds": seconds,
-                }
+    def resume(self) -> None:
+        """Takes up the newest checkpoint, whose position is a number: the plan knows its rows."""
+        config, model, snapshot = self.config, self.model, None
+        self.damaged = list[str]()
+        if config.run.resume == "auto":
+            snapshot, self.damaged = checkpoint.resume(self.saved, config)
+        self.done = done = snapshot.position.step if snapshot else 0
+        if done > self.steps:
+            raise CheckpointError(
+                f"{self.saved} stands at step {done}, and the run ends at {self.steps}; expected a "
+                "step that is not past the end: train.steps or train.epochs may not lie before it"
             )
-            if miner:
-                miner.refresh(model, now)
-            every = config.train.save_every_steps
-            ends = now == steps or due(now, per_epoch, config.train.save_every_epochs)
-            if stop or ends or (every is not None and now % every == 0):
-                save(now)
-            if stop and now < steps:
-                raise Stopped(f"a signal came; step {now} of {steps} is saved in {saved}")
-            if due(now, per_epoch, config.train.evaluate_every_epochs) and now < steps:
-                evaluate(now)
+        if snapshot:
+            model.load_state_dict(snapshot.model)
+            self.objective.load_memory_state(snapshot.memories)
+        optimizer = build_optimizer(config.optim, model.parameters())
+        rows = max(self.sizes.rows)
+        self.strategy = prepare(self.accelerator, model, optimizer, rows)
+        if snapshot:
+            self.strategy.load_optimizer(snapshot.optimizer, done)
+        del snapshot  # or it would stay in memory beside what was made of it
+        reader = self.streams.reader
+        self.evaluator = Evaluator(reader, self.views, config.evaluate, self.watchdog)
+        self.miner = None  # of hard negatives, which the labelled batches carry
+        if isinstance(self.streams.labelled, MinedStream):
+            mined = self.streams.labelled
+            self.miner = Miner(config.negatives, mined, self.evaluator, self.saved)
+            self.miner.begin(done)
 
-        # Close: score the last weights, write the result and the report.
-        test = streams.roles.test if len(streams.roles.test) else streams.roles.unlabelled
-        predictions, scores = evaluator.evaluate(model, streams.roles)
-        embedding = None  # of rows for the map; clocks differ, so the main process decides
-        if collectives.gather_objects(wants_map(config.evaluate.map, train_seconds))[0]:
-            sample = test[:: max(1, len(test) // config.evaluate.map_rows)]
-            embedding = evaluator.predict(model, sample, hidden=True)
-        tracker.scores(max(steps - 1, 0), steps / per_epoch, scores)
-        tracker.say(*skipped.add(collectives.gather_objects(streams.reader.lost)))
-    skipped.refuse()  # rows of the test set, with which the scores may not count
+    def train(self) -> None:
+        """Takes every step that is left, and scores the last weights."""
+        source = batches(
+            ProcessBatches(
+                self.streams, self.config.seed, self.accelerator.process_index, self.world
+            ),
+            self.done,
+            self.steps,
+            self.config.data.workers,
+            pin=self.device.type == "cuda",
+        )
+        earlier = self._clear_folder() if self.main else None
+        tracker = Tracker(self.folder, self.done, self.steps, self.main)
+        with tracker as self.tracker, closing(source), self.miner or nullcontext():
+            known = self.config, self.streams, self.objective, self.sizes, self.strategy
+            tracker.say(preamble(*known, self.micro_batches), *self.damaged)
+            if earlier:
+                tracker.say(f"checkpoints of an earlier run are now in {earlier}")
+            self._tell_skipped([self.streams.reader.lost])
+            if self.done and self._evaluates(self.done):
+                self.evaluate(self.done)  # the run that was cut short may not have come to it
+            self.train_seconds = tracker.earlier_s
+            for t in range(self.done, self.steps):
+                self.after(t, *self.step(t, source))
+            self._score()
+        self.skipped.refuse()  # rows of the test set, with which the scores may not count
 
-    def also(other: Config) -> dict[str, Any]:
-        with Hold(Path(other.run.dir)) as its:
-            return train(other, watchdog, signals, its)
+    def step(self, t: int, source: Iterator[Batch]) -> tuple[dict[str, float], bool]:
+        """Reads, embeds, gathers, compares, descends.
 
-    if config.evaluate.baselines:
-        scores |= baselines.compare(config, evaluator, streams.roles, scores, also)
-    result: dict[str, Any] = {
-        **scores,
-        "steps": steps,
-        "epochs": steps / per_epoch,
-        "train_seconds": train_seconds,
-        "seconds": time.perf_counter() - started,
-        "world_size": world,
-        "skipped_rows": len(skipped),
-        "peak_memory_bytes": throughput.peak_memory(device) if done < steps else None,
-        "strategy": strategy.describe(),
-        "precision": config.train.precision,
-        "contrast": fused.describe(device),
-        "version": __version__,
-    }
-    if main:
-        print(f"report: {write_report(folder, result, predictions, embedding, streams.reader)}")
-        for line in baselines.table(scores, folder.name) if config.evaluate.baselines else ():
-            print(line)
-        write_result(folder, result)  # last: who finds it takes the run for done
-    return result
+        Returns:
+            The values of the step, and whether a signal has come to any process.
+        """
+        config, strategy, objective = self.config, self.strategy, self.objective
+        self.watchdog.beat(t)
+        clock = time.perf_counter()
+        if self.miner:
+            self.miner.wait(t)
+        batch = next(source).to(self.device)
+        waited = time.perf_counter() - clock
+        inputs = self.views(batch, train=True)
+        offsets = self.sizes.offsets(batch.parts)
+        micro = grad_cache.micro_batches(batch.parts, offsets, self.micro_batches)
+        features, backward = grad_cache.embed(strategy, inputs, batch, micro)
+        epoch = t / self.per_epoch
+        whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
+        loss, terms = objective(whole)
+        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": bool(self.signals.came)}
+        values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
+        if values.pop("skipped"):
+            self._tell_skipped(collectives.gather_objects(batch.lost))
+        stop = values.pop("signals") > 0
+        refuse_nonfinite(values, t, self.saved, features)
+        backward(loss)
+        values["gradient_norm"] = strategy.gradient_norm()
+        refuse_nonfinite(values, t, self.saved, features)
+        rate = learning_rate(config.optim, epoch, config.train.epochs)
+        strategy.step(rate)
+        after = Step(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
+        self.tracker.say(*objective.update(after))
+        seconds = time.perf_counter() - clock
+        self.train_seconds += seconds
+        if (share := throughput.mfu(self.flops, seconds, self.peak)) is not None:
+            values["mfu"] = share
+        often = config.train.measure_every_steps
+        if "projections" in features and (t + 1 == self.steps or (t + 1) % often == 0):
+            z = [collectives.gather(x.detach(), self.sizes.rows) for x in features["projections"]]
+            values |= collapse.measure(z)
+        values |= {"lr": rate, "samples_per_s": sum(self.sizes.rows) / seconds}
+        values |= {"data_wait_s": waited, "seconds": seconds}
+        return values, stop
 
+    def after(self, t: int, values: dict[str, float], stop: bool) -> None:
+        """Records step t, and mines, saves and evaluates where that is due."""
+        config, tracker, now = self.config.train, self.tracker, t + 1
+        if "uniformity" in values and (reason := collapse.collapsed(values)):
+            tracker.say(f"step {t}: the embeddings have collapsed: {reason}")
+        tracker.step({"step": t, "epoch": t // self.per_epoch, **values})
+        if self.miner:
+            self.miner.refresh(self.model, now)
+        every = config.save_every_steps
+        ends = now == self.steps or self._due(now, config.save_every_epochs)
+        if stop or ends or (every is not None and now % every == 0):
+            self.save(now)
+        if stop and now < self.steps:
+            raise Stopped(f"a signal came; step {now} of {self.steps} is saved in {self.saved}")
+        if self._evaluates(now):
+            self.evaluate(now)
 
-def due(step: int, per_epoch: int, every_epochs: int | None) -> bool:
-    """Whether `step` steps end a multiple of so many epochs."""
-    return every_epochs is not None and step % (every_epochs * per_epoch) == 0
+    def save(self, now: int) -> None:
+        """Writes a checkpoint; every process calls it."""
+        if self.miner:
+            self.miner.finish()  # a run that goes on from here needs the table
+        position = Position(now, *divmod(now, self.per_epoch))
+        model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
+        snapshot = Snapshot(position, model, optimizer, self.objective.memory_state())
+        shapes = [list(shape) for shape in self.views.shapes]
+        known = json.dumps({"shapes": shapes, "labels": len(self.labels)})
+        texts = {"config.yaml": self.text, "model.json": known}
+        newest = self.config.train.keep_checkpoints
+        checkpoint.keep(self.saved, snapshot, texts, newest, self.watchdog)
+
+    def evaluate(self, now: int) -> None:
+        """Scores the test rows after so many steps."""
+        _, scores = self.evaluator.evaluate(self.model, self.streams.roles)
+        self.tracker.scores(now - 1, now / self.per_epoch, scores)
+
+    def report(self) -> dict[str, Any]:
+        """Trains what the result is compared with, and writes the result and the report."""
+        config, scores = self.config, self.scores
+        if config.evaluate.baselines:
+            scores |= baselines.compare(
+                config, self.evaluator, self.streams.roles, scores, self._train_other
+            )
+        result: dict[str, Any] = {
+            **scores,
+            "steps": self.steps,
+            "epochs": self.steps / self.per_epoch,
+            "train_seconds": self.train_seconds,
+            "seconds": time.perf_counter() - self.started,
+            "world_size": self.world,
+            "skipped_rows": len(self.skipped),
+            "peak_memory_bytes": (
+                throughput.peak_memory(self.device) if self.done < self.steps else None
+            ),
+            "strategy": self.strategy.describe(),
+            "precision": config.train.precision,
+            "contrast": fused.describe(self.device),
+            "version": __version__,
+        }
+        if self.main:
+            report = write_report(
+                self.folder, result, self.predictions, self.embedding, self.streams.reader
+            )
+            print(f"report: {report}")
+            if config.evaluate.baselines:
+                print(*baselines.table(scores, self.folder.name), sep="\n")
+            write_result(self.folder, result)  # last: who finds it takes the run for done
+        return result
+
+    def _score(self) -> None:
+        """Scores the last weights, and embeds rows for the report's map."""
+        options, roles = self.config.evaluate, self.streams.roles
+        self.predictions, self.scores = self.evaluator.evaluate(self.model, roles)
+        self.embedding = None
+        # Clocks differ, so the main process decides.
+        if collectives.from_first(wants_map(options.map, self.train_seconds)):
+            test = roles.test if len(roles.test) else roles.unlabelled
+            sample = test[:: max(1, len(test) // options.map_rows)]
+            self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
+        self.tracker.scores(max(self.steps - 1, 0), self.steps / self.per_epoch, self.scores)
+        self._tell_skipped(collectives.gather_objects(self.streams.reader.lost), refuse=False)
+
+    def _train_other(self, other: Config) -> dict[str, Any]:
+        with Hold(Path(other.run.dir)) as hold:
+            return train(other, self.watchdog, self.signals, hold)
+
+    def _clear_folder(self) -> Path | None:
+        """Sets an earlier run's files aside, and says where its checkpoints went."""
+        earlier = None if self.done else checkpoint.set_aside(self.saved)
+        for stale in ("result.json", "report.html", "map.png"):
+            (self.folder / stale).unlink(missing_ok=True)
+        (self.folder / "config.yaml").write_text(self.text)
+        return earlier
+
+    def _tell_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
+        self.tracker.say(*self.skipped.add(lost))
+        if refuse:
+            self.skipped.refuse()
+
+    def _evaluates(self, now: int) -> bool:
+        return now < self.steps and self._due(now, self.config.train.evaluate_every_epochs)
+
+    def _due(self, now: int, every_epochs: int | None) -> bool:
+        """Whether so many steps end a multiple of so many epochs."""
+        return every_epochs is not None and now % (every_epochs * self.per_epoch) == 0
 
 
 def main() -> int:

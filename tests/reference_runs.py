@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # so that every part of a method acts wi
         "sure": 0.3, "neighbours": 5,
     },
     "mulco": {"queue": 37, "momentum": 0.9},
+    "deepmtmv": {"every_epochs": 2, "widths": [8, 6], "cost": 0.001},
     "hard": {"threshold_epochs": 2},
     "mib": {"beta_epochs": 2},
     "weighted_supervised": {"ramp_epochs": 1},
@@ -103,8 +104,6 @@ def experiment(folder: Path, method: str, name: str, **train: Any) -> Config:
         tree["model"] |= {"shared_encoder": True, "shared_projector": True}
     if method == "plnl":
         tree["model"]["classify_on"] = "first_view"
-    if method == "deepmtmv":
-        tree["model"]["task_groups"] = {"every_epochs": 2, "widths": [8, 6], "cost": 0.001}
     tree["objective"] = {"cross_entropy" if kind == "multi_class" else "bce": {"weight": 1.0}}
     for term in chosen.get("terms", {}):
         tree["objective"][term] = {"weight": 0.5} | OPTIONS.get(term, {})

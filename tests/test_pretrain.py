@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError, TrainingE
 from heron.pipeline.config.experiment import load_config, parse_config
 from heron.pipeline.distributed import collectives
 from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.catalogue import TERMS
+from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import report
 from heron.pipeline.training.checkpoint import complete
@@ -222,12 +221,12 @@ def test_cross_entropy_of_independent_labels_is_refused(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = TERMS["bce"], iter(range(9))
+    real, calls = Bce.loss, iter(range(9))
 
     def broken(*args: Any) -> Tensor:
-        return real.loss(*args) * (float("nan") if next(calls) == 2 else 1.0)
+        return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
 
-    monkeypatch.setitem(TERMS, "bce", replace(real, loss=broken))
+    monkeypatch.setattr(Bce, "loss", broken)
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
     with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
@@ -340,7 +339,7 @@ def train_faces(folder: str, name: str) -> list[float]:
     return [row["loss"] for row in losses(Path(folder) / name)]
 
 
-FINE = Features(torch.ones(3, 2), None, [torch.ones(3, 2)] * 2, [])
+FINE: Features = {"hidden": [torch.ones(3, 2)], "projections": [torch.ones(3, 2)] * 2}
 
 
 def test_an_infinite_term_is_named(tmp_path: Path) -> None:
@@ -350,7 +349,7 @@ def test_an_infinite_term_is_named(tmp_path: Path) -> None:
 
 def spoil(folder: str) -> str:
     """One process finds NaN in a projection; all of them say which."""
-    broken = FINE._replace(projections=[torch.ones(3, 2), torch.full((3, 2), math.nan)])
+    broken = FINE | {"projections": [torch.ones(3, 2), torch.full((3, 2), math.nan)]}
     features = broken if collectives.rank() == 1 else FINE
     with pytest.raises(TrainingError) as raised:
         refuse_nonfinite({"loss": math.nan, "loss/hard": math.nan}, 3, Path(folder), features)

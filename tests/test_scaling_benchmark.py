@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scaling import OBJECTIVES, PARTS, PEERS, main
 from benchmarks.scaling_bytes import Case, count, predict
 from benchmarks.scaling_turns import Contestant, Gate, race, together
-from heron.pipeline.config.terms import Objective
+from heron.pipeline.config.terms import Terms
 from heron.pipeline.distributed.traffic import KINDS
 
 
@@ -20,7 +20,7 @@ def test_counted_bytes_are_the_predicted(world: int, tmp_path: Path) -> None:
     Gathered are the projections of 2 views, labels, paths, and the moments of 3 batch norms of
     each; the gradients are one bucket.
     """
-    terms = Objective.model_validate(OBJECTIVES["hierarchical"][0])
+    terms = Terms.model_validate(OBJECTIVES["hierarchical"][0])
     case = Case(terms, 19, 0, 16, (4, 6), 8)
     predicted, calls = predict(case, world)
     expected = {kind: n for kind, (n, _) in predicted.items()}

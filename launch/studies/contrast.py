@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heron.launch.studies.workload import Setting, Workload
+from heron.pipeline.distributed.traffic import step_features
 from heron.pipeline.objectives.batch import GlobalBatch
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
@@ -45,7 +46,7 @@ def _seconds(workload: Workload, setting: Setting, rows: int, device: torch.devi
     for seed in range(TIMES):
         batch, leaves = _batch(workload, setting, rows, seed, device)
         started = _clock(device)
-        loss, _ = workload.objective(batch, 1.0)
+        loss, _ = workload.objective(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         assert any(leaf.grad is not None for leaf in leaves)
         taken.append(_clock(device) - started)
@@ -65,7 +66,7 @@ def _batch(
 ) -> tuple[GlobalBatch, list[Tensor]]:
     """Returns a global batch of random vectors whose first rows are the process's own."""
     draw = torch.Generator().manual_seed(seed)
-    model, objective, views = workload.model, workload.objective, len(workload.shapes)
+    model, objective = workload.model, workload.objective
     share, part = setting.share, setting.labelled / setting.rows
     own, labelled = round(part * share), round(part * rows)
 
@@ -78,29 +79,33 @@ def _batch(
         drawn = torch.randint(workload.labels, (labelled,), generator=draw)
         targets = one_hot(drawn, workload.labels).float()
     paths = torch.randint(2, (labelled, max(1, workload.levels)), generator=draw)
-    hidden = leaf(labelled, views * model.width)
-    logits = leaf(own, workload.labels) if objective.needs("classify") else None
-    width = model.projection_width
-    z = [leaf(rows, width) for _ in range(views)] if objective.needs("project") else []
-    h = [leaf(rows, width) for _ in range(views)] if objective.needs("weigh") else []
-    x = [leaf(share, width) for _ in range(views)] if objective.needs("project_inputs") else []
-    inputs = []
-    if objective.needs("share_inputs"):
-        wide = (int(torch.Size(shape).numel()) for shape in workload.shapes)
-        inputs = [torch.randn(rows, n, generator=draw).to(device) for n in wide]
-    targets = targets.to(device)
+    made = step_features(model, workload.shapes, [1], workload.labels)
+    widths = {name: [x.shape[1] for x in tensors] for name, tensors in made.items()}
+    wide = [int(torch.Size(shape).numel()) for shape in workload.shapes]
+
+    def leaves(name: str, count: int) -> list[Tensor]:
+        if name == "paths":
+            return [paths.to(device)]
+        if name == "inputs":
+            return [torch.randn(count, n, generator=draw).to(device) for n in wide]
+        return [leaf(count, width) for width in widths[name]]
+
+    needs, own_rows = objective.needs, slice(0, share)
+    scopes = (needs.own, share), (needs.gathered, rows), (needs.labelled, labelled)
+    parts = [{name: leaves(name, count) for name in names} for names, count in scopes]
     batch = GlobalBatch(
-        logits=logits,
-        targets=targets[:own],
-        hidden=hidden,
-        all_targets=targets,
+        own=parts[0],
+        gathered=parts[1],
+        gathered_labelled=parts[2],
+        targets=targets.to(device),
+        rows=own_rows,
         labelled=slice(0, own),
-        projections=z,
-        weights=h,
-        rows=slice(0, share),
-        places=torch.arange(labelled, device=device),
-        paths=paths.to(device),
-        inputs=inputs,
-        input_projections=x,
+        labelled_at=torch.arange(labelled, device=device),
+        inputs=[],
+        indices=torch.arange(share, device=device),
+        rng_keys=torch.arange(share, device=device),
+        epoch=1.0,
+        gather_labelled=lambda x: x,
     )
-    return batch, [hidden, *z, *h, *x, *([] if logits is None else [logits])]
+    found = [x for part in parts for tensors in part.values() for x in tensors]
+    return batch, [x for x in found if x.requires_grad]

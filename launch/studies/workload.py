@@ -8,8 +8,9 @@ from typing import Any
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
 from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.terms import Term
 from heron.pipeline.data.plan import shares
-from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
@@ -36,9 +37,9 @@ class Setting:
     stage: int = 0
 
     @property
-    def split(self) -> Split:
+    def sizes(self) -> ShardSizes:
         """The rows of every process."""
-        return Split(shares(self.labelled, self.world), shares(self.unlabelled, self.world))
+        return ShardSizes(shares(self.labelled, self.world), shares(self.unlabelled, self.world))
 
     @property
     def rows(self) -> int:
@@ -48,7 +49,7 @@ class Setting:
     @property
     def share(self) -> int:
         """Rows of the process that has most."""
-        return max(self.split.rows)
+        return max(self.sizes.rows)
 
 
 @dataclass(eq=False)
@@ -82,14 +83,14 @@ class Workload:
         except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:
             raise StudyError(f"{run}: its step cannot be told: {error}") from None
         levels, objective = 0, Objective(config.objective.terms())
-        unknown = any(map(objective.needs, ("encode_labels", "narrow", "pair")))
-        if objective.keyed or unknown or config.model.task_groups:
+        if remembering := [
+            name for name, t in objective.terms.items() if type(t).memory is not Term.memory
+        ]:
             raise StudyError(
-                f"the scaling model does not know what {' + '.join(objective.terms)} exchanges: "
-                "keys of a queue, codes of labels, bottlenecks, what two networks choose and the "
-                "errors of task groups are not in it"
+                f"the scaling model does not know what the memory of {' and '.join(remembering)} "
+                "exchanges; expected terms that remember nothing from step to step"
             )
-        if objective.needs("share_paths"):
+        if "paths" in objective.needs.labelled:
             levels = len(load_manifest(config.data.path).labels.levels or [])
         return cls(config, shapes, labels, levels)
 
@@ -101,8 +102,8 @@ class Workload:
     @cached_property
     def model(self) -> Heterogeneous:
         """The model, for its shapes alone: it holds no numbers."""
-        parts = self.objective.parts
-        model = Heterogeneous(self.config.model, self.shapes, self.labels, **parts)
+        terms = self.objective.terms
+        model = Heterogeneous(self.config.model, self.shapes, self.labels, terms)
         return model.to("meta")
 
     def labelled_of(self, rows: int) -> int:
@@ -136,7 +137,7 @@ class Workload:
     def exchanges(self, setting: Setting) -> list[Exchange]:
         """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
         return exchanges(
-            self.objective, self.model, self.shapes, setting.split, self.labels, self.levels
+            self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
         )
 
     def state(self, setting: Setting) -> dict[str, int]:

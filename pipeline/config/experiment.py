@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from heron.pipeline.config.augmentations import Augmentations
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
+from heron.pipeline.config.renamed import refuse_renamed
 from heron.pipeline.config.sections import (
     Count,
     Natural,
@@ -23,7 +24,7 @@ from heron.pipeline.config.sections import (
     parse_yaml,
     read_tree,
 )
-from heron.pipeline.config.terms import CLASSIFIERS, Objective
+from heron.pipeline.config.terms import Terms
 
 
 class Run(Section):
@@ -230,7 +231,7 @@ class Config(Section):
     run: Run
     data: Data
     model: Model = Model()
-    objective: Objective
+    objective: Terms
     optim: Optim = Optim()
     negatives: Negatives = Negatives()
     train: Train = Train()
@@ -238,7 +239,7 @@ class Config(Section):
 
 
 METHODS = Path(__file__).resolve().parents[2] / "configs" / "methods.yaml"
-METHODS_MODEL = {"task_groups"}  # what of the model a method has or has not
+CLASSIFIERS = ("bce", "cross_entropy")  # what a method with `classifier: true` keeps
 
 
 def load_config(
@@ -250,8 +251,8 @@ def load_config(
         path: a YAML file.
         overrides: `key.key=value`; the value is read as YAML, `null` takes a section out; a
             number is a place in a list: `data.views.0.size=64`.
-        method: a name of configs/methods.yaml, which then chooses the terms of the objective and
-            what the model has for them; an override of these counts where the method has them.
+        method: a name of configs/methods.yaml, which then chooses the terms of the objective; an
+            override of these counts where the method has them.
 
     Returns:
         The typed configuration.
@@ -270,6 +271,7 @@ def load_config(
 
 def parse_config(tree: dict[str, Any]) -> Config:
     """Check a tree of plain values; see `load_config` for the errors."""
+    refuse_renamed(tree)
     return check(Config, tree, "the configuration")
 
 
@@ -297,11 +299,3 @@ def _choose(method: str, tree: dict[str, Any]) -> None:
     for name, options in chosen.get("terms", {}).items():
         terms[name] = {**(given.get(name) or {}), **options}
     tree["objective"] = terms
-    model = tree["model"] = tree.get("model") or {}
-    for part in METHODS_MODEL & (model.keys() | chosen.get("model", {}).keys()):
-        wanted = chosen.get("model", {}).get(part)
-        asked = model.get(part) or {}
-        if wanted is None:
-            model[part] = None
-        elif isinstance(asked, dict):  # what is none is refused with the other faults
-            model[part] = {**asked, **wanted}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from heron.pipeline.config.sections import Natural, Positive, Section
+from heron.pipeline.config.sections import Natural, Section
 
 Sizes = Annotated[list[Natural], Field(min_length=1)]
 
@@ -103,42 +103,11 @@ class Resnet(Section):
 Encoder = Mlp | Linear | Cnn | Convnet | Vgg | Resnet
 
 
-class LabelAutoencoder(Section):
-    """C2AE's networks of labels: one hidden layer each way; a code is narrower than the labels.
-
-    `width` of a code; null is 0.8 of the labels, as in the authors' code.
-    """
-
-    hidden: Natural = 512
-    width: Natural | None = None
-
-
-class TaskGroups(Section):
-    """DeepMTMV's classifier: layers that all labels share at first, and groups of them later.
-
-    `widths` of its hidden layers; null is a half and a quarter of what it sees, as in the authors'
-    code. Every `every_epochs` the highest layer that all labels share is parted where that is
-    cheaper: a further group costs `cost` in the top layer and twice as much in each layer below,
-    and `separation` weighs how little the labels of a group agree in their errors. Errors are
-    averages over batches that forget at the rate `decay`: of each `view` alone, or of the `joint`
-    prediction. `consensus` is how strongly the views' clusters are drawn together.
-    """
-
-    widths: Sizes | None = None
-    every_epochs: Natural = 10
-    errors: Literal["view", "joint"] = "view"
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    cost: Annotated[float, Field(ge=0)] = 0.0625
-    separation: Positive = 1.95
-    consensus: Annotated[float, Field(ge=0)] = 0.1
-
-
 class Model(Section):
     """Per-view encoder and projector, the weight net H, and the classifier.
 
     A projector is one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear. The classifier,
-    the probe and all of evaluation see every view's hidden features, or the first view's. With
-    `task_groups` the classifier is DeepMTMV's.
+    the probe and all of evaluation see every view's hidden features, or the first view's.
     """
 
     encoder: Annotated[Mlp | Linear | Cnn | Convnet | Vgg | Resnet, Field(discriminator="kind")] = (
@@ -149,5 +118,3 @@ class Model(Section):
     shared_encoder: bool = False
     shared_projector: bool = False
     classify_on: Literal["all_views", "first_view"] = "all_views"
-    label_autoencoder: LabelAutoencoder = LabelAutoencoder()
-    task_groups: TaskGroups | None = None

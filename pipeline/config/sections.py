@@ -23,6 +23,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Named(BaseModel):
+    """Sections by a name that is no field."""
+
+    @classmethod
+    def section(cls, name: str) -> type[Section]:
+        """Returns the section of a name."""
+        raise NotImplementedError
+
+
 Some = TypeVar("Some", bound=Section)
 
 
@@ -159,6 +168,9 @@ def _section(path: Sequence[str], root: type[BaseModel]) -> list[str]:
     model: type[BaseModel] = root
     current: Any = root
     for part in path:
+        if issubclass(model, Named):
+            model = model.section(part)
+            continue
         field = model.model_fields.get(part)
         if field is None:  # the index of a list or the tag of a choice: look at its models
             models = _models(current)

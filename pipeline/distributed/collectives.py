@@ -63,6 +63,11 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
+def from_first(value: Any) -> Any:
+    """The first process's small picklable value, on every process; every process calls it."""
+    return gather_objects(value)[0]
+
+
 def default_store(prefix: str) -> Any:
     """The store through which the processes met, by a connection of its own where it has any."""
     store: Any = dist.distributed_c10d._get_default_store()

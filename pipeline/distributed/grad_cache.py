@@ -16,30 +16,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.models.heterogeneous import Features
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A micro-batch of a process's rows.
+class MicroBatch:
+    """Some of a process's rows of a step.
 
     Attributes:
-        rows: which, [rows of the piece].
-        parts: how many of each stream, in order.
+        indices: which, in order.
+        sizes: how many of each stream, in order.
     """
 
-    rows: Tensor
-    parts: list[int]
+    indices: Tensor
+    sizes: list[int]
 
 
-def count(micro_batch: int | None, split: Split, norm: bool) -> int:
+def count(micro_batch: int | None, sizes: ShardSizes, norm: bool) -> int:
     """How many micro-batches a step has, on every process.
 
     Args:
         micro_batch: most rows of a process that are embedded with a graph at a time, about.
-        split: the rows of every process.
+        sizes: the rows of every process.
         norm: whether the model has batch norm, which needs two rows of a stream.
 
     Raises:
@@ -47,39 +47,42 @@ def count(micro_batch: int | None, split: Split, norm: bool) -> int:
     """
     if micro_batch is None:
         return 1
-    number = -(-max(split.rows) // micro_batch)
-    for name, rows in (("labelled", sum(split.labelled)), ("unlabelled", sum(split.unlabelled))):
+    number = -(-max(sizes.rows) // micro_batch)
+    for name, rows in (("labelled", sum(sizes.labelled)), ("unlabelled", sum(sizes.unlabelled))):
         if norm and number > 1 and 0 < rows < 2 * number:
             raise ConfigError(
                 f"train.micro_batch is {micro_batch}, which cuts a step into {number}, and batch "
                 f"norm would see fewer than 2 of the {rows} {name} rows at a time; expected at "
-                f"least {-(-max(split.rows) // max(1, rows // 2))}"
+                f"least {-(-max(sizes.rows) // max(1, rows // 2))}"
             )
     return number
 
 
-def cut(parts: Sequence[int], firsts: Sequence[int], number: int) -> list[Piece]:
+def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> list[MicroBatch]:
     """A process's rows in so many micro-batches, the same ones however many processes there are.
 
     Row r of a stream's global batch is in micro-batch r mod `number`, so batch norm, which takes a
     micro-batch over all processes, sees the same rows on any number of them.
 
     Args:
-        parts: rows of each stream on this process.
-        firsts: where its part of each stream's global batch begins.
+        sizes: rows of each stream on this process.
+        offsets: where its part of each stream's global batch begins.
         number: of micro-batches.
     """
-    pieces: list[list[Tensor]] = [[] for _ in range(number)]
-    starts = itertools.accumulate(parts, initial=0)
-    for start, size, first in zip(starts, parts, firsts, strict=False):
-        place = torch.arange(size)
-        for j, piece in enumerate(pieces):
-            piece.append(start + place[(place + first) % number == j])
-    return [Piece(torch.cat(piece), [len(rows) for rows in piece]) for piece in pieces]
+    found: list[list[Tensor]] = [[] for _ in range(number)]
+    starts = itertools.accumulate(sizes, initial=0)
+    for start, size, offset in zip(starts, sizes, offsets, strict=False):
+        local = torch.arange(size)
+        for j, parts in enumerate(found):
+            parts.append(start + local[(local + offset) % number == j])
+    return [MicroBatch(torch.cat(parts), [len(rows) for rows in parts]) for parts in found]
 
 
 def embed(
-    strategy: Strategy, inputs: Sequence[Tensor], batch: Batch, pieces: Sequence[Piece]
+    strategy: Strategy,
+    inputs: Sequence[Tensor],
+    batch: Batch,
+    micro: Sequence[MicroBatch],
 ) -> tuple[Features, Callable[[Tensor], None]]:
     """The features of a process's rows, and what brings a loss of them back to the parameters.
 
@@ -87,47 +90,46 @@ def embed(
         strategy: has the model.
         inputs: a tensor a view, [rows, ...].
         batch: the rows.
-        pieces: the micro-batches; one is the whole.
+        micro: the micro-batches; one is the whole.
 
     Returns:
         The features, and a function of this process's share of the loss, which every process must
         call once.
     """
     labels = batch.targets.new_zeros(len(batch.keys), batch.targets.shape[1])
-    labels[: batch.labelled] = batch.targets  # a label autoencoder sees no other rows' either
-    if len(pieces) == 1:
+    labels[: batch.labelled] = batch.targets  # unlabelled rows show no part of the model a label
+    if len(micro) == 1:
         with strategy.accumulate(last=True):
             return strategy(inputs, batch.keys, batch.parts, labels), strategy.backward
 
-    def part(piece: Piece) -> Features:
-        rows = piece.rows.to(batch.keys.device)
-        return strategy([x[rows] for x in inputs], batch.keys[rows], piece.parts, labels[rows])
+    def forward(one: MicroBatch) -> Features:
+        rows = one.indices.to(batch.keys.device)
+        return strategy([x[rows] for x in inputs], batch.keys[rows], one.sizes, labels[rows])
 
     with torch.no_grad(), _unchanged_statistics(strategy.model):
-        found = [part(piece) for piece in pieces]
-    order = torch.cat([piece.rows for piece in pieces]).argsort().to(batch.keys.device)
-    whole = [
-        torch.cat(parts)[order].requires_grad_() for parts in zip(*map(_flat, found), strict=True)
-    ]
+        found = [forward(one) for one in micro]
+    order = torch.cat([one.indices for one in micro]).argsort().to(batch.keys.device)
+    features = {
+        name: [torch.cat(parts)[order].requires_grad_() for parts in zip(*of_name, strict=True)]
+        for name in found[0]
+        for of_name in [[features[name] for features in found]]
+    }
 
     def backward(loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
-        for piece in pieces:
-            rows = piece.rows.to(batch.keys.device)
-            with strategy.accumulate(last=piece is pieces[-1]):
-                pairs = zip(_flat(part(piece)), whole, strict=True)
+        for one in micro:
+            rows = one.indices.to(batch.keys.device)
+            with strategy.accumulate(last=one is micro[-1]):
+                again = forward(one)
                 sums = [
-                    (own * all_.grad[rows]).sum() for own, all_ in pairs if all_.grad is not None
+                    (own * whole.grad[rows]).sum()
+                    for name, tensors in features.items()
+                    for own, whole in zip(again[name], tensors, strict=True)
+                    if whole.grad is not None
                 ]
                 strategy.backward(torch.stack(sums).sum())
 
-    rest = iter(whole)
-    return found[0].each(lambda _: next(rest)), backward
-
-
-def _flat(features: Features) -> list[Tensor]:
-    parts = ([part] if isinstance(part, Tensor) else part for part in features if part is not None)
-    return [tensor for part in parts for tensor in part]
+    return features, backward
 
 
 @contextmanager

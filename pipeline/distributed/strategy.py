@@ -71,7 +71,7 @@ class Strategy:
         self.optimizer.zero_grad()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def gathered_parameters(self) -> Iterator[None]:
         """While it is open, every process can read all of `model`; every process must open it."""
         yield
 

@@ -3,15 +3,15 @@
 Arithmetic only. `benchmarks.scaling` counts the same at torch's dispatcher, and both must agree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heron.pipeline.distributed.exchange import Split
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.distributed.exchange import ShardSizes
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.throughput import skeleton
 
@@ -80,7 +80,7 @@ def exchanges(
     objective: Objective,
     model: Heterogeneous,
     shapes: Sequence[Sequence[int]],
-    split: Split,
+    sizes: ShardSizes,
     labels: int,
     levels: int = 0,
 ) -> list[Exchange]:
@@ -93,27 +93,31 @@ def exchanges(
         objective: says what is shared.
         model: as it is trained.
         shapes: of one sample of each view.
-        split: the rows of every process.
+        sizes: the rows of every process.
         labels: width of a row's labels.
         levels: of hierarchical labels.
     """
-    if len(split.rows) == 1:
+    if len(sizes.rows) == 1:
         return []
-    rows, own, views = max(split.rows), max(split.labelled), len(shapes)
-    vectors = []
-    for part, needed in (("projections", "project"), ("weights H(z)", "weigh")):
-        if objective.needs(needed):
-            vectors.append((part, rows, views * model.projection_width, views))
-    if objective.needs("share_hidden"):
-        vectors.append(("hidden features", own, views * model.width, 1))
+    rows, own = max(sizes.rows), max(sizes.labelled)
+    widths = {
+        name: [int(x[0].numel()) for x in tensors]
+        for name, tensors in step_features(model, shapes, [1], labels).items()
+    }
+    vectors = [
+        (name, count, sum(widths[name]), len(widths[name]))
+        for names, count in ((objective.needs.gathered, rows), (objective.needs.labelled, own))
+        for name in names
+        if name in widths
+    ]
     moved = [Exchange("gathered", what, n, width, calls=calls) for what, n, width, calls in vectors]
-    if objective.needs("share_inputs"):
+    if "inputs" in objective.needs.gathered:
         elements = sum(int(torch.Size(shape).numel()) for shape in shapes)
-        moved.append(Exchange("gathered", "inputs", rows, elements, calls=views))
+        moved.append(Exchange("gathered", "inputs", rows, elements, calls=len(shapes)))
     moved.append(Exchange("gathered", "labels", own, labels))
-    if objective.needs("share_paths"):
+    if "paths" in objective.needs.labelled:
         moved.append(Exchange("gathered", "paths", own, levels, INTEGER))
-    if channels := norms(model, shapes, [n for n in (own, rows - own) if n]):
+    if channels := norms(model, shapes, [n for n in (own, rows - own) if n], labels):
         moments = sum(2 * n + 1 for n in channels)
         moved.append(Exchange("gathered", "moments", 1, moments, calls=len(channels)))
     moved += [
@@ -126,18 +130,36 @@ def exchanges(
     return [*moved, Exchange("gradients", "gradients", 1, weights, calls=buckets)]
 
 
-def norms(model: Heterogeneous, shapes: Sequence[Sequence[int]], parts: Sequence[int]) -> list[int]:
+def norms(
+    model: Heterogeneous, shapes: Sequence[Sequence[int]], sizes: Sequence[int], labels: int
+) -> list[int]:
     """Channels of every batch norm that a forward passes, in order; each is a meeting.
 
     Args:
         model: whose forward is followed on a copy that computes nothing.
         shapes: of one sample of each view.
-        parts: rows of each stream that there is; batch norm sees one at a time.
+        sizes: rows of each stream that there is; batch norm sees one at a time.
+        labels: width of a row's labels.
     """
-    meta, inputs, keys = skeleton(model, shapes, sum(parts))
     passed: list[int] = []
+    step_features(model, shapes, sizes, labels, lambda norm: passed.append(norm.num_features))
+    return passed
+
+
+def step_features(
+    model: Heterogeneous,
+    shapes: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    labels: int,
+    on_norm: Callable[[_BatchNorm], None] = lambda _: None,
+) -> Features:
+    """What a model makes of a batch in training, for its shapes: a copy computes nothing.
+
+    `on_norm` is called with every batch norm that is passed.
+    """
+    meta, inputs, rng_keys = skeleton(model, shapes, sum(sizes))
     for module in meta.modules():
         if isinstance(module, _BatchNorm):
-            module.register_forward_hook(lambda norm, *_: passed.append(norm.num_features))
-    meta.embed(inputs, keys, parts)
-    return passed
+            module.register_forward_hook(lambda norm, *_: on_norm(norm))
+    targets = torch.empty(sum(sizes), labels, device="meta")
+    return meta.embed(inputs, rng_keys, sizes, targets)

@@ -110,8 +110,8 @@ class Zero(Strategy):
         self._engine.step()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """See `Strategy.whole`; under stage 3 the parameters are gathered."""
+    def gathered_parameters(self) -> Iterator[None]:
+        """See `Strategy.gathered_parameters`; under stage 3 the parameters are gathered."""
         if self.stage < 3:
             yield
             return

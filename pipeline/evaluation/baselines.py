@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.config.terms import CLASSIFIERS
+from heron.pipeline.config.experiment import CLASSIFIERS, Config, parse_config
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
@@ -62,11 +61,10 @@ def compare(
 def plain(config: Config) -> Config | None:
     """The experiment with the classifier's term alone; None where it has no such term."""
     tree = config.model_dump(mode="json")
-    terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS and v is not None}
+    terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
     if not terms:
         return None
     tree["objective"] = terms
-    tree["model"]["task_groups"] = None
     tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
     tree["evaluate"] |= {"baselines": False}
     return parse_config(tree)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from heron.pipeline.config.experiment import Evaluate
 from heron.pipeline.data.batches import Batch
@@ -18,7 +19,7 @@ from heron.pipeline.distributed.collectives import gather, gather_objects, rank,
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
 from heron.pipeline.evaluation.probe import linear_probe
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Evaluator:
         own = rows[share(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
-        logits, features = [], []
+        logits: list[Tensor] = []
+        features: list[Tensor] = []
         readable: list[bool] = []
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
@@ -100,20 +102,19 @@ class Evaluator:
             self.watchdog.beat()
             batch = self._batch(own[start : start + size], names)
             inputs = self.views(batch, train=False, first=model.classified)
-            part = model(inputs, batch.keys, batch.parts)
-            logits.append(part.logits)
-            if hidden:
-                features.append(part.hidden)
+            made: Features = model(inputs, batch.keys, batch.parts)
+            logits += made.get("logits", [])
+            features += made["hidden"] if hidden else []
             here = own[start : start + size]
             readable += [row not in self.reader.lost for row in here.tolist()]
         model.train()
         flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
         kept = gather(flags, sizes).bool().cpu().numpy()
         probability = None
-        if logits[0] is not None:
-            whole = gather(torch.cat(logits), sizes).float()
-            whole = whole.softmax(1) if self.exclusive else whole.sigmoid()
-            probability = whole.cpu().numpy()[kept]
+        if logits:
+            scores = gather(torch.cat(logits), sizes).float()
+            scores = scores.softmax(1) if self.exclusive else scores.sigmoid()
+            probability = scores.cpu().numpy()[kept]
         s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
         return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept])
 

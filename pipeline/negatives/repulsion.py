@@ -66,14 +66,14 @@ class Temperatures:
             objective = load_config(path).objective
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
-        gamma = GAMMA if objective.hard is None else objective.hard.tau
+        gamma = getattr(objective.root.get("hard"), "tau", GAMMA)
         for name in TERMS:
-            if (term := getattr(objective, name)) is not None:
+            if (term := objective.root.get(name)) is not None:
                 source = f"objective.{name}.tau of {path}"
                 if name == "single_view_unsupervised":
                     source += ", which compares inputs with projections; here it is projections"
                 return cls(
-                    term.tau,
+                    getattr(term, "tau", GAMMA),
                     gamma,
                     getattr(term, "anchors", "all") == "first",
                     name == "cmc" or getattr(term, "negatives", "all_views") == "cross_view",

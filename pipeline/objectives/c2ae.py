@@ -1,8 +1,91 @@
 """C2AE: features and labels share a code, from which labels are told apart from non-labels."""
 
+from typing import Annotated, Any, ClassVar
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
+
+from heron.pipeline.config.sections import Natural, Positive
+from heron.pipeline.config.terms import KNOWN, Needs, Term
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
+
+
+class LabelAutoencoder(nn.Module):
+    """A label encoder F_e, a decoder F_d, and the last layer of F_x (Yeh et al. 2017, Figure 1).
+
+    The rest of F_x is the model's encoders. Units are those of the authors' code: leaky ReLU
+    inside, codes in (-1/2, 1/2), and outputs whose sigmoid is the score of a label. Calling it
+    gives F_d(F_x(x)), the prediction.
+    """
+
+    def __init__(self, width: int, labels: int, hidden: int, code: int | None) -> None:
+        """Builds the three.
+
+        Args:
+            width: of the features that F_x ends on.
+            labels: how many there are.
+            hidden: width of the one hidden layer each way.
+            code: width of a code; None is 0.8 of the labels, as in the authors' code.
+        """
+        super().__init__()
+        code = code or max(1, round(0.8 * labels))
+        self.embed = nn.Linear(width, code)
+        self.encode = nn.Sequential(
+            nn.Linear(labels, hidden), nn.LeakyReLU(), nn.Linear(hidden, code)
+        )
+        self.decode = nn.Sequential(
+            nn.Linear(code, hidden), nn.LeakyReLU(), nn.Linear(hidden, labels)
+        )
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        """Returns the logits F_d(F_x(x)) of rows whose labels are not known."""
+        logits: Tensor = self.decode(self.embed(x).sigmoid() - 0.5)
+        return logits
+
+    def features(self, encoded: Encoded) -> Features:
+        """Returns `codes` in training: F_x(x), F_e(y) and the logits F_d(F_e(y))."""
+        if encoded.targets is None:
+            return {}
+        code = self.encode(encoded.targets).sigmoid() - 0.5
+        return {"codes": [self.embed(encoded.classified).sigmoid() - 0.5, code, self.decode(code)]}
+
+
+class C2ae(Term):
+    """C2AE's objective; its label autoencoder takes the place of the linear classifier.
+
+    `scale` of its exponentials is 1 as printed, 5 in the authors' code. `hidden` is the width of
+    the autoencoder's hidden layers, `code` that of its codes: see `LabelAutoencoder`.
+    """
+
+    alpha: Positive = 0.5
+    penalty: Annotated[float, Field(ge=0)] = 0.5
+    scale: Positive = 5.0
+    hidden: Natural = 512
+    code: Natural | None = None
+
+    needs: ClassVar[Needs] = Needs(labelled=("codes",), own=("logits",), labels=KNOWN)
+
+    def classifier(self, spec: ModelSpec) -> nn.Module:
+        """Brings the autoencoder."""
+        width = spec.width * spec.classified
+        return LabelAutoencoder(width, spec.labels, self.hidden, self.code)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `c2ae`."""
+        x, e, decoded = batch.gathered_labelled["codes"]
+        return c2ae(
+            x,
+            e,
+            decoded,
+            batch.targets,
+            alpha=self.alpha,
+            penalty=self.penalty,
+            scale=self.scale,
+            rows=batch.labelled,
+        )
 
 
 def c2ae(

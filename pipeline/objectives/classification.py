@@ -1,8 +1,33 @@
 """Classifier losses on the labelled samples."""
 
+from typing import Any, ClassVar
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from heron.pipeline.config.terms import KNOWN, ONE, Needs, Term
+from heron.pipeline.objectives.batch import GlobalBatch
+
+
+class Bce(Term):
+    """Binary cross-entropy of each label."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=KNOWN)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `bce`."""
+        return bce(batch.logits, batch.own_targets, total=batch.num_labelled)
+
+
+class CrossEntropy(Term):
+    """Cross-entropy of classes, of which a row has one."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=ONE)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `cross_entropy`."""
+        return cross_entropy(batch.logits, batch.own_targets, total=batch.num_labelled)
 
 
 def bce(

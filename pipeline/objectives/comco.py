@@ -1,14 +1,64 @@
 """ComCo: positives that look alike, negatives whose complementary label sets them far apart."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
+from heron.pipeline.config.sections import Count, Natural
+from heron.pipeline.config.terms import Temperature
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked, log1m_exp
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import strips, unit, working_dtype
+from heron.pipeline.objectives.memory import RunSpec
+from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
+
+
+class Comco(MomentumTerm):
+    """ComCo's objective, SCL-NL + `contrast` times its contrastive loss.
+
+    Until `warmup_epochs` all others are negatives; until `neighbour_epochs` a sample's own key is
+    its one positive.
+    """
+
+    tau: Temperature = 0.17
+    contrast: Annotated[float, Field(ge=0)] = 0.3
+    neighbours: Natural = 1
+    neighbour_epochs: Count = 100
+    warmup_epochs: Count = 1
+
+    def memory(self, run: RunSpec) -> MomentumQueue:
+        """Returns a queue of keys, each with its class and its complementary labels."""
+        return MomentumQueue(run.model, self.queue, 2 * run.labels, self.momentum)
+
+    def loss(self, batch: GlobalBatch, memory: MomentumQueue) -> Tensor:
+        """See `scl_nl` and `comco`."""
+        keys = batch.gather_labelled(memory.embed(batch))
+        posteriors = batch.logits.detach().softmax(1)
+        classes = batch.gather_labelled(posteriors.argmax(1))
+        of_rows = columns(classes, posteriors)
+        queue, of_queue = memory.queue()
+        memory.offer(keys, torch.cat([of_rows, batch.targets.to(of_rows)], 1))
+        queue_classes, queue_ybar = of_queue.chunk(2, 1)
+        contrast = comco(
+            batch.labelled_projections[0],
+            keys,
+            queue,
+            classes,
+            queue_classes.argmax(1),
+            batch.targets,
+            queue_ybar,
+            tau=self.tau,
+            neighbours=self.neighbours if batch.epoch >= self.neighbour_epochs else 0,
+            select=batch.epoch >= self.warmup_epochs,
+            rows=batch.labelled,
+        )
+        classified = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
+        return classified + self.contrast * contrast
 
 
 def scl_nl(

@@ -4,13 +4,75 @@ All take the logits of this process's samples and their sets as 0/1 columns, and
 share of the mean over the whole batch. p = softmax(logits), K classes, s = |Y|.
 """
 
+from typing import Annotated, Any, ClassVar
+
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
+
+from heron.pipeline.config.terms import WRONG, Needs, Term
+from heron.pipeline.objectives.batch import GlobalBatch
 
 Logits = Float[Tensor, "batch classes"]
 Sets = Float[Tensor, "batch classes"]
 Share = Float[Tensor, ""]
+
+
+class LogitsTerm(Term):
+    """A loss of the classifier's logits and the complementary labels of the labelled rows."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=WRONG)
+
+
+class UbLog(LogitsTerm):
+    """See `ub_log`."""
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `ub_log`."""
+        return ub_log(batch.logits, batch.own_targets, total=batch.num_labelled)
+
+
+class UbExp(LogitsTerm):
+    """See `ub_exp`."""
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `ub_exp`."""
+        return ub_exp(batch.logits, batch.own_targets, total=batch.num_labelled)
+
+
+class Mse(LogitsTerm):
+    """See `mse`."""
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `mse`."""
+        return mse(batch.logits, batch.own_targets, total=batch.num_labelled)
+
+
+class Gce(LogitsTerm):
+    """See `gce`."""
+
+    q: Annotated[float, Field(gt=0, le=1)] = 0.7
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `gce`."""
+        return gce(batch.logits, batch.own_targets, total=batch.num_labelled, q=self.q)
+
+
+class LUw(LogitsTerm):
+    """See `l_uw`."""
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `l_uw`."""
+        return l_uw(batch.logits, batch.own_targets, total=batch.num_labelled)
+
+
+class Mlcl(LogitsTerm):
+    """See `mlcl`."""
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `mlcl`."""
+        return mlcl(batch.logits, batch.own_targets, total=batch.num_labelled)
 
 
 def ub_log(logits: Logits, ybar: Sets, *, total: int) -> Share:

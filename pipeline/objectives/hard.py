@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Shaped
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from heron.pipeline.config.sections import Natural
+from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
 from heron.pipeline.objectives.engine import class_members, class_numbers
 from heron.pipeline.objectives.unsupervised import own_views, unit_views
@@ -16,6 +21,72 @@ from heron.pipeline.objectives.unsupervised import positives as augmentations
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]
+Cosine = Annotated[float, Field(ge=-1, le=1)]
+
+
+class Hard(Term):
+    """UCL, H-UCL (`supervised: false`), SCL and H-SCL.
+
+    The threshold of e^g is e^(l / tau), l going from `threshold_start` to `threshold_end` over
+    `threshold_epochs` (H-SCL, Eq. 4).
+    """
+
+    supervised: bool = True
+    tau: Temperature = 0.5
+    hardening: Hardening = "none"
+    beta: Annotated[float, Field(ge=0)] = 1.0
+    threshold_start: Cosine = -0.3
+    threshold_end: Cosine = 0.0
+    threshold_epochs: Natural = 200
+    positives: Positives = "label"
+    detach: bool = False
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+
+    @model_validator(mode="after")
+    def _labels(self) -> "Hard":
+        if not self.supervised and self.positives == "label":
+            raise ValueError(
+                "positives by label need labels; with supervised: false give "
+                "positives: augmentation"
+            )
+        return self
+
+    def requires(self) -> Needs:
+        """Labels where it is supervised."""
+        return replace(self.needs, labels=KNOWN) if self.supervised else self.needs
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `hard`."""
+        start, end = self.threshold_start, self.threshold_end
+        least = start + min(batch.epoch / self.threshold_epochs, 1.0) * (end - start)
+        label, z, rows = None, batch.projections, batch.rows
+        if self.supervised:
+            label, z, rows = batch.classes, batch.labelled_projections, batch.labelled
+        return hard(
+            z,
+            label,
+            tau=self.tau,
+            hardening=self.hardening,
+            beta=self.beta,
+            threshold=math.exp(least / self.tau),
+            positives=self.positives,
+            detach=self.detach,
+            rows=rows,
+        )
+
+
+class Debiased(Term):
+    """The debiased contrastive loss."""
+
+    tau: Temperature = 0.5
+    tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `debiased`."""
+        return debiased(batch.projections, tau=self.tau, tau_plus=self.tau_plus, rows=batch.rows)
 
 
 def hard(

@@ -2,14 +2,41 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from heron.pipeline.config.terms import Needs, Temperature, Term
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import MATCH_PART, Match, Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import class_members, strips, unit, working_dtype
+
+Penalty = Literal["exp_inverse"] | None
+
+
+class Hierarchical(Term):
+    """HiMulCon, HiConE, HiMulConE."""
+
+    tau: Temperature = 0.1
+    constrain: bool = True
+    penalty: Penalty = "exp_inverse"
+
+    needs: ClassVar[Needs] = Needs(
+        gathered=("projections",), labelled=("paths",), labels=("hierarchical",)
+    )
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `hierarchical`."""
+        return hierarchical(
+            batch.labelled_projections,
+            batch.gathered_labelled["paths"][0],
+            tau=self.tau,
+            constrain=self.constrain,
+            penalty=self.penalty,
+            rows=batch.labelled,
+        )
 
 
 def hierarchical(
@@ -18,7 +45,7 @@ def hierarchical(
     *,
     tau: float = 0.1,
     constrain: bool = True,
-    penalty: Literal["exp_inverse"] | None = "exp_inverse",
+    penalty: Penalty = "exp_inverse",
     rows: slice = slice(None),
 ) -> Float[Tensor, ""]:
     r"""HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6).

@@ -2,19 +2,91 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
+from heron.pipeline.config.sections import Natural, Positive
+from heron.pipeline.config.terms import Needs, Term
+from heron.pipeline.data.random_keys import normals
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
+
+SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
+LEAST_STD = 0.1  # D_SKL divides by its square, and with the authors' 1e-7 overflowed
+
+
+class Bottleneck(nn.Module):
+    """p(z|v) of one view, and the view's side of the critic (Federici et al. 2020).
+
+    The Gaussian is read off the view's projection. The critic C(z_u, z_v) = c_u(z_u) . c_v(z_v) is
+    separable, where the authors' is a network of both side by side: so a view's vectors are
+    gathered like any projection, and every pair of the global batch is judged at the price of an
+    inner product. The paper leaves its form open.
+    """
+
+    def __init__(self, dim: int, view: int) -> None:
+        """Takes projections of `dim` numbers; `view` keeps the draws of the views apart."""
+        super().__init__()
+        self.salt = SALT + view
+        self.gaussian = nn.Linear(dim, 2 * dim)
+        self.critic = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+    def forward(
+        self, projection: Float[Tensor, "rows dim"], rng_keys: Int[Tensor, " rows"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns mean and standard deviation of z, and c(z) of a draw, each [rows, dim].
+
+        The draw is a function of each row's key, so it is the same on any number of processes.
+        """
+        mean, raw = self.gaussian(projection).chunk(2, 1)
+        std = F.softplus(raw) + LEAST_STD
+        z = mean + std * normals(rng_keys, self.salt, mean.shape[1]).to(mean)
+        return mean, std, self.critic(z)
+
+
+class Bottlenecks(nn.ModuleList):
+    """One a view."""
+
+    def features(self, encoded: Encoded) -> Features:
+        """Returns `means` and `stds` of p(z|v), and `critics`, c(z), of each view."""
+        pairs = zip(self, encoded.projections, strict=False)
+        found = zip(*(module(z, encoded.rng_keys) for module, z in pairs), strict=True)
+        return dict(zip(("means", "stds", "critics"), map(list, found), strict=True))
+
+
+class Mib(Term):
+    """MIB's objective; beta goes exponentially from `beta_start` to `beta` over `beta_epochs`."""
+
+    beta: Positive = 1.0
+    beta_start: Positive = 1e-3
+    beta_epochs: Natural = 100
+
+    needs: ClassVar[Needs] = Needs(
+        gathered=("critics",), own=("projections", "means", "stds"), views=2
+    )
+
+    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+        """Brings a bottleneck a view."""
+        dim, views = spec.config.projection_width, range(len(spec.shapes))
+        return {"bottlenecks": Bottlenecks(Bottleneck(dim, view) for view in views)}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `mib`; beta grows as in the paper's experiments."""
+        share = min(batch.epoch / self.beta_epochs, 1.0)
+        beta = self.beta_start * (self.beta / self.beta_start) ** share
+        own, critics = batch.own, batch.gathered["critics"]
+        return mib(critics, own["means"], own["stds"], beta=beta, rows=batch.rows)
 
 
 def mib(
     critics: Sequence[Float[Tensor, "batch dim"]],
     means: Sequence[Float[Tensor, "rows code"]],
-    deviations: Sequence[Float[Tensor, "rows code"]],
+    stds: Sequence[Float[Tensor, "rows code"]],
     *,
     beta: float = 1.0,
     rows: slice = slice(None),
@@ -35,7 +107,7 @@ def mib(
     Args:
         critics: c(z) of the whole batch, one tensor a view.
         means: of p(z|v) of this process's rows, one tensor a view.
-        deviations: standard deviations, as the means.
+        stds: standard deviations, as the means.
         beta: weight of D_SKL, >= 0.
         rows: this process's rows in the batch.
 
@@ -52,7 +124,7 @@ def mib(
     own = torch.arange(batch, device=critics[0].device)[rows, None]
     parts = []
     for u, v in couples:
-        apart = _divergence(means[u], deviations[u], means[v], deviations[v])
+        apart = _divergence(means[u], stds[u], means[v], stds[v])
         parts.append(_minus_information(critics[u][rows], critics[v], own))
         parts.append(beta * apart / max(batch, 1))
     return torch.stack(parts).sum() / len(couples)
@@ -75,8 +147,8 @@ def _minus_information(anchors: Tensor, keys: Tensor, own: Tensor) -> Tensor:
     return blockwise(rule, [anchors], [keys])
 
 
-def _divergence(mean: Tensor, deviation: Tensor, other: Tensor, width: Tensor) -> Tensor:
+def _divergence(mean: Tensor, std: Tensor, other: Tensor, width: Tensor) -> Tensor:
     """Sum over rows of the mean of KL(p || q) and KL(q || p), whose logarithms cancel."""
-    p, q = deviation.square(), width.square()
+    p, q = std.square(), width.square()
     shift = (mean - other).square()
     return ((p + shift) / q + (q + shift) / p - 2).sum() / 4

@@ -1,17 +1,47 @@
 """MulCo: queries against momentum keys, negatives weighed by what they are likely to be."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
+from heron.pipeline.config.terms import Temperature
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.hard import debias
+from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm
 
 Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
+
+
+class Mulco(MomentumTerm):
+    """MulCo's contrastive losses."""
+
+    tau: Temperature = 0.05
+    kind: Kind = "weighted"
+    tau_plus: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    def loss(self, batch: GlobalBatch, memory: MomentumQueue) -> Tensor:
+        """See `mulco`."""
+        keys, posteriors = memory.embed(batch), batch.logits.detach().softmax(1)
+        memory.offer(batch.gather_labelled(keys), batch.gather_labelled(posteriors))
+        queue, of_queue = memory.queue()
+        return mulco(
+            batch.labelled_projections[0][batch.labelled],
+            keys,
+            queue,
+            posteriors,
+            of_queue,
+            batch.own_targets,
+            tau=self.tau,
+            kind=self.kind,
+            tau_plus=self.tau_plus,
+            total=batch.num_labelled,
+        )
 
 
 def mulco(

@@ -1,13 +1,166 @@
 """PiCO: a classifier of pseudo-targets, and contrast of what is taken for one class."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
+from heron.pipeline.config.sections import Count, Natural, Share
+from heron.pipeline.config.terms import Temperature
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.memory import RunSpec
+from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.mulco import mulco
+
+
+class Disambiguation(nn.Module):
+    """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6).
+
+    A candidate of a row is a class that is not among its complementary labels. s starts uniform
+    over the candidates, the prototypes at zero. All processes hold the same.
+    """
+
+    prototypes: Tensor
+    targets: Tensor
+    rows: Tensor
+
+    def __init__(
+        self,
+        rows: Int[Tensor, " labelled"],
+        ybar: Float[Tensor, "labelled classes"],
+        dim: int,
+        gamma: float,
+    ) -> None:
+        """Begins with what the labels say.
+
+        Args:
+            rows: numbers of all labelled rows, in any order.
+            ybar: their complementary labels, 1 where a class is known to be wrong.
+            dim: of an embedding.
+            gamma: share of a prototype that a sample's embedding leaves.
+        """
+        super().__init__()
+        self.gamma = gamma
+        order = rows.argsort()
+        candidates = 1 - ybar[order]
+        self.register_buffer("prototypes", torch.zeros(ybar.shape[1], dim))
+        self.register_buffer("targets", candidates / candidates.sum(1, keepdim=True))
+        self.register_buffer("rows", rows[order], persistent=False)
+
+    @torch.no_grad()
+    def update_prototypes(
+        self, q: Float[Tensor, "batch dim"], classes: Int[Tensor, " batch"]
+    ) -> None:
+        """Moves prototypes towards unit embeddings of a class, sample after sample (Eq. 6).
+
+        mu_c = Normalize(gamma mu_c + (1 - gamma) q), for c the sample's class. Round r takes the
+        r-th sample of each class, so that only samples of one class wait for each other.
+        """
+        order = classes.argsort(stable=True)
+        count = torch.bincount(classes, minlength=len(self.prototypes))
+        first = count.cumsum(0) - count
+        for r in range(int(count.max()) if len(classes) else 0):
+            which = (count > r).nonzero()[:, 0]
+            sample = q[order[first[which] + r]].to(self.prototypes)
+            moved = self.gamma * self.prototypes[which] + (1 - self.gamma) * sample
+            self.prototypes[which] = F.normalize(moved, dim=1)
+
+    @torch.no_grad()
+    def update_targets(
+        self,
+        rows: Int[Tensor, " batch"],
+        q: Float[Tensor, "batch dim"],
+        ybar: Float[Tensor, "batch classes"],
+        phi: float,
+    ) -> None:
+        """Moves pseudo-targets towards the candidate with the nearest prototype (Eq. 5).
+
+        s = phi s + (1 - phi) z, where z is 1 at the largest q . mu_j of the candidates j, else 0.
+        """
+        near = q.to(self.prototypes) @ self.prototypes.T
+        nearest = near.masked_fill(ybar == 1, -torch.inf).argmax(1)
+        z = F.one_hot(nearest, len(self.prototypes)).to(self.targets)
+        at = torch.searchsorted(self.rows, rows)
+        self.targets[at] = phi * self.targets[at] + (1 - phi) * z
+
+    def of(self, rows: Int[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
+        """Returns the pseudo-targets of some rows."""
+        return self.targets[torch.searchsorted(self.rows, rows)]
+
+
+class PicoMemory(MomentumQueue):
+    """The queue, in which a key's posterior is one class, and what PiCO's labels are taken for."""
+
+    def __init__(self, run: RunSpec, size: int, momentum: float, gamma: float) -> None:
+        """Begins for a run: see `MomentumQueue` and `Disambiguation`."""
+        super().__init__(run.model, size, run.labels, momentum)
+        self.disambiguation = Disambiguation(run.rows, run.read_targets(), self.width, gamma)
+
+
+class Pico(MomentumTerm):
+    """PiCO's objective, L_cls + `contrast` L_cont.
+
+    phi, the share of a pseudo-target that stays in a step, goes linearly from `phi_start` to
+    `phi_end` over `phi_epochs`; `gamma` is that of a prototype. For `warmup_epochs` pseudo-targets
+    rest, and only a sample's own key is its positive.
+    """
+
+    tau: Temperature = 0.07
+    contrast: Annotated[float, Field(ge=0)] = 0.5
+    gamma: Share = 0.99
+    phi_start: Share = 0.95
+    phi_end: Share = 0.8
+    phi_epochs: Natural = 200
+    warmup_epochs: Count = 1
+
+    def memory(self, run: RunSpec) -> PicoMemory:
+        """Returns the queue with prototypes and pseudo-targets."""
+        return PicoMemory(run, self.queue, self.momentum, self.gamma)
+
+    def loss(self, batch: GlobalBatch, memory: PicoMemory) -> Tensor:
+        """See `pseudo_target_loss` and `pico`; the order is that of PiCO's Algorithm 1."""
+        keys = memory.embed(batch)
+        posteriors = batch.logits.detach().softmax(1)
+        posteriors = posteriors.masked_fill(batch.own_targets == 1, -torch.inf)
+        classes = batch.gather_labelled(posteriors.argmax(1))
+        q, warm = batch.labelled_projections[0], batch.epoch < self.warmup_epochs
+        indices = batch.indices[: len(keys)]
+        labels = memory.disambiguation
+        labels.update_prototypes(unit(q.detach()), classes)
+        if not warm:
+            share = min(batch.epoch / self.phi_epochs, 1.0)
+            phi = self.phi_start + share * (self.phi_end - self.phi_start)
+            all_indices = batch.gather_labelled(indices)
+            labels.update_targets(all_indices, unit(q.detach()), batch.targets, phi)
+        all_keys, of_rows = batch.gather_labelled(keys), columns(classes, posteriors)
+        queue, of_queue = memory.queue()
+        memory.offer(all_keys, of_rows)
+        targets = labels.of(indices).to(posteriors)
+        classified = pseudo_target_loss(batch.logits, targets, total=batch.num_labelled)
+        if warm:  # MoCo: a sample's own key alone is positive
+            contrast = mulco(
+                q[batch.labelled],
+                keys,
+                queue,
+                of_rows[batch.labelled],
+                of_queue,
+                batch.own_targets,
+                tau=self.tau,
+                kind="standard",
+                total=batch.num_labelled,
+            )
+        else:
+            of_queue = of_queue.argmax(1)
+            contrast = pico(
+                q, all_keys, queue, classes, of_queue, tau=self.tau, rows=batch.labelled
+            )
+        return classified + self.contrast * contrast
 
 
 def pseudo_target_loss(
@@ -70,13 +223,13 @@ def pico(
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
     count = int(of_other.max()) + 1 if len(of_other) else 0
     positives = (torch.bincount(of_other, minlength=count)[same] - 1).to(dtype)
-    whole = others.new_zeros(count, others.shape[1]).index_add(0, of_other, others)
-    attraction = (anchors * (whole[same] - anchors)).sum(1) / (tau * positives)
+    sums_by_class = others.new_zeros(count, others.shape[1]).index_add(0, of_other, others)
+    attraction = (anchors * (sums_by_class[same] - anchors)).sum(1) / (tau * positives)
     mean = 1 / max(len(q), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
         return (sums[:, 0].log() - per_anchor[0]).sum() * mean
 
-    place = torch.arange(len(others), device=q.device)
-    pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=place, exclude=own[:, None])
+    number = torch.arange(len(others), device=q.device)
+    pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=number, exclude=own[:, None])
     return contrast(pairs, finish, [attraction])

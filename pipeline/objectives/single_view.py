@@ -2,13 +2,58 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from heron.pipeline.config.terms import Needs, Temperature, Term
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.unsupervised import WeightNet
+
+
+class InputProjectors(nn.ModuleList):
+    """Linear maps of a view's input to the width of z; views that share all else share one."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """One a view, or one for all."""
+        alike = spec.config.shared_encoder and spec.config.shared_projector
+        super().__init__(
+            nn.Linear(math.prod(shape), spec.config.projection_width, bias=False)
+            for shape in (spec.shapes[:1] if alike else spec.shapes)
+        )
+
+    def features(self, encoded: Encoded) -> Features:
+        """Returns `input_projections`, of each view."""
+        inputs = enumerate(encoded.inputs)
+        return {"input_projections": [self[v % len(self)](x.flatten(1)) for v, x in inputs]}
+
+
+class SingleViewUnsupervised(Term):
+    """HeroCon's L_u of one view, Eq. 4."""
+
+    tau: Temperature = 1.0
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), own=("input_projections",))
+
+    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+        """Brings H, and the maps of the inputs."""
+        weight = WeightNet(spec.config.projection_width)
+        return {"weight": weight, "input_projectors": InputProjectors(spec)}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `single_view_unsupervised`."""
+        return single_view_unsupervised(
+            batch.own["input_projections"],
+            batch.projections,
+            batch.gathered["weights"],
+            tau=self.tau,
+            rows=batch.rows,
+        )
 
 
 def single_view_unsupervised(

@@ -1,13 +1,29 @@
 """Supervised contrastive learning: one class a sample, every view of every sample an anchor."""
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
+
+
+class Supcon(Term):
+    """SupCon's L_out."""
+
+    tau: Temperature = 0.1
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), labels=KNOWN)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `supcon`."""
+        z = batch.labelled_projections
+        return supcon(z, batch.classes, tau=self.tau, rows=batch.labelled)
 
 
 def supcon(

@@ -1,17 +1,40 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import is_fused
 from heron.pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
 
 Distance = Literal["hamming", "indicator"]
+
+
+class WeightedSupervised(Term):
+    """HeroCon's L_s, Eq. 7."""
+
+    tau: Temperature = 1.0
+    distance: Distance = "hamming"
+    self_pairs: bool = False
+
+    needs: ClassVar[Needs] = Needs(labelled=("hidden",), labels=KNOWN)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `weighted_supervised`."""
+        return weighted_supervised(
+            batch.gathered_labelled["hidden"][0],
+            batch.targets,
+            tau=self.tau,
+            distance=self.distance,
+            self_pairs=self.self_pairs,
+            rows=batch.labelled,
+        )
 
 
 def weighted_supervised(

@@ -2,16 +2,97 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from heron.pipeline.config.terms import Needs, Temperature, Term
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 
 Anchors = Literal["first", "all"]
+Negatives = Literal["all_views", "cross_view"]
+
+
+class NtXent(Term):
+    """SimCLR's NT-Xent: InfoNCE, UCL."""
+
+    tau: Temperature = 0.5
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `nt_xent`."""
+        return nt_xent(batch.projections, tau=self.tau, rows=batch.rows)
+
+
+class Cmc(Term):
+    """Contrastive multiview coding."""
+
+    tau: Temperature = 0.5
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `cmc`."""
+        return cmc(batch.projections, tau=self.tau, rows=batch.rows)
+
+
+class WeightNet(nn.Sequential):
+    """HeroCon's H, which learns the weight of a negative: H(z) of each view's z."""
+
+    def __init__(self, width: int) -> None:
+        """One layer of the width of z."""
+        super().__init__(nn.Linear(width, width), nn.Sigmoid())
+
+    def features(self, encoded: Encoded) -> Features:
+        """Returns `weights`, H(z) of each view."""
+        return {"weights": [self(z) for z in encoded.projections]}
+
+
+class WeightedUnsupervised(Term):
+    """HeroCon's L_u, Eq. 5."""
+
+    tau: Temperature = 1.0
+    anchors: Anchors = "all"
+    negatives: Negatives = "all_views"
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
+
+    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+        """Brings H."""
+        return {"weight": WeightNet(spec.config.projection_width)}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `weighted_unsupervised`."""
+        return weighted_unsupervised(
+            batch.projections,
+            batch.gathered["weights"],
+            tau=self.tau,
+            anchors=self.anchors,
+            negatives=self.negatives,
+            rows=batch.rows,
+        )
+
+
+class InputWeightedUnsupervised(Term):
+    """HCL's L_u, Eq. 4: weights from the raw inputs."""
+
+    tau: Temperature = 1.0
+    anchors: Anchors = "all"
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections", "inputs"), views=2)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `input_weighted_unsupervised`."""
+        inputs = batch.gathered["inputs"]
+        return input_weighted_unsupervised(
+            batch.projections, inputs, tau=self.tau, anchors=self.anchors, rows=batch.rows
+        )
 
 
 def nt_xent(
@@ -63,7 +144,7 @@ def weighted_unsupervised(
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",
-    negatives: Literal["all_views", "cross_view"] = "all_views",
+    negatives: Negatives = "all_views",
     rows: slice = slice(None),
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5).

@@ -53,8 +53,8 @@ class Choice:
 def layer_vectors(found: Features, layer: Layer) -> Tensor:
     """A layer as it is written, [rows, dim]: heads of each view are unit vectors, side by side."""
     if layer == "hidden":
-        return found.hidden
-    heads = found.projections if layer == "projection" else found.weights
+        return found["hidden"][0]
+    heads = found["projections" if layer == "projection" else "weights"]
     return torch.cat([normalize(head, dim=1) for head in heads], 1)
 
 

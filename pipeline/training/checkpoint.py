@@ -18,7 +18,8 @@ from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
 
 COMPLETE = "COMPLETE"
-FORMAT = 2
+FORMAT = 3
+FIRST_EDITION = 2  # has one memory, momentum.safetensors, under no name
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
 
 
@@ -42,13 +43,13 @@ class Snapshot:
         position: where it stands.
         model: parameters and buffers by name.
         optimizer: what the optimiser keeps, as NAME/KEY: see `Strategy.optimizer_state`.
-        momentum: the momentum encoder with its queue, or what PLNL remembers, where a term has one.
+        memories: of the terms, as TERM/NAME: see `Objective.memory_state`.
     """
 
     position: Position
     model: State
     optimizer: State
-    momentum: State | None = None
+    memories: State
 
 
 def keep(
@@ -97,10 +98,9 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        for name in ("model", "optimizer", "momentum"):
-            if (state := getattr(snapshot, name)) is not None:
-                tensors = {key: value.contiguous() for key, value in state.items()}
-                save_file(tensors, part / f"{name}.safetensors")
+        for name in ("model", "optimizer", "memories"):
+            tensors = {key: value.contiguous() for key, value in getattr(snapshot, name).items()}
+            save_file(tensors, part / f"{name}.safetensors")
         for name, text in texts.items():
             (part / name).write_text(text)
         files = {path.name: _sha256(path) for path in sorted(part.iterdir())}
@@ -221,14 +221,15 @@ def load(path: Path, config: Config) -> Snapshot:
         )
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        if state["format"] != FORMAT:
+        if state["format"] not in (FORMAT, FIRST_EDITION):
             raise ValueError(f"it has format {state['format']}; expected {FORMAT}")
-        momentum = path / "momentum.safetensors"
+        first = path / "momentum.safetensors"
+        memories = first if state["format"] == FIRST_EDITION else path / "memories.safetensors"
         return Snapshot(
             Position(**state["position"]),
             load_file(path / "model.safetensors"),
             load_file(path / "optimizer.safetensors"),
-            load_file(momentum) if momentum.exists() else None,
+            load_file(memories) if memories != first or first.exists() else {},
         )
     except UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None

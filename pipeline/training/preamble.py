@@ -2,7 +2,7 @@
 
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.streams import Streams
-from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective
 
@@ -11,18 +11,18 @@ def preamble(
     config: Config,
     streams: Streams,
     objective: Objective,
-    split: Split,
+    sizes: ShardSizes,
     strategy: Strategy,
     pieces: int,
 ) -> str:
     """The run in a few lines, with the arithmetic of its batch."""
-    world = len(split.rows)
+    world = len(sizes.rows)
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
         + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
         *streams.describe(),
-        f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
-        f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)"
+        f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
+        f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
         + (f", each in {pieces} micro-batches" if pieces > 1 else ""),
         f"{strategy.describe()}, {config.train.precision}",
     ]

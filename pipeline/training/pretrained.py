@@ -1,7 +1,6 @@
 """A trained model out of a run's folder, on its own: weights, and what they are the weights of."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,7 @@ from safetensors.torch import load_file
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.checkpoint import UNREADABLE, complete
-
-
-def describe(shapes: Sequence[Sequence[int]], labels: int, objective: Objective) -> str:
-    """What of a model its configuration does not say, as the text of a checkpoint's model.json."""
-    known = {"shapes": [list(shape) for shape in shapes], "labels": labels}
-    return json.dumps(known | objective.parts)
 
 
 def locate(path: str | Path) -> Path:
@@ -61,8 +53,8 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
     try:
         known: dict[str, Any] = json.loads((path / "model.json").read_text())
         config = load_config(path / "config.yaml")
-        shapes, labels = known.pop("shapes"), known.pop("labels")
-        model = Heterogeneous(config.model, shapes, labels, **known)
+        terms = config.objective.terms()
+        model = Heterogeneous(config.model, known["shapes"], known["labels"], terms)
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

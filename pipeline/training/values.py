@@ -9,7 +9,7 @@ import torch
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import culprits
+from heron.pipeline.distributed.exchange import nonfinite
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
@@ -30,7 +30,7 @@ def refuse_nonfinite(
     if wrong:
         named = [name for name in wrong if name != "loss"] or ["loss"]
         found = checkpoint.complete(saved)
-        where = culprits(features) or ["the embeddings of all ranks are finite"]
+        where = nonfinite(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
             f"{'; '.join(where)}; the weights were not touched; last checkpoint: "

@@ -9,9 +9,12 @@ import yaml
 from heron.launch.tables import TABLES
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import METHODS, load_config
-from heron.pipeline.config.terms import Hard, Mulco
 from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.objectives.deepmtmv import Deepmtmv
+from heron.pipeline.objectives.hard import Hard
+from heron.pipeline.objectives.mulco import Mulco
 from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.objectives.pico import Pico
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames, merge
 
@@ -101,15 +104,16 @@ def test_the_experiment_s_options_stay_and_the_method_s_win() -> None:
     assert terms["mulco"].kind == "sifted"
     assert terms["mulco"].ramp_epochs == 100
     found = load_config(CONFIGS / "cifar10.yaml", ["objective.hard.beta=2.0"], "h-ucl").objective
-    assert isinstance(found.hard, Hard)
-    assert (found.hard.supervised, found.hard.beta) == (False, 2.0)
+    hard = found.root["hard"]
+    assert isinstance(hard, Hard)
+    assert (hard.supervised, hard.beta) == (False, 2.0)
 
 
 def test_task_groups_are_deepmtmv_s_alone_and_its_options_stay() -> None:
-    asked = ["model.task_groups.widths=[4]"]
-    found = load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").model.task_groups
-    assert found is not None and found.widths == [4]
-    assert load_config(CONFIGS / "scene.yaml", asked, "dnn").model.task_groups is None
+    asked = ["objective.deepmtmv.widths=[4]"]
+    found = load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").objective.terms()["deepmtmv"]
+    assert isinstance(found, Deepmtmv) and found.widths == [4]
+    assert "deepmtmv" not in load_config(CONFIGS / "scene.yaml", asked, "dnn").objective.terms()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -122,7 +126,7 @@ def test_every_row_of_a_table_is_a_run(name: str) -> None:
         config = load_config(CONFIGS / table.config, given, method.name)
         assert config.objective.terms(), shown
         assert len(method.published or table.scores) == len(table.scores)
-        if (pico := config.objective.pico) is not None:
+        if isinstance(pico := config.objective.terms().get("pico"), Pico):
             assert pico.phi_epochs == config.train.epochs
 
 

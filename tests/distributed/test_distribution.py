@@ -1,7 +1,7 @@
 """P processes are one: loss and gradient of every parameter, shares uneven, in float64."""
 
 from functools import cache
-from typing import Literal
+from typing import Any
 
 import pytest
 import torch
@@ -9,124 +9,84 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet, TaskGroups
-from heron.pipeline.config.terms import (
-    C2ae,
-    Cmc,
-    Comco,
-    Debiased,
-    Gce,
-    Hard,
-    Hierarchical,
-    InputWeightedUnsupervised,
-    Mib,
-    Mulco,
-    NtXent,
-    Pico,
-    Plnl,
-    SingleViewUnsupervised,
-    SupCon,
-    Term,
-    WeightedSupervised,
-    WeightedUnsupervised,
-)
+from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet
+from heron.pipeline.config.terms import Term, Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import keys
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import (
-    Split,
-    globalise,
-    judge_tasks,
-    part_tasks,
-    remember,
-    slow_copy,
-)
-from heron.pipeline.distributed.grad_cache import cut, embed
+from heron.pipeline.distributed.exchange import ShardSizes, globalise
+from heron.pipeline.distributed.grad_cache import embed, micro_batches
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.models.selection import Selection
-from heron.pipeline.models.task_groups import TaskGroups as Groups
+from heron.pipeline.objectives.memory import RunSpec, Step
 from heron.pipeline.objectives.objective import Objective
 from tests import ranks
 
 UNLABELLED, LABELS = 8, 3
-HEROCON: dict[str, Term] = {
-    "bce": Term(),
-    "weighted_unsupervised": WeightedUnsupervised(weight=0.7, tau=0.5),
-    "weighted_supervised": WeightedSupervised(weight=0.3, tau=0.5),
-}
+
+
+def named(**options: dict[str, Any]) -> dict[str, Term]:
+    """Terms by name, as a configuration gives them."""
+    return Terms.model_validate(options).terms()
+
+
+HEROCON = named(
+    bce={},
+    weighted_unsupervised={"weight": 0.7, "tau": 0.5},
+    weighted_supervised={"weight": 0.3, "tau": 0.5},
+)
+GROUPS = HEROCON | named(deepmtmv={"widths": [5, 4], "cost": 0.0, "every_epochs": 1})
+SINGLE = named(bce={}, single_view_unsupervised={})
+NETWORKS = named(
+    plnl={
+        "pretrain_epochs": 0, "warmup_epochs": 2, "consistency_epochs": 2, "epochs": 1, "sure": 0.3
+    }
+)  # fmt: skip
+CODES = named(c2ae={"weight": 0.7})
+BOTTLENECKS = named(bce={}, mib={"weight": 0.7, "beta_epochs": 2})
 # Every other term, those that fit together in one step; between them, every parameter has a
 # gradient.
 OTHERS: dict[str, dict[str, Term]] = {
-    "contrast of all rows": {
-        "bce": Term(),
-        "nt_xent": NtXent(),
-        "cmc": Cmc(),
-        "input_weighted_unsupervised": InputWeightedUnsupervised(),
-        "single_view_unsupervised": SingleViewUnsupervised(),
-        "debiased": Debiased(),
-        "hard": Hard(supervised=False, positives="augmentation", hardening="exp"),
-        "weighted_unsupervised": WeightedUnsupervised(negatives="cross_view", anchors="first"),
-    },
-    "contrast of labelled rows": {
-        "bce": Term(),
-        "supcon": SupCon(),
-        "hierarchical": Hierarchical(),
-        "hard": Hard(hardening="threshold", threshold_epochs=2),
-        "weighted_supervised": WeightedSupervised(distance="indicator", self_pairs=True),
-    },
-    "hard negatives, plain": {
-        "bce": Term(),
-        "hard": Hard(),
-        "hierarchical": Hierarchical(constrain=False),
-    },
-    "complementary labels": {
-        "ub_log": Term(),
-        "ub_exp": Term(),
-        "mse": Term(),
-        "gce": Gce(),
-        "l_uw": Term(),
-        "mlcl": Term(),
-        "mulco": Mulco(queue=13),
-    },
-}
-CODES: dict[str, Term] = {"c2ae": C2ae(weight=0.7)}
-OTHERS["label codes"] = CODES
-SINGLE: dict[str, Term] = {"bce": Term(), "single_view_unsupervised": SingleViewUnsupervised()}
-PAIR: dict[str, Term] = {
-    "plnl": Plnl(pretrain_epochs=0, warmup_epochs=2, consistency_epochs=2, epochs=1, sure=0.3)
-}
-NARROW: dict[str, Term] = {"bce": Term(), "mib": Mib(weight=0.7, beta_epochs=2)}
-OTHERS["bottlenecks"] = NARROW
-OTHERS["pseudo-labels"] = {"pico": Pico(queue=13, phi_epochs=2)}
-OTHERS["pseudo-labels, warm-up"] = {"pico": Pico(queue=13, warmup_epochs=2)}
-OTHERS["far complementary labels"] = {
-    "comco": Comco(queue=13, neighbours=2, neighbour_epochs=1, warmup_epochs=0)
-}
-KINDS: tuple[Literal["standard", "sifted", "soft", "debiased"], ...] = (
-    "standard",
-    "sifted",
-    "soft",
-    "debiased",
-)
-OTHERS |= {
-    f"mulco, {kind}": {"ub_log": Term(), "mulco": Mulco(queue=13, kind=kind)} for kind in KINDS
+    "contrast of all rows": named(
+        bce={},
+        nt_xent={},
+        cmc={},
+        input_weighted_unsupervised={},
+        single_view_unsupervised={},
+        debiased={},
+        hard={"supervised": False, "positives": "augmentation", "hardening": "exp"},
+        weighted_unsupervised={"negatives": "cross_view", "anchors": "first"},
+    ),
+    "contrast of labelled rows": named(
+        bce={},
+        supcon={},
+        hierarchical={},
+        hard={"hardening": "threshold", "threshold_epochs": 2},
+        weighted_supervised={"distance": "indicator", "self_pairs": True},
+    ),
+    "hard negatives, plain": named(bce={}, hard={}, hierarchical={"constrain": False}),
+    "complementary labels": named(
+        ub_log={}, ub_exp={}, mse={}, gce={}, l_uw={}, mlcl={}, mulco={"queue": 13}
+    ),
+    "label codes": CODES,
+    "bottlenecks": BOTTLENECKS,
+    "pseudo-labels": named(pico={"queue": 13, "phi_epochs": 2}),
+    "pseudo-labels, warm-up": named(pico={"queue": 13, "warmup_epochs": 2}),
+    "far complementary labels": named(
+        comco={"queue": 13, "neighbours": 2, "neighbour_epochs": 1, "warmup_epochs": 0}
+    ),
+} | {
+    f"mulco, {kind}": named(ub_log={}, mulco={"queue": 13, "kind": kind})
+    for kind in ("standard", "sifted", "soft", "debiased")
 }
 
 
 ENCODERS: dict[str, tuple[Model, list[int]]] = {  # and the shape of a sample as stored
     "mlp": (Model(encoder=Mlp(widths=[7, 5], dropout=0.4), projection_width=4), [6]),
     "plain": (Model(encoder=Mlp(widths=[7, 5], norm=False), projector="mlp"), [6]),
-    "task groups": (
-        Model(
-            encoder=Mlp(widths=[7, 5]),
-            projection_width=4,
-            task_groups=TaskGroups(widths=[5, 4], cost=0.0),
-        ),
-        [6],
-    ),
+    "no dropout": (Model(encoder=Mlp(widths=[7, 5]), projection_width=4), [6]),
     "cnn": (Model(encoder=Cnn(channels=[4, 5]), projection_width=4), [8, 8, 3]),
     "convnet": (
         Model(encoder=Convnet(channels=[3, 4], widths=[6], shape=[1, 4, 6]), projection_width=4),
@@ -161,30 +121,25 @@ def step(
     base, shape = ENCODERS[encoder]
     objective = Objective(chosen)
     config = base.model_copy(update={"shared_encoder": shared, "shared_projector": shared})
-    model = Heterogeneous(config, [shape, shape], LABELS, **objective.parts).double()
-    momentum = None
-    if (term := objective.keyed) is not None:
-        wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
-        momentum = slow_copy(model, term, torch.arange(count), wrong).double()
-        synchronise(momentum)
-    selection = None
-    if objective.selecting is not None:
-        wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
-        selection = Selection(torch.arange(count), wrong, objective.selecting).double()
+    model = Heterogeneous(config, [shape, shape], LABELS, objective.terms).double()
+    wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
+    objective.remember(RunSpec(model, torch.arange(count), LABELS, lambda: wrong, chosen))
+    for memory in objective.memories.values():
+        synchronise(memory.double())
     synchronise(model)
     strategy = Strategy(model, DistributedDataParallel(model), SGD(model.parameters()))
     generator = torch.Generator().manual_seed(1)
-    size = [shape[2], *shape[:2]] if len(shape) == 3 else shape
+    planes = [shape[2], *shape[:2]] if len(shape) == 3 else shape
 
     # Dropout keeps this exact, too: its masks follow the rows.
     labelled, unlabelled = share(count, rank, world), share(UNLABELLED, rank, world)
-    split = Split(shares(count, world), shares(UNLABELLED, world))
+    sizes = ShardSizes(shares(count, world), shares(UNLABELLED, world))
     numbers = torch.arange(count + UNLABELLED)
     mine = torch.cat([numbers[:count][labelled], numbers[count:][unlabelled]])
     streams = (labelled, unlabelled) if count else (unlabelled,)  # a stream that is not there
     here = [part.stop - part.start for part in streams]
     for turn in range(rounds):
-        x = [torch.randn(len(numbers), *size, generator=generator).double() for _ in range(2)]
+        x = [torch.randn(len(numbers), *planes, generator=generator).double() for _ in range(2)]
         own = [torch.cat([view[:count][labelled], view[count:][unlabelled]]) for view in x]
         y = (torch.rand(count, LABELS, generator=generator) < 0.4).double()
         y[:, 0] = 1 - y[:, 1:].amax(1)  # of complementary labels: some class, and not all
@@ -192,28 +147,19 @@ def step(
         row_keys = keys(0, torch.zeros_like(mine), mine)
         batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled])
         model.zero_grad()
-        cuts = cut(here, split.firsts(here), pieces)
-        features, backward = embed(strategy, own, batch, cuts)
-        epoch = 1.0 if selection is None else 1.0 + turn
-        whole = globalise(features, batch, own, split, objective, momentum, epoch, selection)
-        loss, terms = objective(whole, epoch)
-        if isinstance(model.classifier, Groups):
-            judge_tasks(model.classifier, features, batch.targets, split, objective.exclusive)
+        micro = micro_batches(here, sizes.offsets(here), pieces)
+        features, backward = embed(strategy, own, batch, micro)
+        epoch = 1.0 + turn if "plnl" in chosen else 1.0
+        loss, terms = objective(globalise(features, batch, own, sizes, objective, epoch))
         backward(loss)
-        if momentum is not None:
-            momentum.follow(model)
-            remember(momentum, whole, split)
-        if isinstance(model.classifier, Groups):
-            part_tasks(model.classifier, 0)
+        objective.update(Step(0, 1, strategy.gathered_parameters, collectives.from_first))
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         result[name] = parameter.grad
-    if momentum is not None:
-        result |= {f"momentum.{name}": value for name, value in momentum.state_dict().items()}
-    if selection is not None:
-        assert (selection.guesses >= 0).any()
-        result |= {f"selection.{name}": value for name, value in selection.state_dict().items()}
+    remembered = objective.memory_state()
+    assert "plnl" not in chosen or (remembered["plnl/guesses"] >= 0).any()
+    result |= remembered
     kept = "running", "groups", "margins", "agreement"
     return result | {n: buffer for n, buffer in model.named_buffers() if any(k in n for k in kept)}
 
@@ -224,11 +170,11 @@ def steps() -> dict[str, dict[str, Tensor]]:
     return {
         "vectors": step("mlp", shared=False),
         "images": step("cnn", shared=True),
-        "two networks": step("resnet", shared=True, chosen=PAIR, rounds=3),
-        "two networks, in pieces": step("resnet", shared=True, chosen=PAIR, rounds=3, pieces=2),
-        "task groups": step("task groups", shared=False, rounds=3),
+        "two networks": step("resnet", shared=True, chosen=NETWORKS, rounds=3),
+        "two networks, in pieces": step("resnet", shared=True, chosen=NETWORKS, rounds=3, pieces=2),
+        "task groups": step("no dropout", shared=False, chosen=GROUPS, rounds=3),
         "task groups, few labelled, in pieces": step(
-            "task groups", shared=False, rounds=3, count=4, pieces=2
+            "no dropout", shared=False, chosen=GROUPS, rounds=3, count=4, pieces=2
         ),
         "two labelled": step("mlp", shared=False, count=2),
         "none labelled": step("cnn", shared=False, count=0),
@@ -243,7 +189,7 @@ def steps() -> dict[str, dict[str, Tensor]]:
             "plain", shared=True, chosen=OTHERS["complementary labels"], rounds=2, pieces=4
         ),
         "label codes, two labelled": step("plain", shared=False, count=2, chosen=CODES),
-        "bottlenecks in pieces": step("plain", shared=False, chosen=NARROW, pieces=4),
+        "bottlenecks in pieces": step("plain", shared=False, chosen=BOTTLENECKS, pieces=4),
         "inputs in pieces": step("cnn", shared=False, chosen=SINGLE, pieces=2),
         "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
     } | {
@@ -301,20 +247,20 @@ def test_a_row_is_in_the_same_micro_batch_on_any_number_of_processes(
     world: int, number: int
 ) -> None:
     labelled, unlabelled = 13, 30
-    split = Split(shares(labelled, world), shares(unlabelled, world))
+    sizes = ShardSizes(shares(labelled, world), shares(unlabelled, world))
     found: list[set[tuple[str, int]]] = [set() for _ in range(number)]
     for rank in range(world):
-        parts = [split.labelled[rank], split.unlabelled[rank]]
-        firsts = [sum(split.labelled[:rank]), sum(split.unlabelled[:rank])]
-        mine = [("labelled", firsts[0] + i) for i in range(parts[0])]
-        mine += [("unlabelled", firsts[1] + i) for i in range(parts[1])]
-        pieces = cut(parts, firsts, number)
-        assert torch.cat([piece.rows for piece in pieces]).sort().values.tolist() == list(
+        here = [sizes.labelled[rank], sizes.unlabelled[rank]]
+        offsets = [sum(sizes.labelled[:rank]), sum(sizes.unlabelled[:rank])]
+        mine = [("labelled", offsets[0] + i) for i in range(here[0])]
+        mine += [("unlabelled", offsets[1] + i) for i in range(here[1])]
+        pieces = micro_batches(here, offsets, number)
+        assert torch.cat([piece.indices for piece in pieces]).sort().values.tolist() == list(
             range(len(mine))
         )
         for place, piece in enumerate(pieces):
-            assert len(piece.rows) == sum(piece.parts)
-            found[place] |= {mine[row] for row in piece.rows.tolist()}
+            assert len(piece.indices) == sum(piece.sizes)
+            found[place] |= {mine[row] for row in piece.indices.tolist()}
     for place, rows in enumerate(found):
         expected = {("labelled", i) for i in range(place, labelled, number)}
         assert rows == expected | {("unlabelled", i) for i in range(place, unlabelled, number)}

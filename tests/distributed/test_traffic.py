@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from heron.pipeline.config.model import Cnn, Model
-from heron.pipeline.config.terms import Objective as Terms
-from heron.pipeline.distributed.exchange import Split
+from heron.pipeline.config.terms import Terms
+from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import Exchange, exchanges, norms, received
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
@@ -20,49 +20,51 @@ def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heter
     config = Model.model_validate(
         {"encoder": Cnn(channels=[4, 6]), "projection_width": 8} | options
     )
-    return objective, Heterogeneous(config, SHAPES, 5, **objective.parts)
+    return objective, Heterogeneous(config, SHAPES, 5, objective.terms)
 
 
 def test_batch_norms_that_a_step_meets_at() -> None:
-    """A view: two convolutions of each part, then the projector of each part."""
+    """Of each view two convolutions of each part, then of each view the projector of each part."""
     _, model = built({"nt_xent": {}})
-    assert norms(model, SHAPES, [3, 2]) == [4, 6, 4, 6, 8, 8] * 2
-    assert norms(model, SHAPES, [3]) == [4, 6, 8] * 2
+    assert norms(model, SHAPES, [3, 2], 5) == [4, 6, 4, 6] * 2 + [8, 8] * 2
+    assert norms(model, SHAPES, [3], 5) == [4, 6] * 2 + [8] * 2
     _, shared = built({"nt_xent": {}}, shared_encoder=True, shared_projector=True)
-    assert norms(shared, SHAPES, [3]) == [4, 6, 8] * 2  # passed once a view all the same
+    assert norms(shared, SHAPES, [3], 5) == [4, 6] * 2 + [8] * 2  # passed once a view all the same
     _, bare = built({"nt_xent": {}}, projector="mlp")
-    assert norms(bare, SHAPES, [3]) == [4, 6] * 2
+    assert norms(bare, SHAPES, [3], 5) == [4, 6] * 2
 
 
 def test_one_process_exchanges_nothing() -> None:
-    assert exchanges(*built({"nt_xent": {}}), SHAPES, Split([4], [9]), 5) == []
+    assert exchanges(*built({"nt_xent": {}}), SHAPES, ShardSizes([4], [9]), 5) == []
 
 
 def test_what_terms_need_is_what_is_gathered() -> None:
     """Shares of 3 and 2 labelled rows and of 4 and 5 others: padded to 3 and to 7."""
     objective, model = built({"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}})
-    moved = exchanges(objective, model, SHAPES, Split([3, 2], [4, 5]), 5)
+    moved = exchanges(objective, model, SHAPES, ShardSizes([3, 2], [4, 5]), 5)
     found = {(e.kind, e.what): (e.bytes, e.calls) for e in moved}
     weights = sum(parameter.numel() for parameter in model.parameters())
     channels = [4, 6, 4, 6, 8, 8] * 2
     assert found == {
         ("gathered", "projections"): (4 * 7 * 2 * 8, 2),
-        ("gathered", "weights H(z)"): (4 * 7 * 2 * 8, 2),
-        ("gathered", "hidden features"): (4 * 3 * 12, 1),
+        ("gathered", "weights"): (4 * 7 * 2 * 8, 2),
+        ("gathered", "hidden"): (4 * 3 * 12, 1),
         ("gathered", "labels"): (4 * 3 * 5, 1),
         ("gathered", "moments"): (4 * sum(2 * n + 1 for n in channels), 12),
         ("scattered", "projections"): (4 * 7 * 2 * 8, 2),
-        ("scattered", "weights H(z)"): (4 * 7 * 2 * 8, 2),
-        ("scattered", "hidden features"): (4 * 3 * 12, 1),
+        ("scattered", "weights"): (4 * 7 * 2 * 8, 2),
+        ("scattered", "hidden"): (4 * 3 * 12, 1),
         ("statistics", "sums"): (4 * 2 * sum(channels), 12),
         ("gradients", "gradients"): (4 * weights, 1),
     }
     inputs, inputs_model = built({"input_weighted_unsupervised": {}})
-    of_inputs = exchanges(inputs, inputs_model, SHAPES, Split([0, 0], [4, 5]), 5)
+    of_inputs = exchanges(inputs, inputs_model, SHAPES, ShardSizes([0, 0], [4, 5]), 5)
     assert [e.bytes for e in of_inputs if e.what == "inputs"] == [4 * 5 * 2 * 16 * 16 * 3]
-    single = exchanges(*built({"single_view_unsupervised": {}}), SHAPES, Split([0, 0], [4, 5]), 5)
+    single = exchanges(
+        *built({"single_view_unsupervised": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5
+    )
     gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
-    assert gathered == ["projections", "weights H(z)", "labels", "moments"]
+    assert gathered == ["projections", "weights", "labels", "moments"]
 
 
 def test_bytes_received_count_the_others_parts() -> None:

@@ -11,6 +11,8 @@ from heron.pipeline.data.streams import Streams, build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.classification import Bce
+from heron.pipeline.objectives.supervised import WeightedSupervised
 from tests.experiments import frames
 
 ONE_VIEW: dict[str, Any] = {"stored": "view1", "augment": ["noise"]}
@@ -35,7 +37,8 @@ def make(
     views = Views(streams.reader, config.data, torch.device("cpu"))
     shapes = [streams.reader.view(view.stored).shape for view in config.data.views]
     torch.manual_seed(0)
-    model = Heterogeneous(config.model, shapes, 4, classify=classify, project=False, weigh=False)
+    terms = {"bce": Bce()} if classify else {"weighted_supervised": WeightedSupervised()}
+    model = Heterogeneous(config.model, shapes, 4, terms)
     return Evaluator(streams.reader, views, config.evaluate), model, streams, views
 
 

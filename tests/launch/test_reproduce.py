@@ -14,6 +14,9 @@ from heron.launch.reproduce import reproduce
 from heron.launch.tables import TABLES
 from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
+from heron.pipeline.objectives.comco import Comco
+from heron.pipeline.objectives.pico import Pico
+from heron.pipeline.objectives.plnl import Plnl
 from heron.shards.manifest import MANIFEST
 
 SCENE = replace(TABLES["scene"], runs=1)
@@ -81,11 +84,11 @@ def test_schedules_are_as_long_as_the_run(tmp_path: Path, data: str, ran: list[C
     table = replace(TABLES["yeast"], runs=1)
     methods = ["PiCO", "ComCo", "PLNL"]
     reproduce(table, tmp_path / "short", [data, "train.epochs=20"], methods)
-    pico, comco, plnl = (config.objective for config in ran)
-    assert pico.pico is not None and pico.pico.phi_epochs == 20
-    assert comco.comco is not None and comco.comco.neighbour_epochs == 10
-    assert plnl.plnl is not None
-    lengths = plnl.plnl.pretrain_epochs, plnl.plnl.warmup_epochs, plnl.plnl.consistency_epochs
+    pico, comco, plnl = (next(iter(config.objective.terms().values())) for config in ran)
+    assert isinstance(pico, Pico) and pico.phi_epochs == 20
+    assert isinstance(comco, Comco) and comco.neighbour_epochs == 10
+    assert isinstance(plnl, Plnl)
+    lengths = plnl.pretrain_epochs, plnl.warmup_epochs, plnl.consistency_epochs
     assert lengths == (10, 3, 5)
     with pytest.raises(ConfigError, match=r"phi_epochs=9: the table sets this itself"):
         reproduce(table, tmp_path / "nine", [data, "objective.pico.phi_epochs=9"], methods)

@@ -8,7 +8,11 @@ from torch import nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Mlp, Model
+from heron.pipeline.config.terms import Term
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.classification import Bce
+from heron.pipeline.objectives.single_view import SingleViewUnsupervised
+from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
 
 MLP = Mlp(widths=[7, 5])
 
@@ -16,8 +20,16 @@ MLP = Mlp(widths=[7, 5])
 def build(views: int = 2, project_inputs: bool = False, **options: Any) -> Heterogeneous:
     torch.manual_seed(0)
     config, shapes = Model(encoder=MLP, projection_width=4, **options), [[6]] * views
-    parts = {"classify": True, "project": True, "weigh": True, "project_inputs": project_inputs}
-    return Heterogeneous(config, shapes, 3, **parts)
+    terms: dict[str, Term] = {"bce": Bce(), "weighted_unsupervised": WeightedUnsupervised()}
+    if project_inputs:
+        terms["single_view_unsupervised"] = SingleViewUnsupervised()
+    return Heterogeneous(config, shapes, 3, terms)
+
+
+def projectors(model: Heterogeneous) -> nn.ModuleList:
+    found = model.input_projectors
+    assert isinstance(found, nn.ModuleList)
+    return found
 
 
 def test_the_first_view_alone_is_classified() -> None:
@@ -26,10 +38,10 @@ def test_the_first_view_alone_is_classified() -> None:
     assert model.classifier.in_features == 5
     x, keys = [torch.rand(4, 6), torch.rand(4, 6)], torch.arange(4)
     both, first = model(x, keys, [4]), model(x[:1], keys, [4])
-    torch.testing.assert_close(first.logits, both.logits)
-    torch.testing.assert_close(first.hidden, both.hidden[:, :5])
-    assert both.hidden.shape == (4, 10)
-    assert len(first.projections) == len(first.weights) == 1
+    torch.testing.assert_close(first["logits"], both["logits"])
+    torch.testing.assert_close(first["hidden"][0], both["hidden"][0][:, :5])
+    assert both["hidden"][0].shape == (4, 10)
+    assert len(first["projections"]) == len(first["weights"]) == 1
 
 
 def test_all_views_are_classified_unless_asked() -> None:
@@ -48,15 +60,15 @@ def test_encoders_that_evaluation_would_not_see_are_refused() -> None:
 def test_inputs_are_projected_by_a_map_of_each_projector() -> None:
     plain, model = build(views=1), build(views=1, project_inputs=True)
     x, keys = [torch.rand(4, 6)], torch.arange(4)
-    (found,) = model(x, keys, [4]).input_projections
-    (layer,) = model.input_projectors
+    (found,) = model(x, keys, [4])["input_projections"]
+    (layer,) = projectors(model)
     torch.testing.assert_close(found, layer(x[0]))
     parameters = dict(model.named_parameters())
     for name, weights in plain.named_parameters():  # nothing else begins otherwise
         torch.testing.assert_close(parameters[name], weights, msg=name)
     shared = build(project_inputs=True, shared_encoder=True, shared_projector=True)
-    assert len(shared.input_projectors) == 1
-    assert len(build(project_inputs=True, shared_encoder=True).input_projectors) == 2
+    assert len(projectors(shared)) == 1
+    assert len(projectors(build(project_inputs=True, shared_encoder=True))) == 2
 
 
 @pytest.mark.parametrize(

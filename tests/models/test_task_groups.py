@@ -13,10 +13,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from heron.pipeline.config import model as architecture
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.models.task_clusters import affinity, disagreement, embedding, partition
-from heron.pipeline.models.task_groups import TaskGroups
+from heron.pipeline.objectives.deepmtmv import (
+    Deepmtmv,
+    TaskGroups,
+    affinity,
+    disagreement,
+    embedding,
+    partition,
+)
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.optim import Lars
 from heron.pipeline.training.pretrained import from_pretrained
@@ -33,8 +38,7 @@ LATER = [[0, 1, 3], [2, 4]]
 
 def tree(**options: Any) -> TaskGroups:
     torch.manual_seed(0)
-    config = architecture.TaskGroups(widths=[4, 3], **options)
-    return TaskGroups(config, 3, VIEWS, TASKS).double()
+    return TaskGroups(Deepmtmv(widths=[4, 3], **options), 3, VIEWS, TASKS).double()
 
 
 class Shared(nn.Module):
@@ -91,7 +95,7 @@ def test_a_tree_is_shared_layers_that_are_copied_when_tasks_part(kind: str) -> N
     for step in range(9):
         if step in (3, 6):
             level, groups = (1, PARTED) if step == 3 else (0, LATER)
-            mine.part(level, groups)
+            mine.layers[level].part(groups)
             theirs.part(level, groups, optimizers[1])
         found = [model(x) for model in (mine, theirs)]
         torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
@@ -257,23 +261,22 @@ def test_layers_part_from_the_top_and_lower_groups_hold_whole_upper_ones() -> No
     mine.agreement.copy_(torch.tensor(planted([[0, 3], [1], [2, 4]])))
     mine.weight.fill_(1)
     assert mine.choose() == (1, [[0, 3], [1], [2, 4]])
-    mine.part(1, PARTED)
+    mine.layers[1].part(PARTED)
     assert mine.layers[1].groups.tolist() == [0, 1, 2, 0, 2]
     level, groups = mine.choose()
     assert level == 0 and len(groups) < 3
     assert all(any(set(upper) <= set(group) for group in groups) for upper in PARTED)
-    mine.part(0, LATER)
+    mine.layers[0].part(LATER)
     assert mine.choose() == (0, [[0, 1, 2, 3, 4]])  # nothing is left
 
 
 def parting(folder: Path, name: str, **changes: Any) -> Any:
     """Six steps an epoch; layers part after the first and, it may be, the second."""
     options = {"widths": [9, 6], "every_epochs": 1, "cost": 0.001}
-    model = {"task_groups": options | changes.pop("groups", {})}
+    groups = {"deepmtmv": options | changes.pop("groups", {})}
     settings: dict[str, Any] = {
         "data": {"epoch": "labelled", "batch": {"unlabelled": 10}, "path": str(folder / "frames")},
-        "model": model,
-        "objective": {"weighted_unsupervised": None, "weighted_supervised": None},
+        "objective": {"weighted_unsupervised": None, "weighted_supervised": None} | groups,
         "optim": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "warmup_epochs": 0},
         "train": {"steps": 14, "epochs": 3},
     }
@@ -338,12 +341,16 @@ def test_parts_are_the_same_under_every_strategy(straight: Path, strategy: str) 
 
 def test_groups_without_a_classifier_that_labels_train_are_refused(tmp_path: Path) -> None:
     config = parting(tmp_path, "run", objective={"cross_entropy": None, "supcon": {}})
-    message = "model.task_groups are layers of .*; found the terms supcon; expected bce or cross_e"
+    message = (
+        "objective.deepmtmv is layers of .*; found the terms deepmtmv, supcon; expected bce or"
+    )
     with pytest.raises(ConfigError, match=message):
         pretrain(config)
 
 
 def test_groups_beside_another_classifier_are_refused(tmp_path: Path) -> None:
     objective: dict[str, Any] = {"cross_entropy": None, "bce": {}, "c2ae": {}}
-    with pytest.raises(ConfigError, match="expected bce or cross_entropy among them and no c2ae"):
+    with pytest.raises(
+        ConfigError, match="each of objective.deepmtmv and objective.c2ae brings a classifier"
+    ):
         pretrain(parting(tmp_path, "run", objective=objective))

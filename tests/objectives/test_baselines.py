@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from heron.pipeline.models.disambiguation import Disambiguation
 from heron.pipeline.objectives import engine
 from heron.pipeline.objectives.c2ae import c2ae
 from heron.pipeline.objectives.comco import comco, scl_nl
 from heron.pipeline.objectives.engine import unit
 from heron.pipeline.objectives.mib import mib
-from heron.pipeline.objectives.pico import pico, pseudo_target_loss
+from heron.pipeline.objectives.pico import Disambiguation, pico, pseudo_target_loss
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels
@@ -160,8 +159,8 @@ def test_disambiguation_is_its_oracle_and_stays_within_the_candidates() -> None:
         q = unit(draw(BATCH, 3, seed=step).detach())
         mu, s = memory.prototypes.clone(), memory.of(numbers)
         mu, s = baseline_oracles.disambiguated(mu, s, q, CLASSES, ybar, 0.9, 0.8)
-        memory.learn(q, CLASSES)
-        memory.judge(numbers, q, ybar, 0.8)
+        memory.update_prototypes(q, CLASSES)
+        memory.update_targets(numbers, q, ybar, 0.8)
         torch.testing.assert_close(memory.prototypes, mu, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(memory.of(numbers), s, rtol=1e-12, atol=1e-12)
     assert not memory.of(numbers)[ybar == 1].any()

@@ -10,7 +10,7 @@ import torch
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol, parse_config
 from heron.pipeline.data.protocol import complementary
-from heron.pipeline.models.momentum import Momentum
+from heron.pipeline.objectives.momentum import MomentumQueue
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.checkpoint import complete
 from tests import ranks
@@ -114,7 +114,7 @@ def test_pico_in_two_parts_ends_with_the_bits_of_one(tmp_path: Path, pico: None)
 
 
 def test_the_queue_keeps_the_newest_in_order() -> None:
-    memory = Momentum.__new__(Momentum)
+    memory = MomentumQueue.__new__(MomentumQueue)
     torch.nn.Module.__init__(memory)
     for name, value in (
         ("keys", torch.zeros(5, 1)),

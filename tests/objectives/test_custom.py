@@ -28,8 +28,9 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "losses.py").write_text(code)
-    needy = "class Needy(Decoupled):\n    needs = ('attention',)\n"
-    (package / "wrong.py").write_text(f"from my_lab.losses import Decoupled\n{needy}")
+    needy = "class Needy(Decoupled):\n    needs = Needs(gathered=('attention',))\n"
+    empty = "class Empty(Term):\n    pass\n"
+    (package / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("my_lab")]:
         monkeypatch.delitem(sys.modules, name)
@@ -51,7 +52,7 @@ def test_it_trains_on_two_processes_as_on_one(my_lab: Path) -> None:
     two = ranks.run(2, train, str(my_lab), "two")
     torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one), rtol=1e-8, atol=1e-8)
     written = load_config(my_lab / "one" / "config.yaml")
-    assert written.objective.custom[TERM].model_dump() == {
+    assert written.objective.root[TERM].model_dump() == {
         "weight": 0.5,
         "ramp_epochs": 0,
         "tau": 0.2,
@@ -89,15 +90,25 @@ def test_what_is_wrong_is_named(
         parse_config({**tree, "objective": {path: options}})
 
 
-@pytest.mark.parametrize("objective", [{1: {}}, {"bce": {}, "custom": [1], TERM: {}}])
+@pytest.mark.parametrize("objective", [{1: {}}, {"bce": {}, TERM: [1]}])
 def test_keys_and_sections_of_a_wrong_type_are_faults(my_lab: Path, objective: Any) -> None:
     tree = frames(my_lab).model_dump()
-    with pytest.raises(ConfigError, match=r"objective\.(1|custom|my_lab)"):
+    with pytest.raises(ConfigError, match=r"objective\.(1|my_lab)"):
         parse_config({**tree, "objective": objective})
 
 
 def test_a_need_that_there_is_not(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Needy": {}}}
-    message = "my_lab.wrong.Needy.needs holds attention; expected some of classify, share_hidden"
+    message = (
+        "my_lab.wrong.Needy needs attention, which no part .*; expected some of hidden, inputs"
+    )
     with pytest.raises(ConfigError, match=message):
         pretrain(parse_config(tree))
+
+
+def test_a_term_without_a_loss(my_lab: Path) -> None:
+    tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Empty": {}}}
+    with pytest.raises(
+        ConfigError, match=r"my_lab.wrong.Empty has no loss; expected a method loss"
+    ):
+        parse_config(tree)

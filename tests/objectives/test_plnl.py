@@ -13,9 +13,7 @@ from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.config.terms import Plnl
-from heron.pipeline.models.selection import Selection, enhance, guess
-from heron.pipeline.objectives.plnl import plnl
+from heron.pipeline.objectives.plnl import Plnl, Selection, enhance, guess, plnl
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
@@ -99,14 +97,14 @@ def test_each_network_guesses_for_the_other() -> None:
     sure = torch.zeros(3, 2, 4)
     sure[:, 0, 3], sure[0, 1, 1] = 20, 20
     for epoch in range(4):
-        selection.close(epoch)
+        selection.end_epochs(epoch)
         kept, guesses = selection.of(numbers)
         if epoch < 3:
             assert (guesses == -1).all() and torch.equal(kept[0], ybar)
-        selection.hear(numbers, sure)
+        selection.record_logits(numbers, sure)
     assert guesses.tolist() == [[1, -1, -1], [3, 3, 3]]
     assert (kept >= ybar).all() and (kept.sum(2) == 2).any()
-    selection.close(3)  # which is closed already
+    selection.end_epochs(3)  # which is closed already
     assert selection.of(numbers)[1].tolist() == [[1, -1, -1], [3, 3, 3]]
 
 
@@ -152,15 +150,15 @@ def test_two_processes_are_one_and_two_parts_are_the_whole(tmp_path: Path) -> No
         assert result == pytest.approx(one, rel=1e-4)
     trained(str(tmp_path), "parts", 9)
     assert trained(str(tmp_path), "parts", 15, resume="auto") == one
-    for kind in ("model", "momentum"):
+    for kind in ("model", "memories"):
         alone, parts = (weights(tmp_path / name, kind) for name in ("one", "parts"))
         assert all(torch.equal(parts[key], value) for key, value in alone.items())
         shared = weights(tmp_path / "two", kind)
         for key, value in alone.items():
             torch.testing.assert_close(shared[key], value, rtol=1e-3, atol=1e-4, msg=key)
-    kept = weights(tmp_path / "one", "momentum")
-    assert (kept["guesses"] >= 0).any() and int(kept["closed"]) == 2
-    assert (kept["sets"].sum(2) > 2).any()
+    kept = weights(tmp_path / "one", "memories")
+    assert (kept["plnl/guesses"] >= 0).any() and int(kept["plnl/closed"]) == 2
+    assert (kept["plnl/sets"].sum(2) > 2).any()
     mine = weights(tmp_path / "one", "model")
     assert not torch.equal(mine["classifier.weight"], mine["second.1.weight"])
 
@@ -182,7 +180,7 @@ def trained_under(folder: str) -> list[list[float]]:
 def test_it_is_the_same_under_every_strategy(tmp_path: Path) -> None:
     """What the networks remember as well; bfloat16 is near until it chooses otherwise."""
     one = trained(str(tmp_path), "one", 15)
-    kept = weights(tmp_path / "one", "momentum")
+    kept = weights(tmp_path / "one", "memories")
     for (strategy, precision), losses in zip(
         CELLS, ranks.run(2, trained_under, str(tmp_path))[0], strict=True
     ):
@@ -191,9 +189,9 @@ def test_it_is_the_same_under_every_strategy(tmp_path: Path) -> None:
             assert losses == pytest.approx(one, rel=1e-4), strategy
         else:  # nothing is chosen in the first epoch
             assert losses[:6] == pytest.approx(one[:6], rel=2e-2), strategy
-        found = weights(tmp_path / f"{strategy}-{precision}", "momentum")
-        assert found.keys() == kept.keys() and int(found["closed"]) == 2
-        for key in ("guesses", "sets") if exact else ():
+        found = weights(tmp_path / f"{strategy}-{precision}", "memories")
+        assert found.keys() == kept.keys() and int(found["plnl/closed"]) == 2
+        for key in ("plnl/guesses", "plnl/sets") if exact else ():
             assert torch.equal(found[key], kept[key]), (strategy, key)
 
 

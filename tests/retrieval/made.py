@@ -133,11 +133,10 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     tree = merge(merge(FRAMES, places), changes)
     config = parse_config(tree)
     shapes = Views(open_reader(config.data), config.data, torch.device("cpu")).shapes
-    known = {"classify": True, "project": True, "weigh": True}
     labels = len(open_reader(config.data).manifest.labels.names)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Heterogeneous(config.model, shapes, labels, **known)
+        model = Heterogeneous(config.model, shapes, labels, config.objective.terms())
         for name, values in model.named_buffers():
             if name.endswith("running_mean"):
                 values.uniform_(-0.1, 0.1)
@@ -146,6 +145,6 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     folder.mkdir(parents=True)
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    save_json(folder / "model.json", {"shapes": shapes, "labels": labels, **known})
+    save_json(folder / "model.json", {"shapes": shapes, "labels": labels})
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     return folder

@@ -60,12 +60,12 @@ def test_vectors_are_the_models_a_row_at_a_time(run: Path, whole: Embeddings) ->
             inputs.append(torch.tensor(x, dtype=torch.float32))
         found = model(inputs, torch.zeros(1, dtype=torch.int64), [1])
         one = whole.take("hidden", np.array([row]))[0]
-        np.testing.assert_allclose(one, found.hidden[0], rtol=1e-4, atol=1e-5)
-        unit = torch.cat([normalize(v, dim=1) for v in found.projections], 1)[0]
+        np.testing.assert_allclose(one, found["hidden"][0][0], rtol=1e-4, atol=1e-5)
+        unit = torch.cat([normalize(v, dim=1) for v in found["projections"]], 1)[0]
         np.testing.assert_allclose(
             np.concatenate(list(z.values()))[row], unit, rtol=1e-4, atol=1e-5
         )
-        h = torch.cat([normalize(v, dim=1) for v in found.weights], 1)[0]
+        h = torch.cat([normalize(v, dim=1) for v in found["weights"]], 1)[0]
         np.testing.assert_allclose(whole.one("weight", row), h, rtol=1e-4, atol=1e-5)
 
 

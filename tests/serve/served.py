@@ -40,7 +40,7 @@ class Halves:
     def __call__(self, views: list[Tensor], *_: object) -> Features:
         x = views[0]
         x = torch.nn.functional.adaptive_avg_pool2d(x, 8).flatten(1) if x.dim() == 4 else x
-        return Features(x - x.mean(1, keepdim=True), None, [], [])
+        return {"hidden": [x - x.mean(1, keepdim=True)]}
 
 
 def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
@@ -79,7 +79,7 @@ def _vector(encoder: Encoder, rows: NDArray[Any]) -> NDArray[np.float32]:
     one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
     batch = Batch({view: torch.from_numpy(rows)}, none, one, one, [1])
     with torch.inference_mode():
-        return np.asarray(encoder.model(encoder.views(batch, train=False)).hidden[0].numpy())
+        return np.asarray(encoder.model(encoder.views(batch, train=False))["hidden"][0][0].numpy())
 
 
 @contextmanager

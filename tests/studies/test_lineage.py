@@ -49,7 +49,7 @@ def test_a_damaged_checkpoint_is_not_taken_over(tmp_path: Path) -> None:
     config, taker = frames(tmp_path, "donor"), frames(tmp_path, "taker")
     position, state = checkpoint.Position(2, 0, 2), {"w": torch.ones(3)}
     texts = {"config.yaml": dump_config(config), "model.json": "{}"}
-    snapshot = checkpoint.Snapshot(position, state, state)
+    snapshot = checkpoint.Snapshot(position, state, state, {})
     saved = checkpoint.save(tmp_path / "donor" / "checkpoints", snapshot, texts, 1)
     model = saved / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4] + b"\0\0\0\0")
@@ -65,7 +65,7 @@ def test_mined_negatives_come_along(tmp_path: Path) -> None:
     config, taker = frames(tmp_path, "donor"), frames(tmp_path, "taker")
     position, state = checkpoint.Position(2, 0, 2), {"w": torch.ones(3)}
     texts = {"config.yaml": dump_config(config), "model.json": "{}"}
-    snapshot = checkpoint.Snapshot(position, state, state)
+    snapshot = checkpoint.Snapshot(position, state, state, {})
     saved = checkpoint.save(tmp_path / "donor" / "checkpoints", snapshot, texts, 1)
     for name, table in (("donor", "step-00000002.npy"), ("taker", "step-00000001.npy")):
         (tmp_path / name / "negatives").mkdir(parents=True)

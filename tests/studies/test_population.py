@@ -75,7 +75,7 @@ class Runs:
         for now in range(step + 1, rung + 1):
             state = torch.sin(state * 7 + config.optim.lr + now)
             place, kept = checkpoint.Position(now, 0, now), {"w": state}
-            checkpoint.save(folder, checkpoint.Snapshot(place, kept, kept), texts, 2)
+            checkpoint.save(folder, checkpoint.Snapshot(place, kept, kept, {}), texts, 2)
         return float(state)
 
 

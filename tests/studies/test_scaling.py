@@ -18,8 +18,9 @@ from heron.launch.studies.rows import read_results
 from heron.launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
 from heron.launch.studies.workload import Setting, Workload
 from heron.pipeline.config.errors import StudyError
-from heron.pipeline.config.terms import Objective as Terms
+from heron.pipeline.config.terms import Terms
 from heron.pipeline.distributed.traffic import Exchange
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
@@ -236,22 +237,18 @@ def test_other_experiments_are_left_out(tmp_path: Path, run: Path, workload: Wor
     assert len(points.measured) == len(ONES) + len(MORE) - 2
 
 
-@pytest.mark.parametrize(
-    ("section", "part", "named"),
-    [
-        ("objective", {"c2ae": {"weight": 1.0}}, ".*c2ae.*"),
-        ("model", {"task_groups": {"widths": [4]}}, ".*"),
-    ],
-)
+@pytest.mark.parametrize("term", [{"deepmtmv": {"widths": [4]}}, {"pico": {"weight": 1.0}}])
 def test_what_exchanges_more_is_not_modelled(
-    tmp_path: Path, run: Path, section: str, part: dict[str, Any], named: str
+    tmp_path: Path, run: Path, term: dict[str, Any]
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
     (path,) = copy.glob("checkpoints/step-*/config.yaml")
     tree = yaml.safe_load(path.read_text())
-    tree[section] |= part
+    tree["objective"] |= term
     path.write_text(yaml.safe_dump(tree))
-    with pytest.raises(StudyError, match=f"does not know what {named} exchanges"):
+    with pytest.raises(
+        StudyError, match=f"does not know what the memory of {next(iter(term))} exch"
+    ):
         Workload.of_run(copy)
 
 
@@ -318,16 +315,18 @@ def test_a_pair_is_timed_on_the_objective_alone(
     seen: list[tuple[int, int]] = []
     objective = Objective(Terms.model_validate({"cross_entropy": {}, term: {}}).terms())
 
-    def counted(batch: Any, epoch: float) -> Any:
+    def counted(batch: Any) -> Any:
         share = batch.rows.stop - batch.rows.start
         rows = len(batch.projections[0])
-        assert len(batch.targets) == 6 and len(batch.weights) == 2
+        assert len(batch.own_targets) == 6 and len(batch.gathered["weights"]) == 2
         seen.append((share, rows))
         clock["now"] += 7.0 + share * rows
-        return objective(batch, epoch)
+        return objective(batch)
 
     monkeypatch.setattr("heron.launch.studies.contrast._clock", lambda device: clock["now"])
     monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
+    monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
     assert time_pair(workload, Setting(1, 6, 14)) == pytest.approx(1.0)
     assert sorted(set(seen)) == [(20, 80), (20, 320)]

@@ -92,20 +92,20 @@ def test_another_format_is_refused(straight: Path, tmp_path: Path) -> None:
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 1}))
     assert damage(path) == ""
-    with pytest.raises(CheckpointError, match="it has format 1; expected 2; run with"):
+    with pytest.raises(CheckpointError, match="it has format 1; expected 3; run with"):
         pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
 
 
 def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
     """Left by a kill: part of a folder under a temporary name."""
     snapshot = Snapshot(
-        Position(3, 0, 3), {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
+        Position(3, 0, 3), {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}, {}
     )
     save(tmp_path, snapshot, TEXTS, 2)
     (tmp_path / ".step-00000006.part").mkdir()
     (tmp_path / ".step-00000006.part" / "model.safetensors").write_bytes(b"half")
     assert [path.name for path in complete(tmp_path)] == ["step-00000003"]
-    later = Snapshot(Position(6, 1, 0), snapshot.model, snapshot.optimizer)
+    later = Snapshot(Position(6, 1, 0), snapshot.model, snapshot.optimizer, {})
     assert damage(save(tmp_path, later, TEXTS, 1)) == ""
     assert [path.name for path in complete(tmp_path)] == ["step-00000006"]
     assert (tmp_path / "latest").resolve().name == "step-00000006"

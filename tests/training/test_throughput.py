@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Cnn, Linear, Model, TaskGroups
+from heron.pipeline.config.model import Cnn, Linear, Model
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.classification import Bce
+from heron.pipeline.objectives.deepmtmv import Deepmtmv
 from heron.pipeline.training.throughput import mfu, model_flops, peak_flops, step_flops
 
 
@@ -88,14 +90,12 @@ def test_utilisation() -> None:
 def test_a_models_operations_are_those_of_its_products() -> None:
     """Two views of a linear encoder, a classifier on both: two operations a product, tripled."""
     config = Model(encoder=Linear(width=5))
-    model = Heterogeneous(config, [[7], [9]], 3, classify=True, project=False, weigh=False)
+    model = Heterogeneous(config, [[7], [9]], 3, {"bce": Bce()})
     forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 3)
     assert model_flops(model, [[7], [9]], 11) == 3 * forward
-    asked = Model(encoder=Linear(width=5), task_groups=TaskGroups(widths=[4, 2]))
-    model = Heterogeneous(asked, [[7], [9]], 3, classify=True, project=False, weigh=False)
+    groups = {"bce": Bce(), "deepmtmv": Deepmtmv(widths=[4, 2])}
+    model = Heterogeneous(config, [[7], [9]], 3, groups)
     forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 4 + 4 * 2 + 3 * 2)
     assert model_flops(model, [[7], [9]], 11) == 3 * forward
-    pictures = Heterogeneous(
-        Model(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, classify=True, project=False, weigh=False
-    )
+    pictures = Heterogeneous(Model(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, {"bce": Bce()})
     assert model_flops(pictures, [[8, 6, 3]], 11) == 3 * 2 * 11 * (4 * 3 * 3 * 9 * 4 + 4 * 3)

@@ -1,0 +1,143 @@
+"""The slow copy of an encoder that makes keys, and the queue that keeps them (MoCo, MulCo)."""
+
+import copy
+from typing import Annotated, ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.sections import Natural
+from heron.pipeline.config.terms import WRONG, Needs, Setting, Term
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.memory import Memory, RunSpec, Step
+
+VIEW = 1  # keys are made of the second view
+
+
+class MomentumQueue(Memory):
+    """A momentum encoder with its projector, and a queue of earlier keys with their posteriors.
+
+    He et al. 2020 (MoCo); MulCo, Algorithm 1. The queue is empty at first and holds what was put
+    there, so that no made-up key is ever a negative.
+    """
+
+    encoder: nn.Module
+    projector: nn.Module
+    keys: Tensor
+    posteriors: Tensor
+    filled: Tensor
+    position: Tensor
+
+    def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
+        """Copies the encoder and the projector of the view that keys are made of.
+
+        Args:
+            model: what is followed, in its initial state, unwrapped.
+            size: keys that the queue holds.
+            classes: width of a posterior.
+            momentum: share of the copy that a step keeps.
+        """
+        super().__init__()
+        self.momentum, self.precision = momentum, model.precision
+        self._model = (model,)  # in a tuple, so that it is no part of this module
+        encoder, projector = model.branch(VIEW)
+        self.encoder, self.projector = copy.deepcopy(encoder), copy.deepcopy(projector)
+        self.requires_grad_(False)
+        self.width = width = next(p.shape[0] for p in reversed(list(projector.parameters())))
+        self.register_buffer("keys", next(projector.parameters()).new_zeros(size, width))
+        self.register_buffer("posteriors", torch.zeros(size, classes))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self._offered: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def embed(self, batch: GlobalBatch) -> Float[Tensor, "rows dim"]:
+        """Returns the keys of this process's labelled rows."""
+        count = batch.labelled.stop - batch.labelled.start
+        x, rng_keys = batch.inputs[VIEW][:count], batch.rng_keys[:count]
+        x = x.double() if self.precision == "fp64" else x
+        with torch.autocast(
+            x.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+        ):
+            projected: Tensor = self.projector(self.encoder(x, rng_keys + VIEW))
+        return projected.float() if self.precision == "bf16" else projected
+
+    def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
+        """Returns the keys that were put in, and their posteriors."""
+        filled = int(self.filled)
+        return self.keys[:filled], self.posteriors[:filled]
+
+    def offer(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Takes what `update` will put into the queue: of the whole batch, in its order."""
+        self._offered = keys, posteriors
+
+    def update(self, step: Step) -> list[str]:
+        """Follows the model, and enqueues what was offered."""
+        with step.gathered_parameters():
+            self.ema_update()
+        if self._offered is not None:
+            self.enqueue(*self._offered)
+            self._offered = None
+        return []
+
+    @torch.no_grad()
+    def ema_update(self) -> None:
+        """Moves every parameter towards the model's by 1 - momentum."""
+        pairs = zip((self.encoder, self.projector), self._model[0].branch(VIEW), strict=True)
+        for mine, theirs in pairs:
+            for slow, fast in zip(mine.parameters(), theirs.parameters(), strict=True):
+                slow.lerp_(fast.detach(), 1 - self.momentum)
+
+    @torch.no_grad()
+    def enqueue(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Puts the keys of a whole batch in, in its order; the oldest give way."""
+        size, count = len(self.keys), len(keys)
+        at = (self.position + torch.arange(count, device=keys.device)) % size
+        self.keys[at] = keys.to(self.keys)
+        self.posteriors[at] = posteriors.to(self.posteriors)
+        self.position.copy_((self.position + count) % size)
+        self.filled.add_(count).clamp_(max=size)
+
+
+class MomentumTerm(Term):
+    """A term with a momentum encoder; `momentum` and `queue` are those of the keys."""
+
+    queue: Natural = 8192
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
+
+    needs: ClassVar[Needs] = Needs(
+        gathered=("projections",), own=("logits",), labels=WRONG, views=2
+    )
+
+    def refuse(self, name: str, setting: Setting) -> None:
+        """Raises ConfigError without a shared encoder, or where the queue is too short."""
+        model, labelled = setting.model, setting.labelled
+        if not (model.shared_encoder and model.shared_projector):
+            raise ConfigError(
+                f"objective.{name} compares a sample with another view of it by a slow copy of "
+                "the same encoder; set model.shared_encoder and model.shared_projector to true"
+            )
+        if self.queue < labelled:
+            raise ConfigError(
+                f"objective.{name}.queue is {self.queue}, smaller than the {labelled} labelled "
+                "rows of a batch, which would push each other out; expected at least "
+                f"{labelled}"
+            )
+
+    def memory(self, run: RunSpec) -> MomentumQueue:
+        """Returns a queue of keys with class probabilities."""
+        return MomentumQueue(run.model, self.queue, run.labels, self.momentum)
+
+
+def columns(classes: Tensor, like: Tensor) -> Tensor:
+    """Returns classes as 0/1 columns, as many and of the type as another tensor's."""
+    return one_hot(classes, like.shape[1]).to(like)
