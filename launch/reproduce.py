@@ -1,23 +1,27 @@
 """`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
-import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import AfterValidator
+
+from heron.launch.arguments import Override
 from heron.launch.tables import CONFIGS, TABLES
 from heron.launch.tables.table import Method, Table
-from heron.launch.verb import Verb
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.sections import Natural
+from heron.shards.dotted import suggest
 from heron.shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) -> str:
+def reproduce(table: Table, out: Path, overrides: Sequence[str], only: Sequence[str]) -> str:
     """Runs what is not there yet, and makes the table.
 
     Args:
@@ -55,7 +59,7 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
     return write(table, _measured(table, out, overrides), out)
 
 
-def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.DataFrame"]:
+def _measured(table: Table, out: Path, overrides: Sequence[str]) -> dict[str, "pd.DataFrame"]:
     """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
     import pandas as pd
 
@@ -74,7 +78,9 @@ def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.Da
     return scored
 
 
-def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
+def _config(
+    table: Table, method: Method, fold: int, folder: Path, overrides: Sequence[str]
+) -> Config:
     if clash := _clashes(table, method, overrides):
         raise ConfigError(
             f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
@@ -98,7 +104,7 @@ def _own(table: Table, method: Method, fold: int, folder: Path) -> list[str]:
     return [*method.overrides, f"data.protocol.fold={fold}", *run, *seed]
 
 
-def _clashes(table: Table, method: Method, overrides: list[str]) -> list[str]:
+def _clashes(table: Table, method: Method, overrides: Sequence[str]) -> list[str]:
     """The overrides of what a method's runs set themselves, or of a part of it."""
     own = [override.split("=")[0] for override in _own(table, method, 0, Path())]
     own += method.schedules
@@ -122,27 +128,23 @@ def _is_done(config: Config) -> bool:
     return (folder / "result.json").exists()
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", choices=sorted(TABLES), help="which published table")
-    parser.add_argument("overrides", nargs="*", help="key=value on every run")
-    parser.add_argument("--runs", type=_number, help="folds or seeds to run (default: the table's)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--only", nargs="+", default=[], help="methods to run (default: all)")
-    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE-table)")
+def _known(name: str) -> str:
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; {suggest(name, list(TABLES))}")
+    return name
 
 
-def _number(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 1 on")
-    return int(text)
+def run_table(
+    table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(TABLES)}"],
+    *overrides: Annotated[Override, "key=value on every run"],
+    runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
+    first: Annotated[int, "first of them"] = 0,
+    only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
+    out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+) -> None:
+    """Runs a published table, and shows what it measures beside what was published.
 
-
-def _run(arguments: argparse.Namespace) -> int:
-    out = arguments.out or Path("runs") / f"{arguments.table}-table"
-    table = TABLES[arguments.table]
-    table = replace(table, runs=arguments.runs or table.runs, first=arguments.first)
-    print(reproduce(table, out, arguments.overrides, arguments.only))
-    return 0
-
-
-REPRODUCE = Verb("run a published table, measured beside published", _add, _run)
+    heron reproduce scene
+    """
+    asked = replace(TABLES[table], runs=runs or TABLES[table].runs, first=first)
+    print(reproduce(asked, out or Path("runs") / f"{table}-table", overrides, only))

@@ -107,7 +107,7 @@ def test_what_is_no_source(
 def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["shards", "build", "face", "--out", "out"])
-    assert "unknown parser 'face' (choices: mulan, arrays" in capsys.readouterr().err
+    assert "unknown source 'face'; did you mean 'faces'" in capsys.readouterr().err
     with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'"):
         make("face", {})
 
