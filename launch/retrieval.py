@@ -166,8 +166,8 @@ def query(
     manifest = retriever.index.manifest
     if format == "json":
         about = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
-        told = answer.plain() | {"index": {"folder": str(index)} | about}
-        print(json.dumps(told, indent=1, allow_nan=False))
+        shown = answer.plain() | {"index": {"folder": str(index)} | about}
+        print(json.dumps(shown, indent=1, allow_nan=False))
     else:
         number = answer.query.number
         has_labels = number is not None and bool(retriever.samples.known[number])
@@ -242,14 +242,14 @@ def negatives(
     pictures = find_pictures(opened, data)  # before the work, if it is wrong
     of_index: Layer = "hidden" if searched is None else searched.manifest.layer
     question = Question(layer or of_index, k, anchors, seed)
-    found = measure(opened, question, searched)
+    measured = measure(opened, question, searched)
     temperatures = Temperatures.of_run(opened.manifest.run)
-    repulsion = measure_repulsion(opened, found.pairs, found.close, temperatures, seed)
-    path = Report(opened, found, repulsion, searched, pictures).write(out)
-    near, chance = found.rates["close"]
-    at_k = near.value[found.ks.index(k)]
+    repulsion = measure_repulsion(opened, measured.pairs, measured.close, temperatures, seed)
+    path = Report(opened, measured, repulsion, searched, pictures).write(out)
+    near, chance = measured.rates["close"]
+    at_k = near.value[measured.ks.index(k)]
     print(
-        f"{len(found.pairs.anchors):,} anchors: {percent(at_k)} of the {k} nearest are false "
+        f"{len(measured.pairs.anchors):,} anchors: {percent(at_k)} of the {k} nearest are false "
         f"negatives, of random pairs {percent(float(chance.value))}"
     )
     if repulsion.weight is not None:

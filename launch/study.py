@@ -121,8 +121,8 @@ def report(
     scaling = ""
     if results.done and (points or "workers" in results.varied):
         studies = [results, *map(read_results, points)]
-        part, scaling = section(studies, assumed, measure_contrast)
-        made = made.with_section(part)
+        forecast, scaling = section(studies, assumed, measure_contrast)
+        made = made.with_section(forecast)
     path = made.write(out)
     print((out / "table.md").read_text())
     if scaling:

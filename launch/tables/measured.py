@@ -21,9 +21,9 @@ class Score:
 
     Attributes:
         runs: what each fold or seed has; NaN: its result has none.
-        mean: over them; `std` with n - 1 below, NaN of one; `count`: how many have the score.
-        std: see `mean`.
-        count: see `mean`.
+        mean: over the `count` runs that have the score.
+        std: over the same, with n - 1 below; NaN of one.
+        count: how many runs have the score.
         published: mean and, where it is known, standard deviation; None: there is no figure.
         p: of Welch's t-test against the published; NaN where it cannot be made.
         headline_less_this: the table's headline method less this one; None: it is itself the
