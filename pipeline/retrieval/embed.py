@@ -31,7 +31,6 @@ from heron.pipeline.retrieval.embeddings import (
     Layer,
     LayerRecord,
     Part,
-    dump,
 )
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
@@ -196,7 +195,7 @@ def _finish(
         samples=samples_of(embedder.reader, kept).save(embedder.out),
         lost=lost,
     )
-    save_json(embedder.out / MANIFEST, dump(manifest))
+    save_json(embedder.out / MANIFEST, manifest.model_dump(mode="json"))
 
 
 def samples_of(reader: Reader, rows: Rows) -> Samples:

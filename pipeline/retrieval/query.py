@@ -189,7 +189,7 @@ class Retriever:
         """The vector of a sample, [dim], and where it comes from, in words."""
         manifest = self.index.manifest
         if self.embeddings is not None:
-            found = self.embeddings.one(manifest.layer, number)
+            found = self.embeddings.take(manifest.layer, np.array([number]))[0]
             return found, f"the embeddings of {self.embeddings.folder}"
         found = self.index.vectors(np.array([number]))[0]
         lossy = f", decoded from codes ({manifest.kind} is lossy)" if manifest.kind in LOSSY else ""
