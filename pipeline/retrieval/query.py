@@ -22,7 +22,7 @@ from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.samples import Samples
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
-    from heron.pipeline.retrieval.encode import Encoder
+    from heron.pipeline.retrieval.encode import FileEncoder
     from heron.pipeline.retrieval.pictures import Pictures
 
 LOSSY = ("ivfpq",)  # kinds of index that hold codes, of which vectors are only estimated
@@ -210,14 +210,12 @@ class Retriever:
             return self._encoder(file, row)
 
     @cached_property
-    def _encoder(self) -> "Encoder":
-        from heron.pipeline.retrieval.encode import Encoder
+    def _encoder(self) -> "FileEncoder":
+        from heron.pipeline.retrieval.encode import FileEncoder
 
         known = self.index.manifest
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return Encoder.open(
-            self.run, self.data, known.layer, known.checkpoint, known.data_sha256, precision
-        )
+        return FileEncoder.open(self.run, self.data, known, precision)
 
     def picture(self, number: int) -> Image.Image | None:
         """The picture of a sample, RGB, as the shards have it; None where there are only vectors.

@@ -17,6 +17,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.retrieval.embed import embed, samples_of
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.shards.manifest import Labels
@@ -169,14 +170,14 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
 def test_embeddings_that_are_not_finite_are_named(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = Embedder._forward
+    forward = EmbeddingModel.forward
 
-    def poisoned(self: Any, batch: Any) -> Any:
-        found = forward(self, batch)
+    def poisoned(self: Any, batch: Any, layers: Any) -> Any:
+        found = forward(self, batch, layers)
         at = (batch.rows == 70)[:, None]
         return found | {"hidden": torch.where(at, torch.inf, found["hidden"])}
 
-    monkeypatch.setattr(Embedder, "_forward", poisoned)
+    monkeypatch.setattr(EmbeddingModel, "forward", poisoned)
     key = Reader(load_config(locate(run) / "config.yaml").data.path).key(70)
     message = f"layer 'hidden' of 1 samples is not finite in float32, the first {key}; expected"
     with pytest.raises(RetrievalError, match=message):

@@ -312,7 +312,7 @@ def test_vectors_are_a_table_and_labels_are_no_markup(
         page.locator("#hits a").first.focus()
         page.keyboard.press("ArrowDown")
         assert focused(page) == own[1]
-        row = found._encoder.reader.read("view1", np.array([number]))[0]
+        row = found._encoder.model.reader.read("view1", np.array([number]))[0]
         np.save(npy := BytesIO(), row)
         page.set_input_files(
             "#file",
