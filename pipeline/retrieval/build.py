@@ -20,14 +20,14 @@ from heron.pipeline.retrieval.index import (
     FAISS_METRICS,
     INDEX,
     Index,
-    Numbers,
-    Vectors,
+    IndexFile,
+    IndexManifest,
+    check_file,
     gpus,
     prepared,
     read_faiss,
     set_default,
 )
-from heron.pipeline.retrieval.index_manifest import IndexFile, IndexManifest, check_file
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     METRICS,
@@ -38,7 +38,7 @@ from heron.pipeline.retrieval.kinds import (
     VectorSet,
     choose,
 )
-from heron.pipeline.retrieval.recall import ExactSearch, Recall
+from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import FILES, Samples
 from heron.shards.atomic import save_json
 from heron.shards.manifest import MANIFEST
@@ -57,16 +57,17 @@ class LayerVectors:
     embeddings: Embeddings
     layer: Layer
     metric: Metric
+    progress: bool = False  # show a bar where a pass has a name
 
     @property
     def dim(self) -> int:
         """The dimension of a vector."""
         return self.embeddings.layer(self.layer).dim
 
-    def blocks(self, what: str = "", progress: bool = False) -> Iterator[tuple[int, Vectors]]:
-        """Yields the number of the first and the vectors, some at a time, checked; under a bar."""
-        settings: dict[str, Any] = {"desc": what, "unit": "vector", "disable": not progress}
-        with progress_bar(total=len(self.embeddings), **settings) as bar:
+    def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
+        """Yields the number of the first and the vectors, some at a time, checked."""
+        hidden, count = not (name and self.progress), len(self.embeddings)
+        with progress_bar(total=count, desc=name, unit="vector", disable=hidden) as bar:
             for start, block in self.embeddings.blocks(self.layer, BLOCK):
                 yield start, self._prepared(block, np.arange(start, start + len(block)))
                 bar.update(len(block))
@@ -141,7 +142,7 @@ def build_index(
         )
     if not count:
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
-    vectors = LayerVectors(embeddings, layer, metric)
+    vectors = LayerVectors(embeddings, layer, metric, progress)
     held_out = min(queries, max(1, count // 10))
     plan = choose(kind, _size(vectors, held_out), memory_bytes)
     embeddings.samples.refuse_duplicates()
@@ -151,7 +152,7 @@ def build_index(
     del order
     with _folder(out) as work:
         seconds: dict[str, float] = {}
-        held = make(vectors, plan, training, work / INDEX, seconds, progress)
+        held = make(vectors, plan, training, work / INDEX, seconds)
         with _timed(seconds, "recall"):
             setting, measured = measure(held, vectors, plan, own, min(k, count - 1), recall)
         with _timed(seconds, "checksums"):
@@ -224,33 +225,32 @@ def make(
     training: Numbers,
     path: Path,
     seconds: dict[str, float],
-    progress: bool,
 ) -> Any:
     """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
     if plan.kind == "hnsw":
         held = faiss.index_factory(vectors.dim, plan.factory, vectors.faiss_metric(plan))
         with _timed(seconds, "add"):
-            for _, block in vectors.blocks("add", progress):
+            for _, block in vectors.blocks("add"):
                 held.add(block)
         with _timed(seconds, "write"):
             faiss.write_index(held, str(path))
         return held
     if plan.kind == "flat":
         with _timed(seconds, "add"):
-            write_flat(path, vectors, plan, progress)
+            write_flat(path, vectors, plan)
     else:
         with _timed(seconds, "train"):
             trained = train(vectors, plan, training)
         with _timed(seconds, "assign"):
-            assigned = assign(trained, vectors, progress)
+            assigned = assign(trained, vectors)
         with _timed(seconds, "add"):
-            write_lists(path, trained, vectors.blocks("add", progress), assigned)
+            write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
     with _timed(seconds, "read"):
         return read_faiss(path, plan)
 
 
-def write_flat(path: Path, vectors: LayerVectors, plan: Plan, progress: bool) -> None:
+def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
     """Writes the file of a flat index a block at a time, as `faiss.write_index` would."""
     # FAISS keeps all vectors in memory until it writes them. Its file is a header, then the
     # vectors: the header of an empty index gets the number of vectors (at byte 8) and of values
@@ -262,7 +262,7 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan, progress: bool) ->
     struct.pack_into("<Q", header, len(header) - 8, count * vectors.dim)
     with path.open("wb") as stream:
         stream.write(header)
-        for _, block in vectors.blocks("add", progress):
+        for _, block in vectors.blocks("add"):
             stream.write(block.data)
 
 
@@ -281,11 +281,11 @@ def train(vectors: LayerVectors, plan: Plan, training: Numbers) -> Any:
     return held
 
 
-def assign(held: Any, vectors: LayerVectors, progress: bool) -> Numbers:
+def assign(held: Any, vectors: LayerVectors) -> Numbers:
     """Returns the list of every vector, int64 [N]; found on GPUs if any."""
     quantizer = faiss.index_cpu_to_all_gpus(held.quantizer) if gpus() else held.quantizer
     assigned = np.empty(len(vectors.embeddings), np.int64)
-    for start, block in vectors.blocks("assign", progress):
+    for start, block in vectors.blocks("assign"):
         assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
     return assigned
 

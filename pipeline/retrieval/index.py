@@ -5,24 +5,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings, read_manifest
-from heron.pipeline.retrieval.index_manifest import AGAIN, IndexManifest, check_file
-from heron.pipeline.retrieval.kinds import Plan
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer, read_manifest
+from heron.pipeline.retrieval.kinds import Kind, Metric, Plan
+from heron.pipeline.retrieval.recall import Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import Record
+from heron.shards.sources.base import sha256
 
 INDEX = "index.faiss"
 FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
+AGAIN = "build the index again with `heron index`"
 
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
+
+class IndexFile(Record):
+    """A file of the index."""
+
+    bytes: int
+    sha256: str
+
+
+class IndexManifest(Record):
+    """What an index holds, how it was made, and how well it finds.
+
+    `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
+    by their length, as queries are. `compared_by` is what FAISS computes: of unit vectors the
+    distance gives the same order, cos = 1 - distance^2 / 2, and `ivfpq` finds far more by it: an
+    inner product prefers codes that are longer than the vector they stand for.
+    """
+
+    format: Literal[1]
+    kind: Kind
+    metric: Metric
+    normalised: bool
+    compared_by: Literal["inner_product", "euclidean"]
+    layer: Layer
+    dim: int
+    count: int
+    checkpoint: str  # the sha256 of the model's weights
+    embeddings: str
+    embeddings_sha256: str  # of their manifest, which has those of all its files
+    run: str
+    data: str
+    data_sha256: str
+    plan: Plan
+    seed: int
+    faiss: str
+    search: dict[str, int]  # the setting that reaches the target of recall
+    recall: Recall | None
+    seconds: dict[str, float]  # what each step took
+    files: dict[str, IndexFile]
 
 
 @dataclass(frozen=True)
@@ -258,6 +297,24 @@ def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str
     if not unit:
         return np.ascontiguousarray(vectors)
     return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32)
+
+
+def check_file(path: Path, file: IndexFile, verify: bool = True) -> None:
+    """Refuses a file that is missing, of another size, or has another checksum (RetrievalError)."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise RetrievalError(f"{path} cannot be read: {error.strerror}; {AGAIN}") from None
+    if size != file.bytes:
+        raise RetrievalError(
+            f"{path} has {size:,} bytes; expected {file.bytes:,}: it is truncated or foreign; "
+            f"bring it back, or {AGAIN}"
+        )
+    if verify and (found := sha256(path)) != file.sha256:
+        raise RetrievalError(
+            f"{path} has the checksum {found[:12]}; expected {file.sha256[:12]}: it was altered; "
+            f"bring it back, or {AGAIN}"
+        )
 
 
 def read_faiss(path: Path, plan: Plan) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -108,26 +108,19 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
         return _flat(vectors, budget, f"{scanned}: exact search takes milliseconds")
     scanned += " is too much to compare with all"
     plan = _ivf(vectors, budget, f"{scanned}; the vectors fit")
-    if not plan.mapped:
-        return plan
-    coded = _ivfpq(vectors, budget, f"{scanned}, the vectors to hold")
-    if not coded.mapped:
-        return coded
-    return plan.model_copy(update={"why": f"{scanned}, and even codes are too much to hold"})
+    if plan.mapped:
+        coded = _ivfpq(vectors, budget, f"{scanned}, the vectors to hold")
+        why = f"{scanned}, and even codes are too much to hold"
+        plan = plan.model_copy(update={"why": why}) if coded.mapped else coded
+    return plan
 
 
 def _flat(vectors: VectorSet, budget: int, why: str) -> Plan:
     size = 4 * vectors.count * vectors.dim
     mapped = size + vectors.reading > budget
     held = 0 if mapped else size
-    return Plan(
-        kind="flat",
-        index_bytes=held,
-        build_bytes=vectors.reading + held,
-        memory_bytes=budget,
-        mapped=mapped,
-        why=why,
-    )
+    known: dict[str, Any] = {"kind": "flat", "memory_bytes": budget, "mapped": mapped, "why": why}
+    return Plan(index_bytes=held, build_bytes=vectors.reading + held, **known)
 
 
 def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -140,14 +133,8 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
             f"{in_bytes(need)} to build; found a budget of {in_bytes(budget)}; give more --memory, "
             "or --kind ivfpq"
         )
-    return Plan(
-        kind="hnsw",
-        links=LINKS,
-        index_bytes=size,
-        build_bytes=need,
-        memory_bytes=budget,
-        why=why,
-    )
+    known: dict[str, Any] = {"kind": "hnsw", "links": LINKS, "memory_bytes": budget, "why": why}
+    return Plan(index_bytes=size, build_bytes=need, **known)
 
 
 def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -160,18 +147,15 @@ def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
 
 
 def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
-    """Plans as many subvectors as fit, from one for two dimensions to one for eight.
-
-    One a dimension would find a little more, and take FAISS twice as long to learn. A mapped
-    index has the longest codes: there they need not fit.
-    """
-    bits = min(BITS, most_bits(vectors.trainable))
+    """Plans as many subvectors as fit, from one for two dimensions to one for eight."""
+    bits, dim = min(BITS, most_bits(vectors.trainable)), vectors.dim
     if bits < 4:
         raise RetrievalError(
             f"ivfpq needs {LEAST_POINTS * 2**4} vectors besides {vectors.held_out} queries, to "
             f"learn 16 codes from; found {vectors.trainable}; take --kind flat"
         )
-    dim = vectors.dim
+    # One a dimension would find a little more, and take FAISS twice as long to learn. A mapped
+    # index has the longest codes: there they need not fit.
     plans = [
         _inverted_file(vectors, budget, f"{why}; {m} codes of {bits} bits a vector", m, bits)
         for m in range(max(1, dim // 2), 0, -1)
@@ -183,12 +167,10 @@ def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
 def _inverted_file(
     vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
 ) -> Plan:
-    """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes.
-
-    The number of lists is FAISS's advice for up to a million vectors, 4 sqrt(N) (its wiki,
-    Guidelines to choose an index), and at most one for 39 vectors to train on.
-    """
+    """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
     count, dim, reading = vectors.count, vectors.dim, vectors.reading
+    # FAISS's advice for up to a million vectors (its wiki, Guidelines to choose an index), and at
+    # most a list for 39 vectors to train on.
     lists = max(1, min(round(4 * math.sqrt(count)), vectors.trainable // LEAST_POINTS))
     fixed = lists * (4 * dim + 128)  # centroids, and what a list costs when it is empty
     learning = 3 * lists * 4 * dim  # k-means has two copies of the centroids
@@ -205,17 +187,17 @@ def _inverted_file(
     size = count * (code + 8) + fixed
     mapped = max(size, learning) + reading > budget
     held = fixed if mapped else size
-    table = 4 * lists * subvectors * 2**bits
-    fits = reading + held + table <= budget and table < 2**31
-    with_table = bool(subvectors) and vectors.euclidean and fits
-    held += table if with_table else 0
+    table_bytes = 4 * lists * subvectors * 2**bits
+    fits = reading + held + table_bytes <= budget and table_bytes < 2**31
+    table = bool(subvectors) and vectors.euclidean and fits
+    held += table_bytes if table else 0
     return Plan(
         kind="ivfpq" if subvectors else "ivf",
         lists=lists,
         subvectors=subvectors,
         bits=bits,
         training=training,
-        table=with_table,
+        table=table,
         index_bytes=held,
         build_bytes=reading + max(learning, held),
         memory_bytes=budget,
