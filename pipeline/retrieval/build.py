@@ -64,6 +64,18 @@ class LayerVectors:
         """The dimension of a vector."""
         return self.embeddings.layer(self.layer).dim
 
+    def measures(self, held_out: int) -> VectorSet:
+        """Returns what a plan depends on."""
+        layer = self.embeddings.layer(self.layer)
+        largest = max(part.count for part in self.embeddings.manifest.parts)
+        return VectorSet(
+            count=len(self.embeddings),
+            dim=layer.dim,
+            part_bytes=largest * layer.dim * np.dtype(layer.dtype).itemsize,
+            held_out=held_out,
+            euclidean=self.metric != "inner_product",
+        )
+
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields the number of the first and the vectors, some at a time, checked."""
         hidden, count = not (name and self.progress), len(self.embeddings)
@@ -98,35 +110,22 @@ class LayerVectors:
 
 def build_index(
     embeddings: Embeddings,
-    out: str | Path,
+    out: str | Path,  # a folder that appears when it is whole
     *,
     layer: Layer = "hidden",
-    kind: Asked = "auto",
-    metric: Metric = "cosine",
-    memory_bytes: int | None = None,
-    recall: float = 0.95,
-    k: int = 10,
-    queries: int = 1000,
-    seed: int = 0,
+    kind: Asked = "auto",  # see `choose`
+    metric: Metric = "cosine",  # the inner product of unit vectors
+    memory_bytes: int | None = None,  # the budget; None: half of what the machine has free
+    recall: float = 0.95,  # target of recall@k, for which nprobe or efSearch is chosen
+    k: int = 10,  # neighbours that recall is measured on, at most N - 1
+    queries: int = 1000,  # that it is measured on, at most a tenth of the vectors
+    seed: int = 0,  # of the draw
     progress: bool = True,
 ) -> Index:
     """Builds an index of a layer of embeddings, and measures its recall.
 
     Queries and training sample are drawn from the embeddings by `seed`, without overlap. Queries
     are in the index, as every sample is; each is left out of its own neighbours.
-
-    Args:
-        embeddings: to index.
-        out: folder to make; it appears when it is whole.
-        layer: of the embeddings.
-        kind: of index; see `choose`.
-        metric: cosine is the inner product of unit vectors.
-        memory_bytes: the budget; None: half of what the machine has free.
-        recall: target of recall@k, for which nprobe or efSearch is chosen.
-        k: neighbours that recall is measured on, at most N - 1.
-        queries: that it is measured on, at most a tenth of the vectors.
-        seed: of the draw.
-        progress: show bars.
 
     Raises:
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
@@ -144,7 +143,7 @@ def build_index(
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
     vectors = LayerVectors(embeddings, layer, metric, progress)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, _size(vectors, held_out), memory_bytes)
+    plan = choose(kind, vectors.measures(held_out), memory_bytes)
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
     own = np.sort(order[:held_out])
@@ -181,24 +180,8 @@ def build_index(
     return Index(out, manifest, Samples.load(out), held)
 
 
-def _size(vectors: LayerVectors, held_out: int) -> VectorSet:
-    embeddings, layer = vectors.embeddings, vectors.embeddings.layer(vectors.layer)
-    largest = max(part.count for part in embeddings.manifest.parts)
-    return VectorSet(
-        count=len(embeddings),
-        dim=layer.dim,
-        part_bytes=largest * layer.dim * np.dtype(layer.dtype).itemsize,
-        held_out=held_out,
-        euclidean=vectors.metric != "inner_product",
-    )
-
-
 def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, IndexFile]:
-    """Copies keys and labels beside the index; what each file of the folder is, by name.
-
-    Raises:
-        RetrievalError: the embeddings' own file is not what their manifest says.
-    """
+    """Copies keys and labels beside the index, and returns what each file there is, by name."""
     for name in FILES:
         shutil.copyfile(embeddings.folder / name, work / name)
     files = {
@@ -206,7 +189,7 @@ def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, IndexFile]:
         for path in sorted(work.iterdir())
         if path.name != LOCK
     }
-    for name, digest in embeddings.manifest.samples.items():
+    for name, digest in embeddings.manifest.samples.items():  # as the embeddings were written?
         written = IndexFile(bytes=files[name].bytes, sha256=digest)
         check_file(embeddings.folder / name, written)
     return files
@@ -220,11 +203,7 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def make(
-    vectors: LayerVectors,
-    plan: Plan,
-    training: Numbers,
-    path: Path,
-    seconds: dict[str, float],
+    vectors: LayerVectors, plan: Plan, training: Numbers, path: Path, seconds: dict[str, float]
 ) -> Any:
     """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
     if plan.kind == "hnsw":
@@ -295,11 +274,7 @@ def write_lists(
 ) -> None:
     """Writes the file of an inverted file a block at a time, as `faiss.write_index` would.
 
-    Args:
-        path: of the file.
-        held: trained, and empty.
-        blocks: all vectors, with the number of the first of each block.
-        assigned: the list of every vector.
+    `held` is trained and empty; `assigned` is the list of every vector.
     """
     # FAISS keeps the lists in memory until it writes them, and a list that grows doubles its room.
     # Its file is the trained index, the size of each list, then for each list the codes and the
@@ -339,15 +314,9 @@ def write_lists(
 def measure(
     held: Any, vectors: LayerVectors, plan: Plan, own: Numbers, k: int, target: float
 ) -> tuple[int, Recall | None]:
-    """Returns the setting that reaches the target of recall, and the recall; none for one vector.
+    """Returns the setting that reaches the target of recall@k, and the recall.
 
-    Args:
-        held: FAISS's index.
-        vectors: that it holds.
-        plan: of the index.
-        own: numbers of the samples that are the queries.
-        k: neighbours of each.
-        target: of recall@k.
+    The queries are the samples `own`; a lone vector has no recall.
     """
     least, most = {"flat": (0, 0), "hnsw": (16, MOST_EF)}.get(plan.kind, (1, plan.lists))
     if not k:

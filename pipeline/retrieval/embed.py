@@ -44,20 +44,13 @@ T = TypeVar("T")
 
 
 def embed(
-    run: str | Path,
-    out: str | Path,
+    run: str | Path,  # folder of a run or of a checkpoint
+    out: str | Path,  # folder to write; what an earlier call of the same finished is kept
     choice: Choice | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
 ) -> Embeddings:
     """Embeds a data set; every process of a launch must call it.
-
-    Args:
-        run: folder of a run or of a checkpoint.
-        out: folder to write; what an earlier call of the same finished is kept.
-        choice: of rows and layers.
-        overrides: of the run's configuration, such as `data.path=data/other`, `data.workers=4`.
-        progress: show a bar.
 
     Raises:
         RetrievalError: `out` holds other embeddings, the data does not fit the model, or an

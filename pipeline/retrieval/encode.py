@@ -38,11 +38,8 @@ class FileEncoder:
     def open(cls, run: str, data: str, index: IndexManifest, precision: str | None = None) -> Self:
         """Opens the model whose embeddings an index holds.
 
-        Args:
-            run: folder of a run, whose newest complete checkpoint is tried first, or a checkpoint.
-            data: the shards that were embedded: their manifest has shapes and statistics.
-            index: says which weights, data set and layer they were.
-            precision: that the model computed in; None: that of the run.
+        Of a run, the newest complete checkpoint is tried first. `data` are the shards that were
+        embedded, whose manifest has shapes and statistics; `precision` is by default the run's.
 
         Raises:
             RetrievalError: the weights or the data are others.
@@ -103,11 +100,7 @@ class FileEncoder:
         return given
 
     def __call__(self, given: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
-        """Returns the embedding of one sample, [dim].
-
-        Args:
-            given: path or bytes of its file; of several views, a file each by the view's name.
-            row: of an array that has several.
+        """Returns the embedding of one sample, [dim], out of the file of each view.
 
         Raises:
             RetrievalError: a view's file is missing, too large or not what the view is.

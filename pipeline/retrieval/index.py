@@ -103,12 +103,9 @@ class Index:
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
         """Opens a folder that `heron index` wrote.
 
-        Args:
-            folder: of the index.
-            verify: compare all files with their checksums, a pass over all bytes; their sizes are
-                always compared. FAISS is handed no file that fails.
-            gpu: search without a filter on all GPUs, where faiss-gpu is installed and sees some;
-                unmeasured. `hnsw` stays on the processor.
+        `verify` compares all files with their checksums, a pass over all bytes; their sizes are
+        always compared. FAISS is handed no file that fails. `gpu` searches without a filter on all
+        GPUs that faiss-gpu sees (unmeasured; `hnsw` stays on the processor).
 
         Raises:
             RetrievalError: there is no index, or a file is foreign, truncated or altered.
@@ -163,10 +160,7 @@ class Index:
         the allowed falls, for neighbours are then as much further off. Where k exist and fewer
         were found, the setting doubles until they are.
 
-        Args:
-            vectors: [queries, dim], float32, not normalised.
-            k: neighbours of each.
-            allowed: which samples may be found, bool [N]; None: all.
+        `vectors` are float32 [queries, dim], not normalised; `allowed` is bool [N].
 
         Raises:
             RetrievalError: a vector has another dimension, is not finite, or is zero under

@@ -61,18 +61,13 @@ class Retriever:
         cls,
         index: str | Path,
         embeddings: str | Path | None = None,
-        run: str | Path | None = None,
-        data: str | Path | None = None,
+        run: str | Path | None = None,  # whose model encodes files
+        data: str | Path | None = None,  # the shards that pictures are in
     ) -> Self:
         """Opens an index, and the embeddings that it was built of where they are there.
 
-        Model and shards are opened when a query needs them.
-
-        Args:
-            index: its folder.
-            embeddings: their folder; by default the one that the index names, if it still is.
-            run: the run whose model encodes files; by default the one that the index names.
-            data: the shards that pictures are in; by default those that the index names.
+        Embeddings, run and data are by default those that the index names; model and shards are
+        opened when a query needs them.
 
         Raises:
             RetrievalError: there is no sound index, or `embeddings` are not those of the index.
@@ -121,20 +116,14 @@ class Retriever:
         file: File | Mapping[str, File],
         k: int = 10,
         where: str = "",
-        relation: Relation = "neighbours",
-        name: str | None = None,
-        row: int = 0,
+        relation: Relation = "neighbours",  # a file has no labels that others could be told by
+        name: str | None = None,  # what the answer calls it; by default the path
+        row: int = 0,  # of an array of rows
     ) -> Answer:
         """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
-        Args:
-            file: path or bytes of a JPEG, a PNG or an npy file of vector rows; where the model
-                sees several stored views, one of each by the view's name.
-            k: how many to find.
-            where: a filter by label.
-            relation: `neighbours`; a file has no labels that others could be told by.
-            name: what the answer calls it; by default the path.
-            row: of an array of rows.
+        `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows; where the
+        model sees several stored views, one of each by the view's name.
 
         Raises:
             RetrievalError: it is no such file, the model is another than that of the index, or as

@@ -53,21 +53,13 @@ class ExactSearch:
 
     def __init__(
         self,
-        take: Callable[[Numbers], Vectors],
-        blocks: Iterable[tuple[int, Vectors]],
-        own: Numbers,
-        k: int,
-        metric: int,
+        take: Callable[[Numbers], Vectors],  # the vectors of some samples, as they are compared
+        blocks: Iterable[tuple[int, Vectors]],  # all of them, with the number of each block's first
+        own: Numbers,  # the queries
+        k: int,  # neighbours of each, at most the number of vectors less one
+        metric: int,  # of FAISS
     ) -> None:
-        """Searches block by block.
-
-        Args:
-            take: returns the vectors of some samples, as they are compared.
-            blocks: all of them, some at a time, with the number of the first.
-            own: numbers of the queries.
-            k: neighbours of each, at most the number of vectors less one.
-            metric: of FAISS.
-        """
+        """Searches block by block."""
         self.take, self.own, self.k = take, own, k
         self.product = faiss.is_similarity_metric(metric)
         self.queries = take(own)
@@ -109,22 +101,15 @@ class ExactSearch:
 
     def tune(
         self,
-        search: Callable[[Vectors, int, int], Numbers],
-        least: int,
-        most: int,
-        target: float,
-        coded: bool = False,
+        search: Callable[[Vectors, int, int], Numbers],  # of queries, k and a setting
+        least: int,  # setting to begin with
+        most: int,  # the largest setting
+        target: float,  # of recall@k
+        coded: bool = False,  # codes bound the recall, so that it may stop rising before `most`
     ) -> tuple[int, Recall]:
         """Finds the cheapest setting whose recall is the target; else the cheapest near the best.
 
         Settings are doubled up to the target, then the last interval is halved.
-
-        Args:
-            search: returns numbers [queries, k] for queries, k and a setting.
-            least: setting to begin with.
-            most: the largest setting.
-            target: of recall@k.
-            coded: whether codes bound the recall, so that it may stop rising before `most`.
         """
         curve: dict[int, RecallPoint] = {}
 

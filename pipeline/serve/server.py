@@ -86,13 +86,10 @@ class Admission:
 def make_app(
     retriever: Retriever, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK
 ) -> FastAPI:
-    """Returns the page and its API.
+    """Returns the page and its API; searches run in threads, the model once at a time.
 
-    Args:
-        retriever: answers the queries; searches run in threads, the model once at a time.
-        limits: of what runs at once.
-        hosts: names by which the server may be called, so that no page elsewhere can reach it
-            through a name of its own that points here; none for any.
+    `hosts` are the names by which the server may be called, so that no page elsewhere can reach it
+    through a name of its own that points here; none for any.
     """
     limits = limits or Limits()
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
