@@ -85,7 +85,7 @@ class LayerVectors:
                 bar.update(len(block))
 
     def take(self, numbers: Numbers) -> Vectors:
-        """Returns the vectors of some samples, checked; some at a time, so they are held once."""
+        """Returns the vectors of some samples, checked; some at a time, so they are index once."""
         found = np.empty((len(numbers), self.dim), np.float32)
         for first in range(0, len(numbers), BLOCK):
             mine = numbers[first : first + BLOCK]
@@ -103,9 +103,10 @@ class LayerVectors:
         codes = self.metric == "cosine" and plan.kind == "ivfpq"
         return "euclidean" if codes or self.metric == "euclidean" else "inner_product"
 
-    def faiss_metric(self, plan: Plan) -> int:
-        """Returns FAISS's number of what it computes."""
-        return int(FAISS_METRICS[self.compared_by(plan)])
+    def empty_index(self, plan: Plan) -> Any:
+        """Returns FAISS's index of a plan, without a vector."""
+        metric = FAISS_METRICS[self.compared_by(plan)]
+        return faiss.index_factory(self.dim, plan.factory, metric)
 
 
 def build_index(
@@ -146,14 +147,16 @@ def build_index(
     plan = choose(kind, vectors.measures(held_out), memory_bytes)
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
-    own = np.sort(order[:held_out])
+    query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
     with _folder(out) as work:
         seconds: dict[str, float] = {}
-        held = make(vectors, plan, training, work / INDEX, seconds)
+        index = make(vectors, plan, training, work / INDEX, seconds)
         with _timed(seconds, "recall"):
-            setting, measured = measure(held, vectors, plan, own, min(k, count - 1), recall)
+            setting, measured = measure(
+                index, vectors, plan, query_numbers, min(k, count - 1), recall
+            )
         with _timed(seconds, "checksums"):
             files = _copy_samples(embeddings, work)
         manifest = IndexManifest(
@@ -177,7 +180,7 @@ def build_index(
             files=files,
         )
         save_json(work / MANIFEST, manifest.model_dump(mode="json"))
-    return Index(out, manifest, Samples.load(out), held)
+    return Index(out, manifest, Samples.load(out), index)
 
 
 def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, IndexFile]:
@@ -207,13 +210,13 @@ def make(
 ) -> Any:
     """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
     if plan.kind == "hnsw":
-        held = faiss.index_factory(vectors.dim, plan.factory, vectors.faiss_metric(plan))
+        index = vectors.empty_index(plan)
         with _timed(seconds, "add"):
             for _, block in vectors.blocks("add"):
-                held.add(block)
+                index.add(block)
         with _timed(seconds, "write"):
-            faiss.write_index(held, str(path))
-        return held
+            faiss.write_index(index, str(path))
+        return index
     if plan.kind == "flat":
         with _timed(seconds, "add"):
             write_flat(path, vectors, plan)
@@ -234,8 +237,7 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
     # FAISS keeps all vectors in memory until it writes them. Its file is a header, then the
     # vectors: the header of an empty index gets the number of vectors (at byte 8) and of values
     # (its last 8 bytes). Tests compare the file with FAISS's.
-    empty = faiss.index_factory(vectors.dim, plan.factory, vectors.faiss_metric(plan))
-    header = bytearray(faiss.serialize_index(empty).tobytes())
+    header = bytearray(faiss.serialize_index(vectors.empty_index(plan)).tobytes())
     count = len(vectors.embeddings)
     struct.pack_into("<q", header, 8, count)
     struct.pack_into("<Q", header, len(header) - 8, count * vectors.dim)
@@ -247,22 +249,21 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
 
 def train(vectors: LayerVectors, plan: Plan, training: Numbers) -> Any:
     """Returns an inverted file with centroids, and codes where it has them; on GPUs if any."""
-    metric = vectors.faiss_metric(plan)
-    held = faiss.index_factory(vectors.dim, plan.factory, metric)
+    index = vectors.empty_index(plan)
     if plan.kind == "ivfpq":
-        held.pq.cp.max_points_per_centroid = POINTS
-        held.use_precomputed_table = -1  # it is not searched before it is read again
-    flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(vectors.dim, metric)) if gpus() else None
-    if flat is not None:
-        held.clustering_index = flat
-    held.train(vectors.take(training))
-    held.clustering_index = None
-    return held
+        index.pq.cp.max_points_per_centroid = POINTS
+        index.use_precomputed_table = -1  # it is not searched before it is read again
+    if gpus():  # FAISS borrows what it clusters with
+        flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
+        index.clustering_index = flat
+    index.train(vectors.take(training))
+    index.clustering_index = None
+    return index
 
 
-def assign(held: Any, vectors: LayerVectors) -> Numbers:
+def assign(index: Any, vectors: LayerVectors) -> Numbers:
     """Returns the list of every vector, int64 [N]; found on GPUs if any."""
-    quantizer = faiss.index_cpu_to_all_gpus(held.quantizer) if gpus() else held.quantizer
+    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpus() else index.quantizer
     assigned = np.empty(len(vectors.embeddings), np.int64)
     for start, block in vectors.blocks("assign"):
         assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
@@ -270,66 +271,65 @@ def assign(held: Any, vectors: LayerVectors) -> Numbers:
 
 
 def write_lists(
-    path: Path, held: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
+    path: Path, index: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
 ) -> None:
     """Writes the file of an inverted file a block at a time, as `faiss.write_index` would.
 
-    `held` is trained and empty; `assigned` is the list of every vector.
+    `index` is trained and empty; `assigned` is the list of every vector.
     """
     # FAISS keeps the lists in memory until it writes them, and a list that grows doubles its room.
     # Its file is the trained index, the size of each list, then for each list the codes and the
     # numbers of its vectors. `assigned` tells the size of every list, and so the place of every
     # code. Tests compare the file with FAISS's.
-    header = bytearray(faiss.serialize_index(held).tobytes())
+    header = bytearray(faiss.serialize_index(index).tobytes())
     struct.pack_into("<q", header, 8, len(assigned))
-    empty = struct.pack("<4sQQ4sQ", b"ilar", held.nlist, held.code_size, b"sprs", 0)
-    full = struct.pack("<4sQQ4sQ", b"ilar", held.nlist, held.code_size, b"full", held.nlist)
+    empty = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"sprs", 0)
+    full = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"full", index.nlist)
     if not header.endswith(empty):
         raise RetrievalError(
             f"FAISS {faiss.__version__} writes inverted files in a way that this version of heron "
             "does not know; expected that of FAISS 1.15; install faiss-cpu 1.15"
         )
     header[-len(empty) :] = full
-    sizes = np.bincount(assigned, minlength=held.nlist).astype("<u8")
-    entry = held.code_size + 8
+    sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")
+    entry = index.code_size + 8
     codes_at = len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry
-    numbers_at = codes_at + sizes * held.code_size
+    numbers_at = codes_at + sizes * index.code_size
     with path.open("wb") as stream:
         stream.write(header + sizes.tobytes())
         stream.flush()
         for start, block in blocks:
             lists = assigned[start : start + len(block)]
-            codes = np.empty((len(block), held.code_size), np.uint8)
-            held.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
+            codes = np.empty((len(block), index.code_size), np.uint8)
+            index.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
             order = np.argsort(lists, kind="stable")
             present, firsts = np.unique(lists[order], return_index=True)
             for number, mine in zip(present, np.split(order, firsts[1:]), strict=True):
                 os.pwrite(stream.fileno(), codes[mine].data, int(codes_at[number]))
                 numbers = (mine + start).astype("<i8")
                 os.pwrite(stream.fileno(), numbers.data, int(numbers_at[number]))
-                codes_at[number] += len(mine) * held.code_size
+                codes_at[number] += len(mine) * index.code_size
                 numbers_at[number] += len(mine) * 8
 
 
 def measure(
-    held: Any, vectors: LayerVectors, plan: Plan, own: Numbers, k: int, target: float
+    index: Any, vectors: LayerVectors, plan: Plan, query_numbers: Numbers, k: int, target: float
 ) -> tuple[int, Recall | None]:
     """Returns the setting that reaches the target of recall@k, and the recall.
 
-    The queries are the samples `own`; a lone vector has no recall.
+    The queries are the samples `query_numbers`; a lone vector has no recall.
     """
     least, most = {"flat": (0, 0), "hnsw": (16, MOST_EF)}.get(plan.kind, (1, plan.lists))
     if not k:
         return least, None
 
     def search(queries: Vectors, k: int, setting: int) -> Numbers:
-        set_default(held, plan, setting)
+        set_default(index, plan, setting)
         cut = range(0, len(queries), QUERY_BLOCK)
-        return np.concatenate([held.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
+        return np.concatenate([index.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
 
-    metric = vectors.faiss_metric(plan)
-    truth = ExactSearch(vectors.take, vectors.blocks(), own, k, metric)
-    return truth.tune(search, least, most, target, plan.kind == "ivfpq")
+    exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type)
+    return exact.tune(search, least, most, target, plan.kind == "ivfpq")
 
 
 @contextmanager
@@ -357,7 +357,7 @@ def _folder(out: Path) -> Iterator[Path]:
             if out.exists():
                 out.rmdir()
             work.rename(out)
-            (out / LOCK).unlink()  # held until now: no other build has come between
+            (out / LOCK).unlink()  # index until now: no other build has come between
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise

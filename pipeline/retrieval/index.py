@@ -116,19 +116,19 @@ class Index:
         for name, file in manifest.files.items():
             check_file(folder / name, file, verify)
         samples = Samples.load(folder)
-        held = read_faiss(folder / INDEX, manifest.plan)
+        faiss_index = read_faiss(folder / INDEX, manifest.plan)
         pairs = [
-            ("vectors", held.ntotal, manifest.count),
-            ("dimensions", held.d, manifest.dim),
+            ("vectors", faiss_index.ntotal, manifest.count),
+            ("dimensions", faiss_index.d, manifest.dim),
             ("samples", len(samples), manifest.count),
-            ("the metric of FAISS", held.metric_type, FAISS_METRICS[manifest.compared_by]),
+            ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
         ]
         if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
             raise RetrievalError(f"{folder}: {'; '.join(differ)}; {AGAIN}")
-        found = cls(folder, manifest, samples, held)
+        index = cls(folder, manifest, samples, faiss_index)
         if gpu and manifest.kind != "hnsw" and gpus():
-            found.gpu = faiss.index_cpu_to_all_gpus(held)
-        return found
+            index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
+        return index
 
     def __len__(self) -> int:
         """Returns how many vectors there are."""
@@ -330,10 +330,10 @@ def read_faiss(path: Path, plan: Plan) -> Any:
         ) from None
 
 
-def set_default(held: Any, plan: Plan, setting: int) -> None:
+def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
     """Has FAISS search with a setting where none is given."""
     if plan.setting:
-        faiss.ParameterSpace().set_index_parameter(held, plan.setting, setting)
+        faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)
 
 
 def gpus() -> int:

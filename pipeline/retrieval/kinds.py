@@ -118,9 +118,9 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
 def _flat(vectors: VectorSet, budget: int, why: str) -> Plan:
     size = 4 * vectors.count * vectors.dim
     mapped = size + vectors.reading > budget
-    held = 0 if mapped else size
+    resident = 0 if mapped else size
     known: dict[str, Any] = {"kind": "flat", "memory_bytes": budget, "mapped": mapped, "why": why}
-    return Plan(index_bytes=held, build_bytes=vectors.reading + held, **known)
+    return Plan(index_bytes=resident, build_bytes=vectors.reading + resident, **known)
 
 
 def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -186,11 +186,11 @@ def _inverted_file(
     learning += training * (4 * dim + 16)
     size = count * (code + 8) + fixed
     mapped = max(size, learning) + reading > budget
-    held = fixed if mapped else size
+    resident = fixed if mapped else size
     table_bytes = 4 * lists * subvectors * 2**bits
-    fits = reading + held + table_bytes <= budget and table_bytes < 2**31
+    fits = reading + resident + table_bytes <= budget and table_bytes < 2**31
     table = bool(subvectors) and vectors.euclidean and fits
-    held += table_bytes if table else 0
+    resident += table_bytes if table else 0
     return Plan(
         kind="ivfpq" if subvectors else "ivf",
         lists=lists,
@@ -198,8 +198,8 @@ def _inverted_file(
         bits=bits,
         training=training,
         table=table,
-        index_bytes=held,
-        build_bytes=reading + max(learning, held),
+        index_bytes=resident,
+        build_bytes=reading + max(learning, resident),
         memory_bytes=budget,
         mapped=mapped,
         why=why,

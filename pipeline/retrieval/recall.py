@@ -55,15 +55,15 @@ class ExactSearch:
         self,
         take: Callable[[Numbers], Vectors],  # the vectors of some samples, as they are compared
         blocks: Iterable[tuple[int, Vectors]],  # all of them, with the number of each block's first
-        own: Numbers,  # the queries
+        query_numbers: Numbers,  # of samples
         k: int,  # neighbours of each, at most the number of vectors less one
         metric: int,  # of FAISS
     ) -> None:
         """Searches block by block."""
-        self.take, self.own, self.k = take, own, k
+        self.take, self.query_numbers, self.k = take, query_numbers, k
         self.product = faiss.is_similarity_metric(metric)
-        self.queries = take(own)
-        heap = faiss.ResultHeap(len(own), k + 1, keep_max=self.product)
+        self.queries = take(query_numbers)
+        heap = faiss.ResultHeap(len(query_numbers), k + 1, keep_max=self.product)
         for start, vectors in blocks:
             scores, numbers = faiss.knn(self.queries, vectors, k + 1, metric)
             numbers[numbers >= 0] += start
@@ -75,7 +75,7 @@ class ExactSearch:
 
     def _others(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Returns which of k + 1 neighbours are the k nearest but the query itself."""
-        others: NDArray[np.bool_] = numbers != self.own[:, None]
+        others: NDArray[np.bool_] = numbers != self.query_numbers[:, None]
         others[others.all(1), -1] = False
         return others
 
@@ -117,7 +117,7 @@ class ExactSearch:
             if setting not in curve:
                 begin = time.perf_counter()
                 found = search(self.queries, self.k + 1, setting)
-                ms = 1e3 * (time.perf_counter() - begin) / len(self.own)
+                ms = 1e3 * (time.perf_counter() - begin) / len(self.query_numbers)
                 value = round(self.recall(found), 6)
                 curve[setting] = RecallPoint(setting=setting, recall=value, ms=round(ms, 5))
             return curve[setting].recall >= target
@@ -138,7 +138,7 @@ class ExactSearch:
             high = min(s for s, point in curve.items() if point.recall >= best - NEAR_BEST)
         return high, Recall(
             k=self.k,
-            queries=len(self.own),
+            queries=len(self.query_numbers),
             target=target,
             value=curve[high].recall,
             reached=reached,
