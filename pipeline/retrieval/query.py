@@ -248,19 +248,29 @@ class Retriever:
         self, query: Query, where: str, relation: Relation, far: float | None
     ) -> tuple[NDArray[np.bool_] | None, float | None]:
         """Returns which samples are allowed, never the query, [N], or None for all; what is far."""
-        related, far = self._related(query, relation, far)
-        passing = self._passing(query, where) if where.strip() else None
-        both = [mask for mask in (passing, related) if mask is not None]
-        if not both:
-            return None, far
-        allowed = np.logical_and.reduce(both)
-        if not allowed.any():
-            found = [] if passing is None else [f"{int(passing.sum()):,} others pass {where!r}"]
-            if related is not None:
-                how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
-                found.append(f"{int(related.sum()):,} others have {how} (relation '{relation}')")
+        masks: dict[str, NDArray[np.bool_]] = {}  # by what they say
+        if where.strip():
+            masks[f"pass {where!r}"] = self._passing(query, where)
+        if relation not in RELATIONS:
+            raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
+        if far is not None and (relation != "hard" or not 0 < far <= 1):
             raise RetrievalError(
-                f"'{query.key}' has no other sample to choose from: {', '.join(found)}; expected "
+                f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
+                "distance, with relation 'hard'"
+            )
+        if relation != "neighbours":
+            apart = self._label_distances(query, relation)
+            far = _far(apart) if relation == "hard" and far is None else far
+            how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
+            related = apart == 0 if far is None else apart >= far
+            masks[f"have {how} (relation '{relation}')"] = related
+        if not masks:
+            return None, None
+        allowed = np.logical_and.reduce(list(masks.values()))
+        if not allowed.any():
+            counts = (f"{int(mask.sum()):,} others {what}" for what, mask in masks.items())
+            raise RetrievalError(
+                f"'{query.key}' has no other sample to choose from: {', '.join(counts)}; expected "
                 "one at least; ask for less"
             )
         return allowed, far
@@ -279,19 +289,8 @@ class Retriever:
             mask[query.number] = False
         return mask
 
-    def _related(
-        self, query: Query, relation: Relation, far: float | None
-    ) -> tuple[NDArray[np.bool_] | None, float | None]:
-        """Returns which samples stand in a relation to the query, [N], or None; and what is far."""
-        if relation not in RELATIONS:
-            raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
-        if far is not None and (relation != "hard" or not 0 < far <= 1):
-            raise RetrievalError(
-                f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
-                "distance, with relation 'hard'"
-            )
-        if relation == "neighbours":
-            return None, None
+    def _label_distances(self, query: Query, relation: Relation) -> NDArray[np.float32]:
+        """Returns the label distances to a query, [N]; NaN for itself and what has no labels."""
         number, samples = query.number, self.samples
         if number is None or not samples.known[number]:
             what = "is no sample, and" if number is None else "is a sample that"
@@ -300,13 +299,16 @@ class Retriever:
                 "labels; ask for neighbours, or by the key of another sample"
             )
         apart = samples.label_distance(np.array([number]), np.arange(len(samples)))
-        apart[number] = np.nan  # NaN is no distance, and compares as false
-        if relation == "false":
-            return apart == 0, None
-        if far is None:
-            # The least distance that is the median or more, and above 0: the same is never far. It
-            # is 1, any other class, where classes exclude each other, and where all are the same.
-            others = apart[~np.isnan(apart)]
-            beyond = others[(others > 0) & (others >= np.median(others))] if len(others) else others
-            far = float(beyond.min()) if len(beyond) else 1.0
-        return apart >= far, far
+        apart[number] = np.nan  # which compares as false
+        return apart
+
+
+def _far(apart: NDArray[np.float32]) -> float:
+    """Returns the least label distance that is the median or more, and above 0.
+
+    The same is never far. Where classes exclude each other distances are 0 and 1, and it is 1: any
+    other class.
+    """
+    others = apart[~np.isnan(apart)]
+    beyond = others[(others > 0) & (others >= np.median(others))] if len(others) else others
+    return float(beyond.min()) if len(beyond) else 1.0  # where all are the same, none is as far

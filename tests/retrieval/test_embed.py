@@ -220,6 +220,9 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
     (found.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 9}))
     with pytest.raises(RetrievalError, match="manifest.json: format: .*expected embeddings of f"):
         Embeddings.open(found.folder)
+    (found.folder / "manifest.json").write_bytes(b"\xff")
+    with pytest.raises(RetrievalError, match="manifest.json: Invalid JSON: .*expected embeddings"):
+        Embeddings.open(found.folder)
     with pytest.raises(RetrievalError, match="cannot be read: .*give the folder that `heron emb"):
         Embeddings.open(tmp_path)
     (found.folder / "known.npy").unlink()
