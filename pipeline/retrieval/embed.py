@@ -174,7 +174,14 @@ def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / PLAN
     if path.exists():
-        if differ := differences(json.loads(path.read_text()), plan):
+        try:
+            begun = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise RetrievalError(
+                f"{path} is no JSON: {error}; expected the plan of an unfinished embedding; remove "
+                "the folder, or give another --out"
+            ) from None
+        if differ := differences(begun, plan):
             raise RetrievalError(
                 f"{out} holds embeddings of another kind: {differ}; expected the same, to go on "
                 "with; give another --out, or remove the folder"

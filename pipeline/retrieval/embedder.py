@@ -103,17 +103,19 @@ class Embedder:
         return self.out / f"lost/{number:05d}.json"
 
     def _finished(self, number: int) -> bool:
-        if not self._lost(number).exists():
+        """Returns whether a part is there, whole."""
+        try:
+            left = len(self.parts[number]) - len(json.loads(self._lost(number).read_bytes()))
+            found = {
+                name: np.load(self.out / part_name(name, number), "r", allow_pickle=False)
+                for name in self.layers
+            }
+        except (OSError, ValueError):
             return False
-        left = len(self.parts[number]) - len(json.loads(self._lost(number).read_text()))
-        for name, layer in self.layers.items():
-            try:
-                found = np.load(self.out / part_name(name, number), "r", allow_pickle=False)
-            except (OSError, ValueError):
-                return False
-            if found.shape != (left, layer.dim) or found.dtype != layer.dtype:
-                return False
-        return True
+        return all(
+            found[name].shape == (left, layer.dim) and found[name].dtype == layer.dtype
+            for name, layer in self.layers.items()
+        )
 
     def record(self, number: int) -> tuple[Part, dict[int, str]]:
         """Returns what the manifest says of a part, and its lost rows."""
