@@ -1,16 +1,12 @@
 """What a connection and a request have to be before the web page looks at them."""
 
 import asyncio
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import h11
-from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADERS = {
+HEADERS = {  # of every answer: browsers are to keep to this origin
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -20,32 +16,8 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Refuses requests under a foreign name, and tells browsers to keep to this origin."""
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        """Stands before an app; `hosts` are the names that it answers to, or none: any."""
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or says that the name is not ours."""
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        app = self._app
-        if scope["type"] == "http" and self._hosts:
-            called = Headers(scope=scope).get("host", "")
-            if _name(called) not in self._hosts:
-                text = f"this server is not '{called}'; expected {', '.join(self._hosts)}"
-                app = JSONResponse({"error": text}, 421)
-        await app(scope, receive, guarded)
-
-
-def _name(host: str) -> str | None:
-    """Returns the name in a Host header, without its port."""
+def host_name(host: str) -> str | None:
+    """Returns the name in a Host header, without its port; None where it is no host."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

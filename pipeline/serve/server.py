@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.guard import Guard, TimedHead
+from heron.pipeline.serve.guard import HEADERS, TimedHead, host_name
 from heron.shards.errors import ShardError
 
 MOST_HITS = 200
@@ -47,6 +47,7 @@ PAGE = {  # all files that are served, and what they are
 EXPECTED = (RetrievalError, ConfigError, CheckpointError, ShardError, OSError)
 Text = Annotated[str, Query(max_length=LONGEST)]
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Answers = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,15 @@ def make_app(
         # The page's addresses name the index: what a cache holds is of the same one.
         return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
 
+    @app.middleware("http")
+    async def refuse_other_names(request: Request, answer: Answers) -> Response:
+        called = request.headers.get("host", "")
+        if hosts and host_name(called) not in hosts:
+            text = f"this server is not '{called}'; expected {', '.join(hosts)}"
+            return JSONResponse({"error": text}, 421)
+        return await answer(request)
+
     _answer_faults(app)
-    app.add_middleware(Guard, hosts=tuple(hosts))
     return app
 
 
@@ -299,6 +307,7 @@ def make_server(
         loop="asyncio",
         log_level="warning",
         access_log=False,
+        headers=list(HEADERS.items()),
         server_header=False,
         proxy_headers=False,
         limit_concurrency=limits.connections,
