@@ -357,7 +357,7 @@ def _folder(out: Path) -> Iterator[Path]:
             if out.exists():
                 out.rmdir()
             work.rename(out)
-            (out / LOCK).unlink()  # index until now: no other build has come between
+            (out / LOCK).unlink()  # held until now: no other build has come between
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise

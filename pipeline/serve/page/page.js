@@ -330,32 +330,24 @@ function suggest() {
 }
 
 function listen() {
-  at("key").addEventListener("input", suggest);
-  at("key").addEventListener("focus", suggest, { once: true });
-  at("pick").addEventListener("submit", (event) => {
-    event.preventDefault();
-    go({ key: at("key").value.trim(), upload: "" });
+  const on = (id, type, act) => at(id).addEventListener(type, (event) => {
+    if (type === "submit") event.preventDefault(); // the page shows the answer itself
+    act();
   });
-  at("random").addEventListener("click", async () => {
-    try {
-      go({ key: (await ask("/api/random")).key, upload: "" });
-    } catch (error) {
-      fail(error.message);
-    }
-  });
-  at("file").addEventListener("change", () => {
+  on("key", "input", suggest);
+  on("key", "focus", suggest);
+  on("pick", "submit", () => go({ key: at("key").value.trim(), upload: "" }));
+  on("random", "click", () => go({ key: "", upload: "" })); // without a key any is shown
+  on("narrow", "submit", () => go({ where: at("where").value.trim() }));
+  on("clear", "click", () => go({ where: "" }));
+  on("count", "change", () => go({ k: Number(at("count").value) }));
+  on("file", "change", () => {
     const [file] = at("file").files;
     if (!file) return;
     uploads.set(uploads.size, file);
     go({ key: "", upload: file.name, relation: "neighbours" }, uploads.size - 1);
     at("file").value = ""; // so that the same file can be chosen again
   });
-  at("narrow").addEventListener("submit", (event) => {
-    event.preventDefault();
-    go({ where: at("where").value.trim() });
-  });
-  at("clear").addEventListener("click", () => go({ where: "" }));
-  at("count").addEventListener("change", () => go({ k: Number(at("count").value) }));
   for (const name of RELATIONS) {
     const tab = at(`tab-${name}`);
     tab.addEventListener("keydown", tabKeys);
