@@ -1,10 +1,26 @@
 """Sections of an experiment that say what is done to a view in training."""
 
-from typing import Annotated, Any
+from __future__ import annotations
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    model_serializer,
+    model_validator,
+)
 
 from heron.pipeline.config.sections import Positive, Section, Share
+from heron.shards.dotted import load_class
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _ordered(values: list[float]) -> list[float]:
@@ -62,20 +78,51 @@ class Noise(Section):
     std: Positive = 0.1
 
 
+class OwnAugmentation(Section):
+    """An augmentation of your own: its options and what it does, in one file anywhere.
+
+    It is named by the dotted path of its class: `augment: [{my_lab.views.Mask: {part: 0.2}}]`.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
+        """Returns a batch of the same shape, augmented; it does not write into `x`.
+
+        Args:
+            x: [rows, width] of vectors; [rows, channels, height, width] in [0, 1] of pictures.
+            draw: gives so many uniform numbers in [0, 1) a row, [rows, count]: always the same
+                ones, which follow the row and the epoch, not the process.
+        """
+
+
 class Augmentation(Section):
-    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`."""
+    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`, or one of your own."""
 
     crop: Crop | None = None
     color: Color | None = None
     flip: Flip | None = None
     blur: Blur | None = None
     noise: Noise | None = None
+    own: tuple[str, SerializeAsAny[OwnAugmentation]] | None = None  # its dotted path, and itself
+
+    @model_validator(mode="before")
+    @classmethod
+    def _load(cls, given: Any) -> Any:
+        """Takes a key that is a dotted path for the augmentation of your own that it names."""
+        if not (isinstance(given, dict) and len(given) == 1 and "." in str(next(iter(given)))):
+            return given
+        ((path, options),) = given.items()
+        found = load_class(path, OwnAugmentation)  # type: ignore[type-abstract]
+        if inspect.isabstract(found):
+            raise ValueError(f"{path} does nothing; expected a method __call__(x, draw)")
+        return {"own": (path, found.model_validate(options or {}))}
 
     @model_validator(mode="after")
-    def _one(self) -> "Augmentation":
+    def _one(self) -> Augmentation:
         if len(chosen := [name for name, value in self if value is not None]) != 1:
+            known = [name for name in type(self).model_fields if name != "own"]
             raise ValueError(
-                f"an augmentation is one of {', '.join(type(self).model_fields)}, not "
+                f"an augmentation is one of {', '.join(known)} or the dotted path of your own, not "
                 f"{' and '.join(chosen) or 'none'}; give each an item of its own"
             )
         return self
@@ -86,13 +133,13 @@ class Augmentation(Section):
 
     @property
     def name(self) -> str:
-        """Its name: `crop`, `color`, ..."""
-        return next(name for name, value in self if value is not None)
+        """Its name: `crop`, `color`, ..., or a dotted path."""
+        return self.own[0] if self.own else next(n for n, value in self if value is not None)
 
     @property
     def options(self) -> Section:
         """Its section."""
-        section: Section = getattr(self, self.name)
+        section: Section = self.own[1] if self.own else getattr(self, self.name)
         return section
 
 
@@ -108,10 +155,10 @@ def _written_out(value: Any) -> Any:
     """Returns options for bare names: the defaults of an augmentation, the three of `simclr`."""
     if not isinstance(value, list):
         return value
-    known = [*Augmentation.model_fields, "simclr"]
+    known = [*(name for name in Augmentation.model_fields if name != "own"), "simclr"]
     items = []
     for item in value:
-        if isinstance(item, str) and item not in known:
+        if isinstance(item, str) and item not in known and "." not in item:
             raise ValueError(f"no augmentation {item!r}; expected one of {', '.join(known)}")
         bare = [{item: {}}] if isinstance(item, str) else [item]
         items += SIMCLR if item == "simclr" else bare

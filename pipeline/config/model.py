@@ -1,10 +1,25 @@
 """Sections of an experiment that say what the model is made of."""
 
-from typing import Annotated, Literal, Self
+from __future__ import annotations
 
-from pydantic import Field, model_validator
+import inspect
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from heron.pipeline.config.sections import BelowOne, Natural, Section
+from heron.shards.dotted import load_class
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Sizes = Annotated[list[Natural], Field(min_length=1)]
 
@@ -100,7 +115,48 @@ def _same_stages(name: str, sizes: list[int], depths: list[int]) -> None:
         )
 
 
-Encoder = Mlp | Linear | Cnn | Convnet | Vgg | Resnet
+class OwnEncoder(Section):
+    """An encoder of your own: its options and its layers, in one file anywhere.
+
+    `kind` is the dotted path of its class: `encoder: {kind: my_lab.nets.Mine, width: 64}`.
+    """
+
+    kind: str
+
+    @abstractmethod
+    def build(self, shape: Sequence[int], salt: int) -> tuple[nn.Module, int]:
+        """Returns the encoder of one view, and the width of its features.
+
+        Args:
+            shape: of one sample: [width], or [height, width, channels].
+            salt: for random numbers that follow the rows, as of `models.encoders.RowDropout`.
+
+        Returns:
+            A module that is called with a batch ([rows, width], or [rows, channels, height, width]
+            of pictures) and `rng_keys`, the keys of the rows' random numbers, and gives features
+            [rows, features' width]; and that width.
+        """
+
+
+def _own(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Returns an encoder of your own where `kind` is a dotted path."""
+    if isinstance(given, OwnEncoder):
+        return given
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if not (isinstance(kind, str) and "." in kind):
+        return handler(given)
+    found = load_class(kind, OwnEncoder)  # type: ignore[type-abstract]
+    if inspect.isabstract(found):
+        raise ValueError(f"{kind} has no build; expected a method build(shape, salt)")
+    return found.model_validate(given)
+
+
+Encoder = Annotated[
+    Mlp | Linear | Cnn | Convnet | Vgg | Resnet,
+    Field(discriminator="kind"),
+    WrapValidator(_own),
+    PlainSerializer(lambda encoder: encoder.model_dump(mode="json")),
+]
 
 
 class Model(Section):
@@ -110,7 +166,7 @@ class Model(Section):
     the probe and all of evaluation see every view's hidden features, or the first view's.
     """
 
-    encoder: Annotated[Encoder, Field(discriminator="kind")] = Mlp()
+    encoder: Encoder = Mlp()
     projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
     shared_encoder: bool = False

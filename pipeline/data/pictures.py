@@ -94,6 +94,8 @@ def input_shape(stored: View, view: Asked) -> tuple[int, ...]:
     image = stored.kind == "image"
     for augmentation in view.augment:
         name = augmentation.name
+        if augmentation.own:
+            continue
         if (name == "noise") == image:
             raise ConfigError(
                 f"data.views: augmentation '{name}' does not fit {stored.kind} view "

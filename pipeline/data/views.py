@@ -4,18 +4,21 @@ Every random number is a function of (seed, epoch, row, view): a sample is augme
 whichever process it falls to and whatever its neighbours are.
 """
 
-import math
+import zlib
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip, Noise
+from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip, Noise, OwnAugmentation
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.pictures import input_shape
-from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.data.random_keys import normals, uniforms
 from heron.pipeline.data.reader import Reader
 
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
@@ -64,8 +67,12 @@ class Views:
             if image and all(augmentation.crop is None for augmentation in chosen):
                 x = fit(x, size)
             for augmentation in chosen:
-                salt = 10 * number + SALTS[augmentation.name]
-                options = augmentation.options
+                name, options = augmentation.name, augmentation.options
+                if isinstance(options, OwnAugmentation):
+                    salt = zlib.crc32(f"{number} {name}".encode())
+                    x = _own(name, options, x, partial(uniforms, batch.keys, salt))
+                    continue
+                salt = 10 * number + SALTS[name]
                 if isinstance(options, Noise):
                     x = x + options.std * normals(batch.keys, salt, x.shape[1])
                     continue
@@ -93,7 +100,17 @@ class Views:
         return (stored - mean) / std
 
 
-def normals(keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
-    """Standard normal numbers by Box and Muller."""
-    u = uniforms(keys, salt, 2 * count)
-    return torch.sqrt(-2 * torch.log1p(-u[:, :count])) * torch.cos(2 * math.pi * u[:, count:])
+def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
+    """Returns what an augmentation of the user's makes of a batch.
+
+    Raises:
+        ConfigError: it is of another shape or type.
+    """
+    y: object = options(x, draw)
+    found = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        raise ConfigError(
+            f"data.views: augmentation {name} gave {found}; expected {x.dtype} {tuple(x.shape)}, "
+            "as it was given"
+        )
+    return y

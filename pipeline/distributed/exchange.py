@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -72,12 +73,8 @@ def globalise(
     """
     count, needs = sizes.labelled[rank()], objective.needs
     known = features | {"inputs": [x.flatten(1) for x in inputs], "paths": [batch.paths]}
-    for name, term in objective.terms.items():
-        if missing := sorted(term.requires().features - known.keys()):
-            raise ConfigError(
-                f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
-                f"expected some of {', '.join(sorted(known))}, or a part that makes it"
-            )
+    if not needs.features <= known.keys():
+        _refuse(objective, known)
     return GlobalBatch(
         own=features,
         gathered={name: [gather(x, sizes.rows) for x in known[name]] for name in needs.gathered},
@@ -95,6 +92,17 @@ def globalise(
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
     )
+
+
+def _refuse(objective: Objective, known: Features) -> NoReturn:
+    """Names the term that needs what there is not."""
+    for name, term in objective.terms.items():
+        if missing := sorted(term.requires().features - known.keys()):
+            raise ConfigError(
+                f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
+                f"expected some of {', '.join(sorted(known))}, or a part that makes it"
+            )
+    raise AssertionError("every need is a term's")
 
 
 def nonfinite(features: Features) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Convnet, Linear, Mlp, Resnet, Vgg
+from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
 from heron.pipeline.data.random_keys import uniforms
 
@@ -168,7 +168,9 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
     return [*layers, *pooled, *mlp(flat, config.widths, config.dropout, salt, config.norm)]
 
 
-def build_encoder(config: Asked, shape: Sequence[int], salt: int) -> tuple[Encoder, int]:
+def build_encoder(
+    config: Asked | OwnEncoder, shape: Sequence[int], salt: int
+) -> tuple[nn.Module, int]:
     """An encoder for one view and the width of its hidden features.
 
     Args:
@@ -179,6 +181,8 @@ def build_encoder(config: Asked, shape: Sequence[int], salt: int) -> tuple[Encod
     Raises:
         ConfigError: the encoder does not fit the view.
     """
+    if isinstance(config, OwnEncoder):
+        return config.build(shape, salt)
     if isinstance(config, Convnet):
         planes = _planes(config, shape)
         layers = convnet(config, planes, salt)

@@ -1,0 +1,117 @@
+"""An encoder and an augmentation in files outside the repository, named by their dotted paths."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import dump_config, load_config, parse_config
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.pretrained import from_pretrained
+from heron.pipeline.training.tracking import read_metrics
+from tests import ranks
+from tests.experiments import frames
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = {"nets": "training.md", "augmentations": "data.md"}
+WRONG = """
+from my_lab.augmentations import *
+from my_lab.nets import *
+
+class Half(OwnAugmentation):
+    def __call__(self, x, draw):
+        return x[:, ::2]
+
+class Idle(OwnAugmentation):
+    pass
+
+class Empty(OwnEncoder):
+    pass
+"""
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the Python path with the guides' files, and one that is wrong."""
+    package = tmp_path / "my_lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name, page in GUIDES.items():
+        blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+        (code,) = [block for block in blocks if "(Own" in block]
+        (package / f"{name}.py").write_text(code)
+    (package / "wrong.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("my_lab")]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path
+
+
+def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """Frames with the guides' encoder, and their augmentation of both views."""
+    mask = {"my_lab.augmentations.Mask": {"part": 0.3}}
+    views = [{"stored": view, "augment": [mask, "noise"]} for view in ("view1", "view2")]
+    model = {"encoder": {"kind": "my_lab.nets.Tanh", "width": 9}} | changes.pop("model", {})
+    base = frames(folder, name, train={"precision": "fp64"}).model_dump(mode="json")
+    data = base["data"] | {"views": views} | changes.pop("data", {})
+    return base | {"data": data, "model": base["model"] | model} | changes
+
+
+def train(folder: str, name: str) -> list[float]:
+    """The losses of five steps in float64."""
+    pretrain(parse_config(tree(Path(folder), name)))
+    rows = [row for row in read_metrics(Path(folder) / name / "metrics.jsonl") if "loss" in row]
+    assert len(rows) == 5
+    return [value for row in rows for value in (row["loss"], row["gradient_norm"])]
+
+
+def test_they_train_on_two_processes_as_on_one(my_lab: Path) -> None:
+    (one,) = ranks.run(1, train, str(my_lab), "one")
+    two = ranks.run(2, train, str(my_lab), "two")
+    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one), rtol=1e-8, atol=1e-8)
+    written = load_config(my_lab / "one" / "config.yaml")
+    assert dump_config(parse_config(written.model_dump(mode="json"))) == dump_config(written)
+    assert from_pretrained(my_lab / "one").width == 9
+
+
+def test_the_augmentation_acts(my_lab: Path) -> None:
+    plain = tree(my_lab, "plain", data={"views": [{"stored": "view1"}, {"stored": "view2"}]})
+    pretrain(parse_config(plain | {"data": plain["data"] | {"path": str(my_lab / "plain-data")}}))
+    rows = list(read_metrics(my_lab / "plain" / "metrics.jsonl"))
+    assert rows[0]["loss"] != train(str(my_lab), "masked")[0]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ("my_lab.nets.Tank", "has no 'Tank'; expected a subclass of .*; did you mean 'Tanh'"),
+        ("my_lab.wrong.Empty", "my_lab.wrong.Empty has no build; expected a method build"),
+        ("my_leb.nets.Tanh", "my_leb.nets.Tanh: module 'my_leb.nets' cannot be imported"),
+    ],
+)
+def test_an_encoder_that_is_wrong_is_named(my_lab: Path, encoder: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(tree(my_lab, "run", model={"encoder": {"kind": encoder}}))
+
+
+def test_options_are_checked(my_lab: Path) -> None:
+    asked = {"encoder": {"kind": "my_lab.nets.Tanh", "widht": 3}}
+    with pytest.raises(ConfigError, match="widht: unknown key"):
+        parse_config(tree(my_lab, "run", model=asked))
+    given = [{"stored": "view1", "augment": [{"my_lab.augmentations.Mask": {"part": "x"}}]}] * 2
+    with pytest.raises(ConfigError, match="part: found 'x'"):
+        parse_config(tree(my_lab, "run", data={"views": given}))
+
+
+def test_an_augmentation_that_is_wrong_is_named(my_lab: Path) -> None:
+    def views(name: str) -> dict[str, Any]:
+        return {"views": [{"stored": "view1", "augment": [name]}, {"stored": "view2"}]}
+
+    with pytest.raises(ConfigError, match="Idle does nothing; expected a method __call__"):
+        parse_config(tree(my_lab, "run", data=views("my_lab.wrong.Idle")))
+    with pytest.raises(ConfigError, match=r"Half gave torch.float32 \(31, 137\); expected .* 273"):
+        pretrain(parse_config(tree(my_lab, "run", data=views("my_lab.wrong.Half"))))
