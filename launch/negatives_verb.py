@@ -26,34 +26,29 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.pipeline.negatives.measure import Question, measure
-    from heron.pipeline.negatives.page import percent
-    from heron.pipeline.negatives.report import Report, find_pictures
+    from heron.pipeline.negatives import report  # here, so that --help is quick
+    from heron.pipeline.negatives.neighbours import Question, find_neighbours
     from heron.pipeline.negatives.repulsion import Temperatures
-    from heron.pipeline.negatives.repulsion import measure as measure_repulsion
-    from heron.pipeline.retrieval.embeddings import Embeddings  # here, so that --help is quick
+    from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.index import Index
 
     embeddings = Embeddings.open(arguments.embeddings)
     index = None if arguments.index is None else Index.open(arguments.index)
     layer = arguments.layer or ("hidden" if index is None else index.manifest.layer)
-    pictures = find_pictures(embeddings, arguments.data)  # before the work, if it is wrong
+    pictures, without = report.find_pictures(embeddings, arguments.data)  # first, if it is wrong
     question = Question(layer, arguments.k, arguments.anchors, arguments.seed)
-    found = measure(embeddings, question, index)
+    near = find_neighbours(embeddings, question, index)
     temperatures = Temperatures.of_run(embeddings.manifest.run)
-    repulsion = measure_repulsion(embeddings, found.pairs, found.close, temperatures, question.seed)
-    report = Report(embeddings, found, repulsion, index, pictures)
-    path = report.write(arguments.out)
-    near, chance = found.rates["close"]
-    at = found.ks.index(question.k)
+    numbers = report.measure(near, temperatures, index, without)
+    path = report.write(near, numbers, arguments.out, pictures)
+    rates = numbers["false_negatives"]["close"]
+    rate = float(rates["near"].value[near.ks.index(question.k)])
     print(
-        f"{len(found.pairs.anchors):,} anchors: {percent(near.value[at])} of the {question.k} "
-        f"nearest are false negatives, of random pairs {percent(float(chance.value))}"
+        f"{numbers['anchors']:,} anchors: {report.percent(rate)} of the {question.k} nearest are "
+        f"false negatives, of random pairs {report.percent(float(rates['random'].value))}"
     )
-    if repulsion.weight is not None:
-        print(
-            f"rank correlation of g and label similarity: {repulsion.weight.label_rank.value:.3f}"
-        )
+    if weight := numbers["weight"]:
+        print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
     print(f"report: {path}")
     return 0
 

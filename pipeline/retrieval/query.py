@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.negatives.definition import hard_difference
 from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.filters import parse
@@ -111,10 +112,8 @@ class Retriever:
             relation: `neighbours`: any; `hard`: those whose labels are far from the query's;
                 `false`: those with the very same labels, which an unsupervised loss pushes apart
                 wrongly, its false negatives.
-            far: the label distance from which on a neighbour is hard. By default another class, or
-                the median distance of the labelled samples to the query: half of a random batch
-                is as far, however many labels there are and however rare they are, where a fixed
-                share would leave all or none.
+            far: the label distance from which on a neighbour is hard; by default that of
+                `pipeline.negatives.definition`.
 
         Raises:
             RetrievalError: no such sample, k or filter; nothing passes the filter; or the relation
@@ -331,15 +330,9 @@ class Retriever:
         apart[number] = np.nan  # NaN is no distance, and compares as false
         if relation == "false":
             return apart == 0, None
-        far = _far(apart) if far is None else far
+        if far is None:
+            largest = 1 if samples.exclusive else len(samples.names)
+            differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
+            hard = hard_difference(np.bincount(differ, minlength=largest + 1))
+            far = float(np.float32(hard / largest))  # as the distances are
         return apart >= far, far
-
-
-def _far(apart: NDArray[np.float32]) -> float:
-    """The least label distance that is the median or more, and above 0: the same is never far.
-
-    Where classes exclude each other distances are 0 and 1, and it is 1: any other class.
-    """
-    others = apart[~np.isnan(apart)]
-    beyond = others[(others > 0) & (others >= np.median(others))] if len(others) else others
-    return float(beyond.min()) if len(beyond) else 1.0  # where all are the same, none is as far

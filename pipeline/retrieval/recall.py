@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.evaluation.knn import exact_nearest, without_own
 from heron.shards.manifest import Record
 
 Numbers = NDArray[np.int64]
@@ -38,38 +39,6 @@ class Recall(Record):
     curve: list[Point]
 
 
-def exact(
-    blocks: Iterable[tuple[int, Vectors]], queries: Vectors, own: Numbers, k: int, metric: int
-) -> tuple[Numbers, Vectors]:
-    """The k nearest of each query by comparison with all vectors, but for itself.
-
-    Args:
-        blocks: the number of the first and the vectors, some at a time.
-        queries: [queries, dim].
-        own: number of each query, which is left out.
-        k: at most the number of vectors less one.
-        metric: of FAISS.
-
-    Returns:
-        Numbers and scores (inner products, or squared distances), [queries, k].
-    """
-    heap = faiss.ResultHeap(len(queries), k + 1, keep_max=faiss.is_similarity_metric(metric))
-    for start, vectors in blocks:
-        scores, numbers = faiss.knn(queries, vectors, k + 1, metric)
-        numbers[numbers >= 0] += start
-        heap.add_result(scores, numbers)
-    heap.finalize()
-    keep = _others(heap.I, own)
-    return heap.I[keep].reshape(-1, k), heap.D[keep].reshape(-1, k)
-
-
-def _others(numbers: Numbers, own: Numbers) -> NDArray[np.bool_]:
-    """Which of k + 1 neighbours are the k of another sample."""
-    keep: NDArray[np.bool_] = numbers != own[:, None]
-    keep[keep.all(1), -1] = False
-    return keep
-
-
 class Truth:
     """What exact search says of held-out queries, and how far another search agrees.
 
@@ -97,7 +66,8 @@ class Truth:
         self.take, self.own, self.k = take, own, k
         self.sign = 1.0 if faiss.is_similarity_metric(metric) else -1.0
         self.queries = take(own)
-        self.numbers, self.scores = exact(blocks, self.queries, own, k, metric)
+        numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
+        self.numbers, self.scores = exact_nearest(numbered, self.queries, own, k, metric)
 
     def share(self, found: Numbers) -> float:
         """Recall@k: the share of the exact k nearest that were found.
@@ -108,7 +78,7 @@ class Truth:
         Args:
             found: [queries, k + 1], with -1 for none.
         """
-        found = found[_others(found, self.own)].reshape(-1, self.k)
+        found = found[without_own(found, self.own)].reshape(-1, self.k)
         right = (found[:, :, None] == self.numbers[:, None, :]).any(2)
         rows, columns = np.nonzero(~right & (found >= 0))
         for first in range(0, len(rows), 4096):
