@@ -1,7 +1,7 @@
 """What pushes pairs apart: HeroCon's learnt weight g, and which samples bear the repulsion."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -134,7 +134,9 @@ def measure_repulsion(
     )
     partners = _draw_others(pairs, seed)
     blocks = [
-        _block_sums(near, block, [v[:, block] for v in anchors], others, temperatures, partners)
+        _block_sums(
+            near, block, [v[:, block] for v in anchors], others, temperatures, partners[block]
+        )
         for block in pairs.blocks()
     ]
     sums = {name: np.concatenate([one[name] for one in blocks]) for name in blocks[0]}
@@ -192,14 +194,14 @@ def _block_sums(
     """Returns sums over the others of each anchor of a block, [anchors, ...].
 
     By the relation of their labels, [anchors, anchor views, 3]: the `counts`, `f`, `gf`, and of
-    each hardening `eta` and `eta e`. With g also its sums and counts by label difference and by
-    cosine, [anchors, 2, points], and of drawn pairs g, the label difference and the cosine.
+    each hardening `eta` and `eta e`. With g also the `_curve` by label difference and by cosine;
+    and of drawn pairs g, the difference and the cosine, [anchors, 3, PARTNERS].
     """
-    pairs, views = near.pairs, len(others[0])
-    difference, repelled = pairs.differences(block), temperatures.pairs(views)
-    group = relation(difference, near.close, pairs.largest + 1)
-    sums = defaultdict[str, Sums](lambda: np.zeros((len(group), views, 3)))
-    mean_g, mean_cosine = np.zeros((2, *group.shape), np.float32)
+    views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
+    difference, itself = near.pairs.differences(block), near.pairs.largest + 1
+    by_relation = _summer(relation(difference, near.close, itself))
+    sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
+    mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
     for u, j in product(range(views), repeat=2):
         cosine = anchors[0][u] @ others[0][j].T
         values = dict(_hardenings(cosine, temperatures.gamma))
@@ -212,23 +214,41 @@ def _block_sums(
                 mean_g += g / len(repelled)
                 mean_cosine += cosine / len(repelled)
         for name, value in values.items():
-            sums[name][:, u] += row_sums(group, 4, value)[:, :3]  # the last is the anchor itself
+            sums[name][:, u] += by_relation(value)
     for name in {"counts", "f", "gf"} & set(sums):
         sums[name] = sums[name][:, : 1 if temperatures.first else views]
     if "gf" in sums:
-        itself = difference > pairs.largest
-        column = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
-        for name, cells, count in (
-            ("by_label", difference, pairs.largest + 1),
-            ("by_cosine", np.where(itself, COSINES, column), COSINES),
-        ):
-            both = row_sums(cells, count + 1, mean_g), row_sums(cells, count + 1)
-            sums[name] = np.stack(both, 1)[..., :-1]
-        drawn = [
-            np.take_along_axis(v, partners[block], 1) for v in (mean_g, difference, mean_cosine)
-        ]
+        drawn = [np.take_along_axis(v, partners, 1) for v in (mean_g, difference, mean_cosine)]
+        bins = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
+        bins[difference == itself] = COSINES
+        sums["by_label"] = _curve(difference, itself, mean_g)
+        sums["by_cosine"] = _curve(bins, COSINES, mean_g)
         sums["drawn"] = np.stack(drawn, 1)
     return sums
+
+
+def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
+    """Returns a function that sums values [anchors, others] by group, and sets some to 0.
+
+    Groups are 0 to 3, of which 2 is large: it is summed without being sorted. The last, the anchor
+    itself, is left out.
+    """
+    few = np.flatnonzero(groups != 2)
+    cells = groups.flat[few] + 4 * (few // groups.shape[1])
+
+    def total(values: Vectors) -> Sums:
+        sums = np.bincount(cells, values.flat[few], 4 * len(values)).reshape(-1, 4)
+        values.flat[few] = 0
+        sums[:, 2] = values.sum(1, dtype=np.float64)
+        return np.asarray(sums[:, :3])
+
+    return total
+
+
+def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:
+    """Returns sums and counts of g by cell, [anchors, 2, count]; the cell `count` is left out."""
+    both = row_sums(cells, count + 1, g), row_sums(cells, count + 1)
+    return np.stack(both, 1)[..., :-1]
 
 
 def _hardenings(cosine: Vectors, gamma: float) -> Iterator[tuple[str, Vectors]]:

@@ -368,6 +368,9 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "random pairs and sums over negatives are of 30 samples, drawn from 39",
         "rates are of k up to 20: 39 samples have labels",
     ]
+    monkeypatch.setattr(definition, "CELLS", 30)  # some anchors alone, which are not their others
+    weight = measure_repulsion(found, TEMPERATURES)[0]["weight"]
+    assert weight["pairs"].sum() == weight["counts"].sum() == found.counts.sum()
     partners = repulsion._draw_others(found.pairs, 0)
     assert (found.pairs.others[partners] != found.pairs.anchors[:, None]).all()
     assert set(partners.reshape(-1).tolist()) == set(range(30))
