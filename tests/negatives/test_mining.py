@@ -17,6 +17,7 @@ from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Stream
 from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.negatives import mine as miner_of
 from heron.pipeline.negatives.mine import SEEN, mine
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
@@ -218,3 +219,17 @@ def test_what_cannot_be_mined(tmp_path: Path, changes: Any, message: str) -> Non
     build_data(config.data, progress=False)
     with pytest.raises(ConfigError, match=message):
         open_streams(config)
+
+
+def test_a_folder_that_not_all_processes_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = frames(tmp_path, negatives=MINING)
+    build_data(config.data, progress=False)
+    labelled = open_streams(config).labelled
+    assert isinstance(labelled, MinedStream)
+    answers = iter([[("", "what rank 0 wrote elsewhere")], [True, False]])
+    monkeypatch.setattr(miner_of, "gather_objects", lambda _: next(answers))
+    unused: Any = None
+    with pytest.raises(CheckpointError, match=r"negatives is not one folder .*: rank 1 does not"):
+        miner_of.Miner(config.negatives, labelled, unused, tmp_path).begin(0)
