@@ -85,19 +85,12 @@ def row_sums(cells: Numbers, count: int, values: NDArray[Any] | None = None) -> 
 
 @dataclass(frozen=True)
 class LabelPairs:
-    """All pairs of anchors and others, some anchors at a time; never all in memory.
+    """All pairs of anchors and others, some anchors at a time; never all in memory."""
 
-    Attributes:
-        targets: 0/1, [samples, labels].
-        exclusive: whether a sample has one class.
-        anchors: numbers of samples, [anchors]; an anchor may be among the others.
-        others: numbers of samples that stand for all with labels, [others].
-    """
-
-    targets: NDArray[Any]
-    exclusive: bool
-    anchors: Numbers
-    others: Numbers
+    targets: NDArray[Any]  # 0/1, [samples, labels]
+    exclusive: bool  # whether a sample has one class
+    anchors: Numbers  # of samples, [anchors]
+    others: Numbers  # of samples that stand for all, in order, [others]; anchors may be among them
 
     @property
     def largest(self) -> int:

@@ -160,10 +160,10 @@ class Miner:
 def mine(
     hidden: NDArray[np.float32], y: NDArray[np.float32], rows: Rows, nearest: int, exclusive: bool
 ) -> Rows:
-    """Returns the nearest hard negatives of every row, by cosine and exact search.
+    """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
     `pipeline.negatives.definition` says what is hard; the median is over a fixed sample of the
-    rows.
+    rows. -1 stands where there are no more among the `SEEN` times as many that are looked at.
 
     Args:
         hidden: embeddings, [rows, dim].
@@ -171,10 +171,6 @@ def mine(
         rows: numbers of the rows, [rows].
         nearest: how many a row.
         exclusive: whether a row has one class.
-
-    Returns:
-        Numbers of rows, nearest first, [rows, nearest]; -1 where there are no more among the
-        `SEEN` times as many that were looked at.
     """
     import faiss  # here, and the search too: only mining needs it
 

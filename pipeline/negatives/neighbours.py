@@ -33,50 +33,29 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Question:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        layer: whose vectors say what is near, by cosine.
-        k: how many neighbours count for hard negatives and confused labels.
-        anchors: how many, drawn from the samples with labels; 0: all of these.
-        seed: of every draw.
-    """
-
-    layer: Layer = "hidden"
-    k: int = 10
-    anchors: int = 2000
-    seed: int = 0
+    layer: Layer = "hidden"  # whose vectors say what is near, by cosine
+    k: int = 10  # neighbours that count for hard negatives and confused labels
+    anchors: int = 2000  # drawn from the samples with labels; 0: all of these
+    seed: int = 0  # of every draw
 
 
 @dataclass(frozen=True)
 class NearPairs:
-    """Anchors with their nearest neighbours; `pipeline.negatives.definition` has the terms.
-
-    Attributes:
-        question: that was asked.
-        embeddings: that were searched.
-        pairs: the anchors, and the others that stand for all.
-        counts: how many of these differ in 0, 1, ... labels from each anchor.
-        close: the largest label difference of close labels; 0: only the same labels are close.
-        hard: the least label difference of hard negatives, above `close`, [anchors].
-        ks: how many nearest neighbours the rates are of.
-        numbers: the nearest neighbours, [anchors, greatest k].
-        cosine: their similarity.
-        difference: their label difference.
-        notes: what was left out, and why.
-    """
+    """Anchors with their nearest neighbours; `pipeline.negatives.definition` has the terms."""
 
     question: Question
     embeddings: Embeddings
-    pairs: LabelPairs
-    counts: Numbers
-    close: int
-    hard: Numbers
-    ks: tuple[int, ...]
-    numbers: Numbers
-    cosine: Vectors
-    difference: Numbers
-    notes: list[str]
+    pairs: LabelPairs  # of the anchors and the others that stand for all
+    counts: Numbers  # how many others differ in 0, 1, ... labels, [anchors, differences]
+    close: int  # the largest label difference of close labels; 0: only the same are close
+    hard: Numbers  # the least label difference of hard negatives, above `close`, [anchors]
+    ks: tuple[int, ...]  # how many nearest neighbours the rates are of
+    numbers: Numbers  # the nearest neighbours, [anchors, greatest k]
+    cosine: Vectors  # of each with its anchor
+    difference: Numbers  # of their labels
+    notes: list[str]  # what was left out, and why
 
     @property
     def relation(self) -> Numbers:
@@ -107,12 +86,7 @@ class NearPairs:
 def find_neighbours(
     embeddings: Embeddings, question: Question, index: "Index | None" = None
 ) -> NearPairs:
-    """Finds the nearest samples with labels of a seeded draw of anchors.
-
-    Args:
-        embeddings: of samples; those without labels are left out.
-        question: what to measure.
-        index: of the same embeddings, to take the neighbours from; None: exact ones.
+    """Finds the nearest samples with labels of a seeded draw of anchors, exactly or by an index.
 
     Raises:
         RetrievalError: there are no labels or all are the same, k is too large, the index is of

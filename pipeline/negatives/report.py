@@ -50,11 +50,7 @@ def measure(
 ) -> dict[str, Any]:
     """Returns all that `negatives.json` holds, with estimates and arrays as they are.
 
-    Args:
-        near: anchors with their neighbours.
-        temperatures: of the run that made the embeddings.
-        index: that the neighbours are from; None: they are exact.
-        without: why there are no pictures: see `find_pictures`.
+    `index` is that of the neighbours; `without` says why there are no pictures (`find_pictures`).
     """
     known, samples = near.embeddings.manifest, near.embeddings.samples
     repulsion, notes = measure_repulsion(near, temperatures)
@@ -85,11 +81,7 @@ def measure(
 def write(near: NearPairs, numbers: dict[str, Any], out: Path, pictures: Pictures | None) -> Path:
     """Writes report.html, negatives.json and pairs.parquet; returns the path of the first.
 
-    Args:
-        near: anchors with their neighbours.
-        numbers: what `measure` returned.
-        out: folder.
-        pictures: of the samples; None: pairs are shown by their labels.
+    Without pictures, pairs are shown by their labels.
 
     Raises:
         ShardError: the disk is full, or a picture cannot be read.
@@ -227,10 +219,8 @@ def plain(value: Any) -> Any:
 def percent(share: "float | Estimate") -> str:
     """Returns a share in per cent, to three digits; of an estimate also its interval."""
     if isinstance(share, Estimate):
-        if not math.isfinite(share.value):
-            return "–"
-        low, high = percent(float(share.low)), percent(float(share.high))
-        return f"{percent(float(share.value))} ({low.removesuffix(' %')} to {high})"
+        value, low, high = (percent(float(v)) for v in (share.value, share.low, share.high))
+        return value if value == "–" else f"{value} ({low.removesuffix(' %')} to {high})"
     if not math.isfinite(share):
         return "–"
     return f"{np.format_float_positional(100 * share, 3, fractional=False, trim='-')} %"
@@ -238,7 +228,7 @@ def percent(share: "float | Estimate") -> str:
 
 def number(estimate: Estimate, digits: int = 3) -> str:
     """Returns an estimate with its interval."""
-    value, low, high = (float(v) for v in (estimate.value, estimate.low, estimate.high))
-    if not math.isfinite(value):
+    if not math.isfinite(estimate.value):
         return "–"
-    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    value, low, high = (f"{v:.{digits}f}" for v in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"

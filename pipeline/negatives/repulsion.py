@@ -47,21 +47,13 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Of the run that made the embeddings.
+    """What the loss of the run that made the embeddings pushes apart, and how strongly."""
 
-    Attributes:
-        tau: of f = exp(cos / tau).
-        gamma: of H-SCL's g = cos / gamma.
-        first: whether only the first view is an anchor.
-        cross_view: whether only other views of other samples are negatives.
-        source: where tau is from, in words.
-    """
-
-    tau: float = 1.0
-    gamma: float = GAMMA
-    first: bool = False
-    cross_view: bool = False
-    source: str = "the default"
+    tau: float = 1.0  # of f = exp(cos / tau)
+    gamma: float = GAMMA  # of H-SCL's g = cos / gamma
+    first: bool = False  # only the first view is an anchor
+    cross_view: bool = False  # only other views of other samples are negatives
+    source: str = "the default"  # where tau is from, in words
 
     @classmethod
     def of_run(cls, run: str | Path) -> "Temperatures":
