@@ -26,30 +26,25 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.pipeline.negatives import report  # here, so that --help is quick
-    from heron.pipeline.negatives.neighbours import Question, find_neighbours
-    from heron.pipeline.negatives.repulsion import Temperatures
+    from heron.pipeline.negatives.neighbours import Question  # here, so that --help is quick
+    from heron.pipeline.negatives.report import percent, report
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.index import Index
 
-    embeddings = Embeddings.open(arguments.embeddings)
     index = None if arguments.index is None else Index.open(arguments.index)
     layer = arguments.layer or ("hidden" if index is None else index.manifest.layer)
-    pictures, without = report.find_pictures(embeddings, arguments.data)  # first, if it is wrong
     question = Question(layer, arguments.k, arguments.anchors, arguments.seed)
-    near = find_neighbours(embeddings, question, index)
-    temperatures = Temperatures.of_run(embeddings.manifest.run)
-    numbers = report.measure(near, temperatures, index, without)
-    path = report.write(near, numbers, arguments.out, pictures)
-    rates = numbers["false_negatives"]["close"]
-    rate = float(rates["near"].value[near.ks.index(question.k)])
+    embeddings = Embeddings.open(arguments.embeddings)
+    numbers = report(embeddings, question, arguments.out, index, arguments.data)
+    rates = numbers["false_negatives"]
+    rate = rates["close"]["near"].value[rates["k"].index(question.k)]
     print(
-        f"{numbers['anchors']:,} anchors: {report.percent(rate)} of the {question.k} nearest are "
-        f"false negatives, of random pairs {report.percent(float(rates['random'].value))}"
+        f"{numbers['anchors']:,} anchors: {percent(rate)} of the {question.k} nearest are false "
+        f"negatives, of random pairs {percent(float(rates['close']['random'].value))}"
     )
     if weight := numbers["weight"]:
         print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
-    print(f"report: {path}")
+    print(f"report: {arguments.out / 'report.html'}")
     return 0
 
 

@@ -21,7 +21,7 @@ from heron.pipeline.negatives import figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.measure import EXPECTED, measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs
+from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.pictures import Pictures
@@ -43,6 +43,30 @@ STYLE = """
 .pair img { width: 48%; image-rendering: auto; border-radius: .2rem } .pair p { margin: .3rem 0 }
 .only { color: #a3262a }
 """
+
+
+def report(
+    embeddings: Embeddings,
+    question: Question,
+    out: Path,
+    index: "Index | None" = None,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Writes report.html, negatives.json and pairs.parquet; returns the numbers, see `measure`.
+
+    `index` is of the same embeddings, to take neighbours from; `data` names the shards of their
+    pictures, where they are not those that the embeddings name.
+
+    Raises:
+        RetrievalError: the question has no answer, or index or data are of other samples.
+        ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
+    """
+    pictures, without = find_pictures(embeddings, data)  # before the work, if it is wrong
+    near = find_neighbours(embeddings, question, index)
+    temperatures = Temperatures.of_run(embeddings.manifest.run)
+    numbers = measure(near, temperatures, index, without)
+    write(near, numbers, out, pictures)
+    return numbers
 
 
 def measure(
@@ -78,14 +102,8 @@ def measure(
     }
 
 
-def write(near: NearPairs, numbers: dict[str, Any], out: Path, pictures: Pictures | None) -> Path:
-    """Writes report.html, negatives.json and pairs.parquet; returns the path of the first.
-
-    Without pictures, pairs are shown by their labels.
-
-    Raises:
-        ShardError: the disk is full, or a picture cannot be read.
-    """
+def write(near: NearPairs, numbers: dict[str, Any], out: Path, pictures: Pictures | None) -> None:
+    """Writes the three files; without pictures, pairs are shown by their labels."""
     out.mkdir(parents=True, exist_ok=True)
     text = render(near, numbers, pictures)
     with atomic_write(out / "pairs.parquet") as stream:
@@ -95,7 +113,6 @@ def write(near: NearPairs, numbers: dict[str, Any], out: Path, pictures: Picture
     save_json(out / "negatives.json", plain(numbers | {"confusion": confusion}))
     with atomic_write(out / "report.html") as stream:
         stream.write(text.encode())
-    return out / "report.html"
 
 
 def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
@@ -183,14 +200,7 @@ def _thumbnail(picture: Image.Image) -> str:
 
 
 def find_pictures(embeddings: Embeddings, data: str | None = None) -> tuple[Pictures | None, str]:
-    """Returns the pictures of the samples, or None and why there are none.
-
-    `data` names the shards, where they are not those that the embeddings name.
-
-    Raises:
-        RetrievalError: `data` holds other samples.
-        ShardError: `data` is no data set.
-    """
+    """Returns the pictures of the samples, or None and why there are none; see `report`."""
     known = embeddings.manifest
     try:
         pictures = Pictures.open(data or known.data, known.run)
