@@ -33,7 +33,7 @@ def exact_nearest(
     for numbers, vectors in blocks:
         if len(numbers):
             scores, rows = faiss.knn(queries, vectors, k + 1, metric)
-            heap.add_result(scores, np.where(rows < 0, -1, numbers[rows]))
+            heap.add_result(scores, numbers[rows])  # of a short block, row -1 has the worst score
     heap.finalize()
     keep = without_own(heap.I, own)
     return heap.I[keep].reshape(len(own), k), heap.D[keep].reshape(len(own), k)

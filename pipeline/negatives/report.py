@@ -3,7 +3,6 @@
 import base64
 import math
 from collections import Counter
-from dataclasses import asdict, is_dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import jinja2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydantic_core
 from markupsafe import Markup
 from PIL import Image
 
@@ -26,7 +26,7 @@ from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, 
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.pictures import Pictures
 from heron.pipeline.training.page import page
-from heron.shards.atomic import atomic_write, save_json
+from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def report(
     index: "Index | None" = None,
     data: str | None = None,
 ) -> dict[str, Any]:
-    """Writes report.html, negatives.json and pairs.parquet; returns the numbers, see `measure`.
+    """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
     `index` is of the same embeddings, to take neighbours from; `data` names the shards of their
     pictures, where they are not those that the embeddings name.
@@ -62,57 +62,49 @@ def report(
         ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
     """
     pictures, without = find_pictures(embeddings, data)  # before the work, if it is wrong
-    near = find_neighbours(embeddings, question, index)
-    temperatures = Temperatures.of_run(embeddings.manifest.run)
-    numbers = measure(near, temperatures, index, without)
-    write(near, numbers, out, pictures)
-    return numbers
-
-
-def measure(
-    near: NearPairs, temperatures: Temperatures, index: "Index | None" = None, without: str = ""
-) -> dict[str, Any]:
-    """Returns all that `negatives.json` holds, with estimates and arrays as they are.
-
-    `index` is that of the neighbours; `without` says why there are no pictures (`find_pictures`).
-    """
-    known, samples = near.embeddings.manifest, near.embeddings.samples
+    near, known = find_neighbours(embeddings, question, index), embeddings.manifest
+    temperatures = Temperatures.of_run(known.run)
     repulsion, notes = measure_repulsion(near, temperatures)
     recall = index.manifest.recall if index else None
     neighbours = "exact"
     if index:
         measured = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
         neighbours = f"of the index {index.folder} ({index.manifest.kind}), {measured}"
-    return {
-        "embeddings": str(near.embeddings.folder),
+    numbers = {
+        "embeddings": str(embeddings.folder),
         "checkpoint": known.checkpoint,
         "run": known.run,
         "data": known.data,
-        "samples": len(samples),
-        "labelled": int(samples.known.sum()),
-        "question": near.question,
+        "samples": len(embeddings),
+        "labelled": int(embeddings.samples.known.sum()),
+        "question": question,
         "anchors": len(near.pairs.anchors),
         "others": len(near.pairs.others),
         "neighbours": neighbours,
         "recall": {"k": recall.k, "value": recall.value} if recall else None,
-        "labels": {"kind": samples.kind, "names": samples.names},
+        "labels": {"kind": embeddings.samples.kind, "names": embeddings.samples.names},
         **measure_labels(near),
         **repulsion,
         "left_out": [*near.notes, *notes, *filter(None, [without])],
     }
-
-
-def write(near: NearPairs, numbers: dict[str, Any], out: Path, pictures: Pictures | None) -> None:
-    """Writes the three files; without pictures, pairs are shown by their labels."""
-    out.mkdir(parents=True, exist_ok=True)
     text = render(near, numbers, pictures)
-    with atomic_write(out / "pairs.parquet") as stream:
-        pq.write_table(tabulate(near, numbers["temperatures"]), stream)
-    small = len(numbers["labels"]["names"]) <= LARGEST
+    small = len(embeddings.samples.names) <= LARGEST
     confusion = numbers["confusion"] | ({} if small else {"swapped": None, "expected": None})
-    save_json(out / "negatives.json", plain(numbers | {"confusion": confusion}))
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out / "pairs.parquet") as stream:
+        pq.write_table(tabulate(near, temperatures), stream)
+    with atomic_write(out / "negatives.json") as stream:
+        stream.write(to_json(numbers | {"confusion": confusion}))
     with atomic_write(out / "report.html") as stream:
         stream.write(text.encode())
+    return numbers
+
+
+def to_json(value: Any) -> bytes:
+    """Returns JSON: dataclasses as mappings, arrays as lists, what is not finite as null."""
+    return pydantic_core.to_json(
+        value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()
+    )
 
 
 def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
@@ -211,19 +203,6 @@ def find_pictures(embeddings: Embeddings, data: str | None = None) -> tuple[Pict
         if data is not None:
             raise
         return None, f"pictures: {fault}; --data names the data set if it was moved"
-
-
-def plain(value: Any) -> Any:
-    """Returns what JSON can hold: arrays as lists, dataclasses as mappings, NaN as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def percent(share: "float | Estimate") -> str:

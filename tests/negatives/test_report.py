@@ -16,7 +16,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives import figures as negatives_figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.pipeline.negatives.report import find_pictures, measure, percent, plain, write
+from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
@@ -29,9 +29,8 @@ from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
 
 
-def report(e: Embeddings, question: Question, out: Path) -> str:
-    near = find_neighbours(e, question)
-    write(near, measure(near, Temperatures()), out, None)
+def page_of(e: Embeddings, question: Question, out: Path) -> str:
+    report(e, question, out)
     return read(out / "report.html")
 
 
@@ -53,11 +52,9 @@ Written = tuple[NearPairs, dict[str, Any], Path]
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("report")
     e = drawn(folder / "e")
-    near = find_neighbours(e, Question(k=10, anchors=0))
-    pictures, without = find_pictures(e)
-    numbers = measure(near, Temperatures(), None, without)
-    write(near, numbers, folder / "out", pictures)
-    return near, numbers, folder / "out"
+    question = Question(k=10, anchors=0)
+    numbers = report(e, question, folder / "out")
+    return find_neighbours(e, question), numbers, folder / "out"
 
 
 def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> None:
@@ -120,7 +117,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_classes_without_projections(tmp_path: Path) -> None:
-    text = report(clusters(tmp_path / "e"), Question(k=5, anchors=50), tmp_path / "out")
+    text = page_of(clusters(tmp_path / "e"), Question(k=5, anchors=50), tmp_path / "out")
     assert "Of the 5 nearest neighbours 100 % (100 to 100 %) have exactly" in text
     assert "There is no hard negative among the nearest." in text
     assert "There are none among the nearest." in text  # on the sheet
@@ -139,7 +136,7 @@ def test_classes_without_projections(tmp_path: Path) -> None:
 )
 def test_what_is_said_of_g(weight: str, says: str, tmp_path: Path) -> None:
     e = labelled_signs(tmp_path / "e", weight)
-    text = report(e, Question("projection", 5, 30), tmp_path / "out")
+    text = page_of(e, Question("projection", 5, 30), tmp_path / "out")
     assert says in text
     verdict = {"z": "less than InfoNCE", "-z": "more than InfoNCE"}
     for sign, words in verdict.items():
@@ -153,7 +150,7 @@ def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
     x = np.ones((30, 3)) + 1e-4 * np.random.default_rng(0).normal(size=(30, 3))
     targets = np.eye(3, dtype=np.uint8)[np.arange(30) % 3]
     e = made.embeddings(tmp_path / "e", {"hidden": x}, targets, ["a", "b", "c"], "multi_class")
-    text = report(e, Question(k=2, anchors=0), tmp_path / "out")
+    text = page_of(e, Question(k=2, anchors=0), tmp_path / "out")
     assert "the embeddings have collapsed (uniformity is" in text
 
 
@@ -206,9 +203,9 @@ def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
         verb(other.folder, "--out", tmp_path / "c", "--k", 3, "--data", faces / "data")
 
 
-def test_plain_values_and_words() -> None:
+def test_values_as_json_and_words() -> None:
     value = {"a": np.array([1.0, math.nan]), 2: (np.float32(0.5), math.inf), "q": Question()}
-    assert plain(value) == {
+    assert json.loads(to_json(value)) == {
         "a": [1.0, None],
         "2": [0.5, None],
         "q": {"layer": "hidden", "k": 10, "anchors": 2000, "seed": 0},
