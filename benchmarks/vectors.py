@@ -18,7 +18,6 @@ from heron.pipeline.retrieval.embeddings import (
     EmbeddingsManifest,
     LayerRecord,
     Part,
-    dump,
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
@@ -70,7 +69,7 @@ def write_embeddings(folder: Path, rows: int, dim: int) -> None:
         samples=samples.save(folder),
         lost={},
     )
-    save_json(folder / MANIFEST, dump(manifest))
+    save_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
 
 def index_million(folder: Path, out: Path, budget: int) -> dict[str, Any]:

@@ -9,66 +9,38 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 @dataclass(frozen=True)
 class Query:
-    """What was asked for.
+    """What was asked for."""
 
-    Attributes:
-        number: of the sample, or None where it is none of the index.
-        key: of the sample; of a file or a vector, its name.
-        labels: of the sample, by name; none of what is no sample.
-        vector: where its vector comes from, in words.
-    """
-
-    number: int | None
-    key: str
-    labels: list[str]
-    vector: str
+    number: int | None  # of the sample; None where it is none of the index
+    key: str  # of the sample; of a file or a vector, its name
+    labels: list[str]  # of the sample, by name; none of what is no sample
+    vector: str  # where its vector comes from, in words
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One sample that was found.
+    """One sample that was found."""
 
-    Attributes:
-        number: of the sample in the index.
-        key: of it.
-        score: cosine or inner product, larger is nearer; Euclidean distance, smaller is nearer.
-        labels: by name.
-        label_distance: to the query, from 0 (the same labels) to 1, as `Samples.label_distance`
-            has it; None where one of the two has no labels.
-    """
-
-    number: int
+    number: int  # of the sample in the index
     key: str
-    score: float
-    labels: list[str]
-    label_distance: float | None
+    score: float  # cosine or inner product, larger is nearer; Euclidean distance, smaller is nearer
+    labels: list[str]  # by name
+    label_distance: float | None  # `Samples.label_distance` to the query; None where one has none
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, nearest first.
+    """What was found, nearest first."""
 
-    Attributes:
-        query: what was asked for; it is none of the hits.
-        hits: at most k, fewer only where fewer are allowed.
-        k: how many were asked for.
-        allowed: how many samples there were to choose from: those but the query that pass the
-            filter and stand in the relation to the query.
-        where: the filter, or "".
-        relation: to the query.
-        far: the label distance from which on a neighbour is hard; None for other relations.
-        metric: of the scores.
-    """
-
-    query: Query
-    hits: list[Hit]
-    k: int
-    allowed: int
-    where: str
-    relation: Relation
-    far: float | None
-    metric: str
+    query: Query  # none of the hits
+    hits: list[Hit]  # at most k, fewer only where fewer are allowed
+    k: int  # how many were asked for
+    allowed: int  # samples to choose from: all but the query that pass the filter and the relation
+    where: str  # the filter, or ""
+    relation: Relation  # to the query
+    far: float | None  # label distance from which on a neighbour is hard; None: another relation
+    metric: str  # of the scores
 
     def plain(self) -> dict[str, Any]:
-        """The answer as plain values, for JSON."""
+        """Returns the answer as plain values, for JSON."""
         return asdict(self)

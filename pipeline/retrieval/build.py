@@ -1,37 +1,33 @@
 """From embeddings to an index: checked, trained, added in blocks, measured; whole or not at all."""
 
 import fcntl
-import operator
 import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.index import (
+    FAISS_METRICS,
     INDEX,
-    NUMBERS,
-    SETTINGS,
     Index,
-    Numbers,
-    Vectors,
-    compared_by,
+    IndexFile,
+    IndexManifest,
+    check_file,
     gpus,
     prepared,
     read_faiss,
     set_default,
 )
-from heron.pipeline.retrieval.index_manifest import FORMAT, File, IndexManifest, check_file
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     METRICS,
@@ -39,10 +35,10 @@ from heron.pipeline.retrieval.kinds import (
     Asked,
     Metric,
     Plan,
-    Shape,
+    VectorSet,
     choose,
 )
-from heron.pipeline.retrieval.recall import Recall, Truth
+from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import FILES, Samples
 from heron.shards.atomic import save_json
 from heron.shards.manifest import MANIFEST
@@ -55,73 +51,82 @@ QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for 
 
 
 @dataclass(frozen=True)
-class Source:
+class LayerVectors:
     """A layer of embeddings as FAISS gets it."""
 
     embeddings: Embeddings
     layer: Layer
     metric: Metric
+    progress: bool = False  # show a bar where a pass has a name
 
     @property
     def dim(self) -> int:
-        """Of a vector."""
+        """The dimension of a vector."""
         return self.embeddings.layer(self.layer).dim
 
-    def blocks(self, what: str = "", progress: bool = False) -> Iterator[tuple[int, Vectors]]:
-        """The number of the first and the vectors, some at a time, checked; under a bar."""
-        settings: dict[str, Any] = {"desc": what, "unit": "vector", "disable": not progress}
-        with progress_bar(total=len(self.embeddings), **settings) as bar:
+    def measures(self, held_out: int) -> VectorSet:
+        """Returns what a plan depends on."""
+        layer = self.embeddings.layer(self.layer)
+        largest = max(part.count for part in self.embeddings.manifest.parts)
+        return VectorSet(
+            count=len(self.embeddings),
+            dim=layer.dim,
+            part_bytes=largest * layer.dim * np.dtype(layer.dtype).itemsize,
+            held_out=held_out,
+            euclidean=self.metric != "inner_product",
+        )
+
+    def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
+        """Yields the number of the first and the vectors, some at a time, checked."""
+        hidden, count = not (name and self.progress), len(self.embeddings)
+        with progress_bar(total=count, desc=name, unit="vector", disable=hidden) as bar:
             for start, block in self.embeddings.blocks(self.layer, BLOCK):
-                yield start, self._prepared(block, partial(operator.add, start))
+                yield start, self._prepared(block, np.arange(start, start + len(block)))
                 bar.update(len(block))
 
     def take(self, numbers: Numbers) -> Vectors:
-        """The vectors of some samples, checked; some at a time, so that they are held once."""
+        """Returns the vectors of some samples, checked; some at a time, so they are index once."""
         found = np.empty((len(numbers), self.dim), np.float32)
         for first in range(0, len(numbers), BLOCK):
             mine = numbers[first : first + BLOCK]
             block = self.embeddings.take(self.layer, mine)
-            found[first : first + BLOCK] = self._prepared(block, mine.__getitem__)
+            found[first : first + BLOCK] = self._prepared(block, mine)
         return found
 
-    def _prepared(self, vectors: Vectors, number: Callable[[int], int]) -> Vectors:
-        def name(row: int) -> str:
-            return f"'{self.embeddings.samples.key(int(number(row)))}'"
+    def _prepared(self, vectors: Vectors, numbers: Numbers) -> Vectors:
+        samples = self.embeddings.samples
+        unit = self.metric == "cosine"
+        return prepared(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
 
-        return prepared(vectors, self.metric == "cosine", name)
+    def compared_by(self, plan: Plan) -> Literal["inner_product", "euclidean"]:
+        """Returns what FAISS computes for the metric: see `IndexManifest`."""
+        codes = self.metric == "cosine" and plan.kind == "ivfpq"
+        return "euclidean" if codes or self.metric == "euclidean" else "inner_product"
+
+    def empty_index(self, plan: Plan) -> Any:
+        """Returns FAISS's index of a plan, without a vector."""
+        metric = FAISS_METRICS[self.compared_by(plan)]
+        return faiss.index_factory(self.dim, plan.factory, metric)
 
 
 def build_index(
     embeddings: Embeddings,
-    out: str | Path,
+    out: str | Path,  # a folder that appears when it is whole
     *,
     layer: Layer = "hidden",
-    kind: Asked = "auto",
-    metric: Metric = "cosine",
-    memory_bytes: int | None = None,
-    recall: float = 0.95,
-    k: int = 10,
-    queries: int = 1000,
-    seed: int = 0,
+    kind: Asked = "auto",  # see `choose`
+    metric: Metric = "cosine",  # the inner product of unit vectors
+    memory_bytes: int | None = None,  # the budget; None: half of what the machine has free
+    recall: float = 0.95,  # target of recall@k, for which nprobe or efSearch is chosen
+    k: int = 10,  # neighbours that recall is measured on, at most N - 1
+    queries: int = 1000,  # that it is measured on, at most a tenth of the vectors
+    seed: int = 0,  # of the draw
     progress: bool = True,
 ) -> Index:
-    """Build an index of a layer of embeddings, and measure its recall.
+    """Builds an index of a layer of embeddings, and measures its recall.
 
     Queries and training sample are drawn from the embeddings by `seed`, without overlap. Queries
     are in the index, as every sample is; each is left out of its own neighbours.
-
-    Args:
-        embeddings: to index.
-        out: folder to make; it appears when it is whole.
-        layer: of the embeddings.
-        kind: of index; see `choose`.
-        metric: cosine is the inner product of unit vectors.
-        memory_bytes: the budget; None: half of what the machine has free.
-        recall: target of recall@k, for which nprobe or efSearch is chosen.
-        k: neighbours that recall is measured on, at most N - 1.
-        queries: that it is measured on, at most a tenth of the vectors.
-        seed: of the draw.
-        progress: show bars.
 
     Raises:
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
@@ -137,239 +142,199 @@ def build_index(
         )
     if not count:
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
-    source = Source(embeddings, layer, metric)
+    vectors = LayerVectors(embeddings, layer, metric, progress)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, _shape(source, held_out), memory_bytes)
+    plan = choose(kind, vectors.measures(held_out), memory_bytes)
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
-    own = np.sort(order[:held_out])
+    query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
     with _folder(out) as work:
-        watch = Stopwatch()
-        held = make(source, plan, training, work, watch, progress)
-        setting, measured = measure(held, source, plan, own, min(k, count - 1), recall)
-        watch.lap("recall")
-        for name in FILES:
-            shutil.copyfile(embeddings.folder / name, work / name)
-        files = {
-            path.name: File(bytes=path.stat().st_size, sha256=sha256(path))
-            for path in sorted(work.iterdir())
-            if path.name != LOCK
-        }
-        for name, digest in embeddings.manifest.samples.items():
-            size = files[name].bytes
-            check_file(embeddings.folder / name, File(bytes=size, sha256=digest))
-        watch.lap("checksums")
-        known = embeddings.manifest
+        seconds: dict[str, float] = {}
+        index = make(vectors, plan, training, work / INDEX, seconds)
+        with _timed(seconds, "recall"):
+            setting, measured = measure(
+                index, vectors, plan, query_numbers, min(k, count - 1), recall
+            )
+        with _timed(seconds, "checksums"):
+            files = _copy_samples(embeddings, work)
         manifest = IndexManifest(
             format=FORMAT,
             kind=plan.kind,
             metric=metric,
             normalised=metric == "cosine",
-            compared_by=compared_by(metric, plan.kind),
+            compared_by=vectors.compared_by(plan),
             layer=layer,
-            dim=source.dim,
+            dim=vectors.dim,
             count=count,
-            checkpoint=known.checkpoint,
             embeddings=str(embeddings.folder),
             embeddings_sha256=embeddings.sha256,
-            run=known.run,
-            data=known.data,
-            data_sha256=known.data_sha256,
+            **embeddings.manifest.model_dump(include={"checkpoint", "run", "data", "data_sha256"}),
             plan=plan,
             seed=seed,
             faiss=faiss.__version__,
-            search={SETTINGS[plan.kind]: setting} if plan.kind != "flat" else {},
+            search={plan.setting: setting} if plan.setting else {},
             recall=measured,
-            seconds=watch.seconds,
+            seconds=seconds,
             files=files,
         )
         save_json(work / MANIFEST, manifest.model_dump(mode="json"))
-    return Index(out, manifest, Samples.load(out), held)
+    return Index(out, manifest, Samples.load(out), index)
 
 
-class Stopwatch:
-    """Seconds of each step."""
+def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, IndexFile]:
+    """Copies keys and labels beside the index, and returns what each file there is, by name."""
+    for name in FILES:
+        shutil.copyfile(embeddings.folder / name, work / name)
+    files = {
+        path.name: IndexFile(bytes=path.stat().st_size, sha256=sha256(path))
+        for path in sorted(work.iterdir())
+        if path.name != LOCK
+    }
+    for name, digest in embeddings.manifest.samples.items():  # as the embeddings were written?
+        written = IndexFile(bytes=files[name].bytes, sha256=digest)
+        check_file(embeddings.folder / name, written)
+    return files
 
-    def __init__(self) -> None:
-        """Start."""
-        self.seconds: dict[str, float] = {}
-        self._at = time.perf_counter()
 
-    def lap(self, name: str) -> None:
-        """Since the last lap, under a name."""
-        now = time.perf_counter()
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._at, 4)
-        self._at = now
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[name] = round(time.perf_counter() - begin, 4)
 
 
 def make(
-    source: Source, plan: Plan, training: Numbers, work: Path, watch: Stopwatch, progress: bool
+    vectors: LayerVectors, plan: Plan, training: Numbers, path: Path, seconds: dict[str, float]
 ) -> Any:
-    """Train, add and write; FAISS's index, which for a mapped one holds its file mapped."""
-    metric, dim, path = faiss_metric(source, plan), source.dim, work / INDEX
+    """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
     if plan.kind == "hnsw":
-        held = faiss.IndexHNSWFlat(dim, plan.links, metric)
-        for _, block in source.blocks("add", progress):
-            held.add(block)
-        watch.lap("add")
-        faiss.write_index(held, str(path))
-        watch.lap("write")
-        return held
+        index = vectors.empty_index(plan)
+        with _timed(seconds, "add"):
+            for _, block in vectors.blocks("add"):
+                index.add(block)
+        with _timed(seconds, "write"):
+            faiss.write_index(index, str(path))
+        return index
     if plan.kind == "flat":
-        write_flat(path, source.blocks("add", progress), len(source.embeddings), dim, metric)
+        with _timed(seconds, "add"):
+            write_flat(path, vectors, plan)
     else:
-        trained = train(source, plan, training)
-        watch.lap("train")
-        assigned = assign(trained, source, progress)
-        watch.lap("assign")
-        write_lists(path, trained, source.blocks("add", progress), assigned)
+        with _timed(seconds, "train"):
+            trained = train(vectors, plan, training)
+        with _timed(seconds, "assign"):
+            assigned = assign(trained, vectors)
+        with _timed(seconds, "add"):
+            write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
-    watch.lap("add")
-    held = read_faiss(path, plan)
-    watch.lap("read")
-    return held
+    with _timed(seconds, "read"):
+        return read_faiss(path, plan)
 
 
-def faiss_metric(source: Source, plan: Plan) -> int:
-    """FAISS's number of what it computes."""
-    return int(NUMBERS[compared_by(source.metric, plan.kind)])
-
-
-def write_flat(
-    path: Path, blocks: Iterator[tuple[int, Vectors]], count: int, dim: int, metric: int
-) -> None:
-    """Write the file of a flat index a block at a time, as `faiss.write_index` would.
-
-    FAISS keeps all vectors in memory until it writes them. Its file is a header, then the
-    vectors: that of an empty index is taken, and the number of vectors (at byte 8) and of values
-    (its last 8 bytes) are filled in. Tests compare the file with FAISS's.
-    """
-    header = bytearray(faiss.serialize_index(faiss.IndexFlat(dim, metric)).tobytes())
+def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
+    """Writes the file of a flat index a block at a time, as `faiss.write_index` would."""
+    # FAISS keeps all vectors in memory until it writes them. Its file is a header, then the
+    # vectors: the header of an empty index gets the number of vectors (at byte 8) and of values
+    # (its last 8 bytes). Tests compare the file with FAISS's.
+    header = bytearray(faiss.serialize_index(vectors.empty_index(plan)).tobytes())
+    count = len(vectors.embeddings)
     struct.pack_into("<q", header, 8, count)
-    struct.pack_into("<Q", header, len(header) - 8, count * dim)
+    struct.pack_into("<Q", header, len(header) - 8, count * vectors.dim)
     with path.open("wb") as stream:
         stream.write(header)
-        for _, block in blocks:
+        for _, block in vectors.blocks("add"):
             stream.write(block.data)
 
 
-def train(source: Source, plan: Plan, training: Numbers) -> Any:
-    """An inverted file with centroids, and codes where it has them; k-means on GPUs if any."""
-    metric, dim = faiss_metric(source, plan), source.dim
-    quantizer = faiss.IndexFlat(dim, metric)
-    if plan.kind == "ivf":
-        held = faiss.IndexIVFFlat(quantizer, dim, plan.lists, metric)
-    else:
-        held = faiss.IndexIVFPQ(quantizer, dim, plan.lists, plan.subvectors, plan.bits, metric)
-        held.pq.cp.max_points_per_centroid = POINTS
-        held.use_precomputed_table = -1  # it is not searched before it is read again
-    held.own_fields = True  # the quantizer lives and ends with it
-    quantizer.this.disown()
-    on_gpus = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(dim, metric)) if gpus() else None
-    if on_gpus is not None:
-        held.clustering_index = on_gpus
-    held.train(source.take(training))
-    held.clustering_index = None
-    return held
+def train(vectors: LayerVectors, plan: Plan, training: Numbers) -> Any:
+    """Returns an inverted file with centroids, and codes where it has them; on GPUs if any."""
+    index = vectors.empty_index(plan)
+    if plan.kind == "ivfpq":
+        index.pq.cp.max_points_per_centroid = POINTS
+        index.use_precomputed_table = -1  # it is not searched before it is read again
+    if gpus():  # FAISS borrows what it clusters with
+        flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
+        index.clustering_index = flat
+    index.train(vectors.take(training))
+    index.clustering_index = None
+    return index
 
 
-def assign(held: Any, source: Source, progress: bool) -> Numbers:
-    """The list of every vector, int64 [N]; on GPUs if any."""
-    quantizer = faiss.index_cpu_to_all_gpus(held.quantizer) if gpus() else held.quantizer
-    assigned = np.empty(len(source.embeddings), np.int64)
-    for start, block in source.blocks("assign", progress):
+def assign(index: Any, vectors: LayerVectors) -> Numbers:
+    """Returns the list of every vector, int64 [N]; found on GPUs if any."""
+    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpus() else index.quantizer
+    assigned = np.empty(len(vectors.embeddings), np.int64)
+    for start, block in vectors.blocks("assign"):
         assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
     return assigned
 
 
 def write_lists(
-    path: Path, held: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
+    path: Path, index: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
 ) -> None:
-    """Write the file of an inverted file a block at a time, as `faiss.write_index` would.
+    """Writes the file of an inverted file a block at a time, as `faiss.write_index` would.
 
-    FAISS keeps the lists in memory until it writes them, and a list that grows doubles its room.
-    Its file is the trained index, then the size of each list, then for each list the codes and
-    the numbers of its vectors. The size of every list is known from `assigned`, and so is the
-    place of every code. Tests compare the file with FAISS's.
-
-    Args:
-        path: of the file.
-        held: trained, and empty.
-        blocks: all vectors, with the number of the first of each block.
-        assigned: the list of every vector.
+    `index` is trained and empty; `assigned` is the list of every vector.
     """
-    header = bytearray(faiss.serialize_index(held).tobytes())
+    # FAISS keeps the lists in memory until it writes them, and a list that grows doubles its room.
+    # Its file is the trained index, the size of each list, then for each list the codes and the
+    # numbers of its vectors. `assigned` tells the size of every list, and so the place of every
+    # code. Tests compare the file with FAISS's.
+    header = bytearray(faiss.serialize_index(index).tobytes())
     struct.pack_into("<q", header, 8, len(assigned))
-    empty = struct.pack("<4sQQ4sQ", b"ilar", held.nlist, held.code_size, b"sprs", 0)
+    empty = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"sprs", 0)
+    full = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"full", index.nlist)
     if not header.endswith(empty):
         raise RetrievalError(
             f"FAISS {faiss.__version__} writes inverted files in a way that this version of heron "
             "does not know; expected that of FAISS 1.15; install faiss-cpu 1.15"
         )
-    header[-len(empty) :] = struct.pack(
-        "<4sQQ4sQ", b"ilar", held.nlist, held.code_size, b"full", held.nlist
-    )
-    sizes = np.bincount(assigned, minlength=held.nlist).astype("<u8")
-    entry = held.code_size + 8
+    header[-len(empty) :] = full
+    sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")
+    entry = index.code_size + 8
     codes_at = len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry
-    numbers_at = codes_at + sizes * held.code_size
+    numbers_at = codes_at + sizes * index.code_size
     with path.open("wb") as stream:
         stream.write(header + sizes.tobytes())
         stream.flush()
-        file = stream.fileno()
         for start, block in blocks:
             lists = assigned[start : start + len(block)]
-            codes = np.empty((len(block), held.code_size), np.uint8)
-            held.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
+            codes = np.empty((len(block), index.code_size), np.uint8)
+            index.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
             order = np.argsort(lists, kind="stable")
-            codes, numbers = codes[order], (order + start).astype("<i8")
             present, firsts = np.unique(lists[order], return_index=True)
-            for number, first, last in zip(
-                present.tolist(), firsts.tolist(), [*firsts.tolist()[1:], len(block)], strict=True
-            ):
-                os.pwrite(file, codes[first:last].data, int(codes_at[number]))
-                os.pwrite(file, numbers[first:last].data, int(numbers_at[number]))
-                codes_at[number] += (last - first) * held.code_size
-                numbers_at[number] += (last - first) * 8
+            for number, mine in zip(present, np.split(order, firsts[1:]), strict=True):
+                os.pwrite(stream.fileno(), codes[mine].data, int(codes_at[number]))
+                numbers = (mine + start).astype("<i8")
+                os.pwrite(stream.fileno(), numbers.data, int(numbers_at[number]))
+                codes_at[number] += len(mine) * index.code_size
+                numbers_at[number] += len(mine) * 8
 
 
 def measure(
-    held: Any, source: Source, plan: Plan, own: Numbers, k: int, target: float
+    index: Any, vectors: LayerVectors, plan: Plan, query_numbers: Numbers, k: int, target: float
 ) -> tuple[int, Recall | None]:
-    """The setting that reaches the target of recall, and the curve; None for a single vector."""
+    """Returns the setting that reaches the target of recall@k, and the recall.
+
+    The queries are the samples `query_numbers`; a lone vector has no recall.
+    """
     least, most = {"flat": (0, 0), "hnsw": (16, MOST_EF)}.get(plan.kind, (1, plan.lists))
     if not k:
         return least, None
 
     def search(queries: Vectors, k: int, setting: int) -> Numbers:
-        set_default(held, plan.kind, setting)
+        set_default(index, plan, setting)
         cut = range(0, len(queries), QUERY_BLOCK)
-        return np.concatenate([held.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
+        return np.concatenate([index.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
 
-    truth = Truth(source.take, source.blocks(), own, k, faiss_metric(source, plan))
-    return truth.tune(search, least, most, target, plan.kind == "ivfpq")
-
-
-def _shape(source: Source, held_out: int) -> Shape:
-    known = source.embeddings.manifest
-    size = np.dtype(source.embeddings.layer(source.layer).dtype).itemsize
-    return Shape(
-        count=len(source.embeddings),
-        dim=source.dim,
-        part_bytes=max(part.count for part in known.parts) * source.dim * size,
-        held_out=held_out,
-        euclidean=source.metric != "inner_product",
-    )
+    exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type)
+    return exact.tune(search, least, most, target, plan.kind == "ivfpq")
 
 
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, which gets that name when all went well, else is removed.
-
-    What a killed build left is removed by the next; one that still runs holds its lock.
-    """
+    """Makes a hidden folder beside `out`, which gets that name when all went well, else goes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RetrievalError(
             f"{out} is there already; expected a new or an empty folder; give another --out, or "
@@ -377,18 +342,17 @@ def _folder(out: Path) -> Iterator[Path]:
         )
     work = out.with_name(f".{out.name}.part")
     work.mkdir(parents=True, exist_ok=True)
-    lock = os.open(work / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with (work / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RetrievalError(
                 f"{work} is being written by another build; wait for it, or give another --out"
             ) from None
-        for path in work.iterdir():
-            if path.name != LOCK:
-                path.unlink()
         try:
+            for path in work.iterdir():  # what a killed build left
+                if path.name != LOCK:
+                    path.unlink()
             yield work
             if out.exists():
                 out.rmdir()
@@ -397,5 +361,3 @@ def _folder(out: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-    finally:
-        os.close(lock)

@@ -17,49 +17,40 @@ from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import build_data, open_reader
-from heron.pipeline.data.views import Views
+from heron.pipeline.data.streams import build_data
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.launch import start_processes
-from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import (
     FORMAT,
     LAYERS,
+    PLAN,
     Embeddings,
     EmbeddingsManifest,
     Layer,
     LayerRecord,
     Part,
-    dump,
 )
+from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.training.pretrained import from_pretrained, input_shapes, locate
+from heron.pipeline.training.pretrained import locate
 from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
 from heron.shards.manifest import MANIFEST
 from heron.shards.sources.base import sha256
 
-PLAN = "plan.json"
 ROLES = "labelled", "unlabelled", "test"
 T = TypeVar("T")
 
 
 def embed(
-    run: str | Path,
-    out: str | Path,
+    run: str | Path,  # folder of a run or of a checkpoint
+    out: str | Path,  # folder to write; what an earlier call of the same finished is kept
     choice: Choice | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
 ) -> Embeddings:
-    """Embed a data set; every process of a launch must call it.
-
-    Args:
-        run: folder of a run or of a checkpoint.
-        out: folder to write; what an earlier call of the same finished is kept.
-        choice: of rows and layers.
-        overrides: of the run's configuration, such as `data.path=data/other`, `data.workers=4`.
-        progress: show a bar.
+    """Embeds a data set; every process of a launch must call it.
 
     Raises:
         RetrievalError: `out` holds other embeddings, the data does not fit the model, or an
@@ -71,9 +62,10 @@ def embed(
     choice, out = choice or Choice(), Path(out)
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
-    config = load_config(locate(run) / "config.yaml", overrides)
+    checkpoint = locate(run)
+    config = load_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
-    embedder, plan = together(lambda: _open(run, config, device, out, choice, progress))
+    embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice, progress))
     for number, other in enumerate(gather_objects(plan)):
         if differ := differences(other, plan):
             raise RetrievalError(
@@ -83,12 +75,12 @@ def embed(
     together(lambda: _begin(embedder, plan) if rank() == 0 else None)
     together(lambda: embedder.run_all(progress))
     records = gather_objects(together(lambda: {n: embedder.record(n) for n in embedder.mine}))
-    together(lambda: _finish(embedder, plan, run, records) if rank() == 0 else None)
+    together(lambda: _finish(embedder, plan, str(run), records) if rank() == 0 else None)
     return Embeddings.open(out)
 
 
 def together(work: Callable[[], T]) -> T:
-    """What some work gives; a fault of one process is one of all, which would wait for it."""
+    """Returns what some work gives; a fault of one process is raised on all, which would wait."""
     fault: Exception | None = None
     try:
         found = work()
@@ -104,37 +96,27 @@ def together(work: Callable[[], T]) -> T:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The entries in which two plans differ, as text."""
+    """Returns the entries in which two plans differ, as text."""
     differ = [key for key in wanted if found.get(key) != wanted[key]]
     return "; ".join(f"{key} {found.get(key)}, not {wanted[key]}" for key in differ)
 
 
 def _open(
-    run: str | Path,
+    checkpoint: Path,
     config: Config,
     device: torch.device,
     out: Path,
     choice: Choice,
     progress: bool,
 ) -> tuple[Embedder, dict[str, Any]]:
-    """Model, data and rows; and what tells this embedding from others."""
-    checkpoint = locate(run)
-    model = from_pretrained(checkpoint)
-    model.precision = config.train.precision
-    model.to(device)
+    """Opens model, data and rows; the plan is what tells this embedding from others."""
     build_data(config.data, progress=rank() == 0 and progress)
-    reader = open_reader(config.data)
-    views = Views(reader, config.data, device)
-    if (wanted := input_shapes(checkpoint)) != (found := [list(s) for s in views.shapes]):
-        raise RetrievalError(
-            f"the views of {config.data.path} are {found}; expected {wanted}, which the model of "
-            f"{checkpoint} was trained on; give data of those shapes, or set data.views"
-        )
-    rows, layers = _rows(reader, config, choice), _layers(model, choice)
+    model = EmbeddingModel.open(checkpoint, config, device)
+    rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
     seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft", "canvas"})
     plan = {
         "checkpoint": sha256(checkpoint / "model.safetensors"),
-        "data_sha256": hashlib.sha256(reader.store.read_bytes(MANIFEST)).hexdigest(),
+        "data_sha256": hashlib.sha256(model.reader.store.read_bytes(MANIFEST)).hexdigest(),
         "rows": len(rows),
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
         "split": choice.split,
@@ -146,70 +128,7 @@ def _open(
         "part_rows": choice.part_rows,
         "precision": config.train.precision,
     }
-    return Embedder(model, views, reader, config, rows, out, choice, layers), plan
-
-
-def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
-    """Make the folder, or find in it a part of the same.
-
-    Raises:
-        RetrievalError: it holds something else, or two of the rows have one key.
-    """
-    out = embedder.out
-    samples_of(embedder.reader, embedder.rows).refuse_duplicates()
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / PLAN
-    if path.exists():
-        if differ := differences(json.loads(path.read_text()), plan):
-            raise RetrievalError(
-                f"{out} holds embeddings of another kind: {differ}; expected the same, to go on "
-                "with; give another --out, or remove the folder"
-            )
-        return
-    if found := sorted(p.name for p in out.iterdir()):
-        raise RetrievalError(
-            f"{out} holds {', '.join(found[:3])}; expected an empty folder; give another --out"
-        )
-    save_json(path, plan)
-
-
-def _finish(
-    embedder: Embedder,
-    plan: dict[str, Any],
-    run: str | Path,
-    records: Sequence[Mapping[int, tuple[Part, dict[int, str]]]],
-) -> None:
-    """Write the samples, and last the manifest."""
-    by_number = {number: found for some in records for number, found in some.items()}
-    lost = {row: why for _, some in by_number.values() for row, why in some.items()}
-    kept = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
-    manifest = EmbeddingsManifest(
-        format=FORMAT,
-        run=str(run),
-        checkpoint=plan["checkpoint"],
-        data=embedder.config.data.path,
-        data_sha256=plan["data_sha256"],
-        precision=plan["precision"],
-        rows=len(kept),
-        layers=embedder.layers,
-        parts=[by_number[number][0] for number in range(len(by_number))],
-        samples=samples_of(embedder.reader, kept).save(embedder.out),
-        lost=lost,
-    )
-    save_json(embedder.out / MANIFEST, dump(manifest))
-
-
-def samples_of(reader: Reader, rows: Rows) -> Samples:
-    """Keys and labels of some rows of a data set."""
-    labels = reader.manifest.labels
-    known = reader.known(rows)
-    if labels.kind == "complementary":  # a class is known where the others are ruled out
-        known &= reader.targets(rows).sum(1) == len(labels.names) - 1
-    targets = np.zeros((len(rows), len(labels.names)), np.uint8)
-    if known.any():
-        targets[known] = reader.truth(rows[known])
-    keys = np.array([key.encode() for key in reader.keys(rows)], np.bytes_)
-    return Samples(keys, rows, targets, known, labels.names, labels.kind)
+    return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
 def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
@@ -230,23 +149,85 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     return np.sort(rows).astype(np.int64)
 
 
-def _layers(model: Heterogeneous, choice: Choice) -> dict[Layer, LayerRecord]:
-    """The layers to write, with their widths."""
-    seen, config = model.classified, choice.dtype
-    if config not in ("float32", "float16"):
-        raise RetrievalError(f"unknown dtype '{config}'; expected float32 or float16")
-    there: dict[Layer, int] = {"hidden": model.width * seen}
-    if len(model.projectors):
-        there["projection"] = model.projection_width * seen
-    if model.weight is not None:
-        there["weight"] = model.projection_width * seen
+def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
+    """Returns the layers to write, with their widths."""
+    if choice.dtype not in ("float32", "float16"):
+        raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
+    widths, known = model.widths, {"dtype": choice.dtype, "views": model.model.classified}
     for name in choice.layers or ():
-        if name not in there:
+        if name not in widths:
             raise RetrievalError(
-                f"the model has no layer '{name}'; found {', '.join(there)}; expected one of them"
+                f"the model has no layer '{name}'; found {', '.join(widths)}; expected one of them"
             )
-    asked = [name for name in LAYERS if name in (choice.layers or there)]
-    return {
-        name: LayerRecord.model_validate({"dim": there[name], "dtype": choice.dtype, "views": seen})
-        for name in asked
-    }
+    asked = [name for name in LAYERS if name in (choice.layers or widths)]
+    return {name: LayerRecord.model_validate({"dim": widths[name]} | known) for name in asked}
+
+
+def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
+    """Makes the folder, or finds in it a part of the same.
+
+    Raises:
+        RetrievalError: it holds something else, or two of the rows have one key.
+    """
+    out = embedder.out
+    samples_of(embedder.reader, embedder.rows).refuse_duplicates()
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / PLAN
+    if path.exists():
+        try:
+            begun = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise RetrievalError(
+                f"{path} is no JSON: {error}; expected the plan of an unfinished embedding; remove "
+                "the folder, or give another --out"
+            ) from None
+        if differ := differences(begun, plan):
+            raise RetrievalError(
+                f"{out} holds embeddings of another kind: {differ}; expected the same, to go on "
+                "with; give another --out, or remove the folder"
+            )
+        return
+    if found := sorted(p.name for p in out.iterdir()):
+        raise RetrievalError(
+            f"{out} holds {', '.join(found[:3])}; expected an empty folder; give another --out"
+        )
+    save_json(path, plan)
+
+
+def _finish(
+    embedder: Embedder,
+    plan: dict[str, Any],
+    run: str,
+    records: Sequence[Mapping[int, tuple[Part, dict[int, str]]]],
+) -> None:
+    """Writes the samples, and last the manifest."""
+    by_number = {number: found for some in records for number, found in some.items()}
+    lost = {row: why for _, some in by_number.values() for row, why in some.items()}
+    kept = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
+    manifest = EmbeddingsManifest(
+        format=FORMAT,
+        run=run,
+        checkpoint=plan["checkpoint"],
+        data=embedder.config.data.path,
+        data_sha256=plan["data_sha256"],
+        precision=plan["precision"],
+        rows=len(kept),
+        layers=embedder.layers,
+        parts=[by_number[number][0] for number in range(len(by_number))],
+        samples=samples_of(embedder.reader, kept).save(embedder.out),
+        lost=lost,
+    )
+    save_json(embedder.out / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def samples_of(reader: Reader, rows: Rows) -> Samples:
+    """Returns keys and labels of some rows of a data set."""
+    labels = reader.manifest.labels
+    known = reader.known(rows)
+    if labels.kind == "complementary":  # a class is known where the others are ruled out
+        known &= reader.targets(rows).sum(1) == len(labels.names) - 1
+    targets = np.zeros((len(rows), len(labels.names)), np.uint8)
+    if known.any():
+        targets[known] = reader.truth(rows[known])
+    keys = np.array([key.encode() for key in reader.keys(rows)], np.bytes_)
+    return Samples(keys, rows, targets, known, labels.names, labels.kind)

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
@@ -20,57 +17,38 @@ from heron.pipeline.data.batches import VIEW, batches
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.slots import Form, Room
-from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.collectives import rank, world_size
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
+from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.progress import progress_bar
 from heron.shards.sources.base import sha256
 
-PART_ROWS = 65_536
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a data set to embed, and how.
+    """What of a data set to embed, and how."""
 
-    Attributes:
-        split: a split of the data set; None: all.
-        role: `labelled`, `unlabelled` or `test`, as the run's protocol has them; None: all rows.
-        layers: to write; None: those that the model has.
-        dtype: of the files.
-        part_rows: rows of a file; a crash costs a process two of them at most.
-    """
-
-    split: str | None = None
-    role: str | None = None
-    layers: Sequence[Layer] | None = None
-    dtype: str = "float32"
-    part_rows: int = PART_ROWS
+    split: str | None = None  # of the data set; None: all
+    role: str | None = None  # labelled, unlabelled or test, by the run's protocol; None: all rows
+    layers: Sequence[Layer] | None = None  # to write; None: those that the model has
+    dtype: str = "float32"  # of the files
+    part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most
 
 
-def layer_vectors(found: Features, layer: Layer) -> Tensor:
-    """A layer as it is written, [rows, dim]: heads of each view are unit vectors, side by side."""
-    if layer == "hidden":
-        return found.hidden
-    heads = found.projections if layer == "projection" else found.weights
-    return torch.cat([normalize(head, dim=1) for head in heads], 1)
-
-
-class _Work:
-    """Batches of the parts that a process embeds: what the reading processes are given."""
+class _PartBatches:
+    """The batches of the parts that a process embeds: what the reading processes are given."""
 
     def __init__(self, reader: Reader, names: list[str], work: list[Rows], size: int) -> None:
         self.reader, self.names, self.work, self.size = reader, names, work, size
 
     def forms(self) -> dict[str, Form]:
-        """Shape and type of every array of a batch."""
-        shapes = {name: self.reader.shape(name) for name in self.names}
-        return {
-            VIEW + name: ((self.size, *shape), self.reader.view(name).dtype)
-            for name, shape in shapes.items()
-        } | {
+        """Returns the shape and type of every array of a batch."""
+        views: dict[str, Form] = {
+            VIEW + name: ((self.size, *self.reader.shape(name)), self.reader.view(name).dtype)
+            for name in self.names
+        }
+        return views | {
             "targets": ((0, 0), "float32"),
             "rows": ((self.size,), "int64"),
             "keys": ((self.size,), "int64"),
@@ -78,7 +56,7 @@ class _Work:
         }
 
     def load(self, t: int, room: Room) -> tuple[list[int], dict[int, str]]:
-        """Read batch t; a short one is filled up, so that all are of one size."""
+        """Reads batch t; a short one is filled up, so that all are of one size."""
         rows = np.resize(self.work[t], self.size)
         self.reader.fill({name: room[VIEW + name] for name in self.names}, rows)
         room["rows"][:], room["keys"][:] = rows, 0
@@ -87,33 +65,31 @@ class _Work:
 
 
 class Embedder:
-    """Embeds parts and writes them, the last part while the next is computed.
+    """Embeds parts of `rows` and writes their `layers` to `out`.
 
     Attributes:
+        parts: the rows of each part, of all processes.
         mine: numbers of the parts of this process.
     """
 
     def __init__(
         self,
-        model: Heterogeneous,
-        views: Views,
-        reader: Reader,
+        model: EmbeddingModel,
         config: Config,
         rows: Rows,
         out: Path,
-        choice: Choice,
         layers: dict[Layer, LayerRecord],
+        part_rows: int,
     ) -> None:
-        """Embed what `views` make of `rows` of `reader`; write `layers` to `out`."""
-        self.model, self.views, self.reader, self.config = model, views, reader, config
-        self.rows, self.out, self.choice, self.layers = rows, out, choice, layers
-        starts = range(0, len(rows), choice.part_rows)
-        self.parts = [rows[start : start + choice.part_rows] for start in starts]
+        """Takes this process's share of the parts."""
+        self.model, self.reader, self.config = model, model.reader, config
+        self.rows, self.out, self.layers = rows, out, layers
+        self.parts = [rows[at : at + part_rows] for at in range(0, len(rows), part_rows)]
         self.mine = range(rank(), len(self.parts), world_size())
 
     def run_all(self, progress: bool) -> None:
-        """Embed this process's parts that are not there, under a bar."""
-        missing = [n for n in self.mine if not self.finished(n, len(self.parts[n]))]
+        """Embeds this process's parts that are not there, under a bar."""
+        missing = [number for number in self.mine if not self._finished(number)]
         total = sum(len(self.parts[number]) for number in self.mine)
         left = sum(len(self.parts[number]) for number in missing)
         hidden = rank() > 0 or not progress
@@ -122,53 +98,60 @@ class Embedder:
             for count in self.run(missing):
                 bar.update(count)
 
-    def finished(self, number: int, rows: int) -> bool:
-        """Whether a part is there: its list of lost rows is written last."""
-        note = self.out / f"lost/{number:05d}.json"
-        if not note.exists():
+    def _lost(self, number: int) -> Path:
+        """The file of a part's rows that could not be read, and why; it is written last."""
+        return self.out / f"lost/{number:05d}.json"
+
+    def _finished(self, number: int) -> bool:
+        """Returns whether a part is there, whole."""
+        try:
+            left = len(self.parts[number]) - len(json.loads(self._lost(number).read_bytes()))
+            found = {
+                name: np.load(self.out / part_name(name, number), "r", allow_pickle=False)
+                for name in self.layers
+            }
+        except (OSError, ValueError):
             return False
-        left = rows - len(json.loads(note.read_text()))
-        for name, layer in self.layers.items():
-            try:
-                found = np.load(self.out / part_name(name, number), "r", allow_pickle=False)
-            except (OSError, ValueError):
-                return False
-            if found.shape != (left, layer.dim) or found.dtype != layer.dtype:
-                return False
-        return True
+        return all(
+            found[name].shape == (left, layer.dim) and found[name].dtype == layer.dtype
+            for name, layer in self.layers.items()
+        )
 
     def record(self, number: int) -> tuple[Part, dict[int, str]]:
-        """What the manifest says of a part, and its lost rows."""
+        """Returns what the manifest says of a part, and its lost rows."""
         paths = {name: self.out / part_name(name, number) for name in self.layers}
-        count = len(np.load(next(iter(paths.values())), "r", allow_pickle=False))
-        lost = json.loads((self.out / f"lost/{number:05d}.json").read_text())
-        part = Part(count=count, sha256={name: sha256(path) for name, path in paths.items()})
+        lost = json.loads(self._lost(number).read_text())
+        part = Part(
+            count=len(self.parts[number]) - len(lost),
+            sha256={name: sha256(path) for name, path in paths.items()},
+        )
         return part, {int(row): why for row, why in lost.items()}
 
     def run(self, missing: Sequence[int]) -> Iterator[int]:
-        """Embed the parts that are missing; gives the rows of every batch that is done."""
-        size, parts = self.config.evaluate.batch, self.parts
-        cuts = [
-            (number, first) for number in missing for first in range(0, len(parts[number]), size)
+        """Embeds the parts that are missing; yields the rows of every batch that is done."""
+        size = self.config.evaluate.batch
+        work = [
+            self.parts[number][first : first + size]
+            for number in missing
+            for first in range(0, len(self.parts[number]), size)
         ]
-        work = [parts[number][first : first + size] for number, first in cuts]
-        names = list(dict.fromkeys(v.stored for v in self.views.views[: self.model.classified]))
-        source = _Work(self.reader, names, work, size)
-        pin = self.views.device.type == "cuda"
+        source = _PartBatches(self.reader, self.model.stored, work, size)
+        device = self.model.views.device
+        pin = device.type == "cuda"
         read = batches(source, 0, len(work), self.config.data.workers, pin)
+        writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as writer, closing(read):
-            writing: Future[None] | None = None
             for number in missing:
-                rows = parts[number]
+                rows = self.parts[number]
                 arrays = {
                     name: np.empty((len(rows), layer.dim), layer.dtype)
                     for name, layer in self.layers.items()
                 }
                 lost: dict[int, str] = {}
                 for first in range(0, len(rows), size):
-                    batch = next(read).to(self.views.device)
+                    batch = next(read).to(device)
                     count = min(size, len(rows) - first)
-                    for name, vectors in self._forward(batch).items():
+                    for name, vectors in self.model.forward(batch, self.layers).items():
                         arrays[name][first : first + count] = vectors[:count].cpu().numpy()
                     lost |= batch.lost
                     yield count
@@ -178,34 +161,23 @@ class Embedder:
             if writing is not None:
                 writing.result()
 
-    @torch.inference_mode()
-    def _forward(self, batch: Any) -> dict[Layer, Tensor]:
-        inputs = self.views(batch, train=False, first=self.model.classified)
-        found: Features = self.model(inputs, batch.keys, batch.parts)
-        return {name: layer_vectors(found, name) for name in self.layers}
-
     def _write(
         self, number: int, rows: Rows, arrays: dict[Layer, NDArray[Any]], lost: dict[int, str]
     ) -> None:
-        """Write a part: its rows that could be read, all of them finite."""
+        """Writes a part: its rows that could be read, all of them finite."""
         kept = ~np.isin(rows, np.array(list(lost), np.int64))
         for name, array in arrays.items():
             vectors = array[kept] if lost else array
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
-                keys = self.reader.keys(rows[kept][bad[:5]])
+                keys, half = self.reader.keys(rows[kept][bad[:5]]), vectors.dtype == np.float16
+                remedy = "embed in float32" if half else "look at the samples and the run's loss"
                 raise RetrievalError(
-                    f"layer '{name}' of {len(bad)} samples is not finite in {self.choice.dtype}, "
-                    f"the first {', '.join(keys)}; expected finite numbers; "
-                    + (
-                        "embed in float32"
-                        if self.choice.dtype == "float16"
-                        else "look at the samples and at the run's loss"
-                    )
+                    f"layer '{name}' of {len(bad)} samples is not finite in {vectors.dtype}, the "
+                    f"first {', '.join(keys)}; expected finite numbers; {remedy}"
                 )
             path = self.out / part_name(name, number)
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as stream:
                 np.save(stream, vectors, allow_pickle=False)
-        note = self.out / f"lost/{number:05d}.json"
-        note.parent.mkdir(exist_ok=True)
-        save_json(note, lost)
+        self._lost(number).parent.mkdir(exist_ok=True)
+        save_json(self._lost(number), lost)

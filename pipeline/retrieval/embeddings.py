@@ -1,12 +1,9 @@
 """Embeddings on disk: arrays of vectors in parts, whose they are, and what made them."""
 
-import json
-from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +14,13 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.shards.manifest import MANIFEST, Record
 from heron.shards.sources.base import sha256
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[1] = 1  # of the manifests of embeddings and of indexes
 AGAIN = "embed again, into an empty folder"
+PLAN = "plan.json"  # what an unfinished embedding is to become
+BLOCK = 65_536  # vectors read at a time
 Layer = Literal["hidden", "projection", "weight"]
-LAYERS: tuple[Layer, ...] = ("hidden", "projection", "weight")
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+R = TypeVar("R", bound=Record)
 
 
 class LayerRecord(Record):
@@ -62,6 +62,30 @@ class EmbeddingsManifest(Record):
     lost: dict[int, str]
 
 
+def read_manifest(folder: Path, record: type[R], what: str, remedy: str, again: str) -> R:
+    """Reads the manifest of a folder.
+
+    `what` it should be, the `remedy` where there is none, and how it is made `again` are for the
+    message of the RetrievalError.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise RetrievalError(
+            f"{path} cannot be read: {error.strerror}; expected {what}; {remedy}"
+        ) from None
+    try:
+        return record.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = "".join(f"{name}: " for name in fault["loc"])
+        raise RetrievalError(
+            f"{path}: {where}{fault['msg']}, found {fault['input']!r:.40}; expected {what} of "
+            f"format {FORMAT}; {again}"
+        ) from None
+
+
 class Embeddings:
     """A folder that `heron embed` wrote; vectors are mapped, not read.
 
@@ -72,10 +96,10 @@ class Embeddings:
     """
 
     def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
-        """Map the samples; see `open`."""
+        """Maps the samples; see `open`."""
         self.folder, self.manifest = Path(folder), manifest
         self.samples = Samples.load(self.folder)
-        self._starts = list(accumulate((part.count for part in manifest.parts), initial=0))
+        self._starts = np.cumsum([0, *(part.count for part in manifest.parts)])
         if len(self.samples) != len(self):
             raise RetrievalError(
                 f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {AGAIN}"
@@ -83,30 +107,16 @@ class Embeddings:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Open a folder of embeddings.
+        """Opens a folder of embeddings.
 
         Raises:
             RetrievalError: it holds none, or they are unfinished or damaged.
         """
-        path = Path(folder) / MANIFEST
-        try:
-            text = path.read_text()
-        except OSError as error:
-            unfinished = (Path(folder) / "plan.json").exists()
-            remedy = (
-                "an unfinished `heron embed`; run the same again to finish it"
-                if unfinished
-                else "give the folder that `heron embed` wrote"
-            )
-            raise RetrievalError(f"{path} cannot be read: {error.strerror}; {remedy}") from None
-        try:
-            return cls(folder, EmbeddingsManifest.model_validate_json(text))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise RetrievalError(
-                f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}; expected embeddings "
-                f"of format {FORMAT}; {AGAIN}"
-            ) from None
+        folder = Path(folder)
+        remedy = "give the folder that `heron embed` wrote"
+        if (folder / PLAN).exists():
+            remedy = "this is an unfinished `heron embed`; run the same again to finish it"
+        return cls(folder, read_manifest(folder, EmbeddingsManifest, "embeddings", remedy, AGAIN))
 
     @cached_property
     def sha256(self) -> str:
@@ -114,15 +124,11 @@ class Embeddings:
         return sha256(self.folder / MANIFEST)
 
     def __len__(self) -> int:
-        """How many samples."""
-        return self._starts[-1]
+        """Returns how many samples there are."""
+        return int(self._starts[-1])
 
     def layer(self, name: Layer) -> LayerRecord:
-        """What is known of a layer.
-
-        Raises:
-            RetrievalError: it is not there.
-        """
+        """Returns what is known of a layer; raises a RetrievalError where it is not there."""
         if name not in self.manifest.layers:
             raise RetrievalError(
                 f"{self.folder} has no layer '{name}'; found {', '.join(self.manifest.layers)}; "
@@ -131,7 +137,7 @@ class Embeddings:
         return self.manifest.layers[name]
 
     def verify(self) -> None:
-        """Compare every file with its checksum: a pass over all bytes.
+        """Compares every file with its checksum, a pass over all bytes.
 
         Raises:
             RetrievalError: names the files that were altered.
@@ -148,7 +154,7 @@ class Embeddings:
             )
 
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
-        """The vectors of a part, mapped, as they are stored."""
+        """Maps the vectors of a part, as they are stored."""
         known, path = self.layer(layer), self.folder / part_name(layer, number)
         try:
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -161,37 +167,23 @@ class Embeddings:
             )
         return found
 
-    def blocks(self, layer: Layer, rows: int = 65_536) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """All vectors of a layer in order, some at a time.
-
-        Yields:
-            The number of the first, and float32 [at most `rows`, dim].
-        """
-        for number, start in enumerate(self._starts[:-1]):
+    def blocks(self, layer: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
+        for number, start in enumerate(self._starts[:-1].tolist()):
             part = self._part(layer, number)
             for first in range(0, len(part), rows):
                 yield start + first, np.asarray(part[first : first + rows], np.float32)
 
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors of some samples, float32 [numbers, dim], in their order."""
+        """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
         out = np.empty((len(numbers), self.layer(layer).dim), np.float32)
-        part = np.searchsorted(self._starts, numbers, side="right") - 1
-        for number in np.unique(part).tolist():
-            mine = part == number
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        for number in np.unique(parts).tolist():
+            mine = parts == number
             out[mine] = self._part(layer, number)[numbers[mine] - self._starts[number]]
         return out
 
-    def one(self, layer: Layer, number: int) -> NDArray[np.float32]:
-        """The vector of one sample, float32 [dim]."""
-        part = bisect_right(self._starts, number) - 1
-        return np.asarray(self._part(layer, part)[number - self._starts[part]], np.float32)
-
 
 def part_name(layer: str, number: int) -> str:
-    """The file of a part of a layer: `hidden/00000.npy`."""
+    """Returns the name of the file of a part of a layer: `hidden/00000.npy`."""
     return f"{layer}/{number:05d}.npy"
-
-
-def dump(manifest: EmbeddingsManifest) -> Any:
-    """The manifest as plain values."""
-    return json.loads(manifest.model_dump_json())

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Self
@@ -13,23 +12,56 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index_manifest import (
-    AGAIN,
-    IndexManifest,
-    check_file,
-    load_index_manifest,
-)
-from heron.pipeline.retrieval.kinds import Metric, Plan
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer, read_manifest
+from heron.pipeline.retrieval.kinds import Kind, Metric, Plan
+from heron.pipeline.retrieval.recall import Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
+from heron.shards.manifest import Record
+from heron.shards.sources.base import sha256
 
 INDEX = "index.faiss"
-NUMBERS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
+FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
-SETTINGS = {"flat": "", "ivf": "nprobe", "ivfpq": "nprobe", "hnsw": "efSearch"}
+AGAIN = "build the index again with `heron index`"
 
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
+
+class IndexFile(Record):
+    """A file of the index."""
+
+    bytes: int
+    sha256: str
+
+
+class IndexManifest(Record):
+    """What an index holds, how it was made, and how well it finds.
+
+    `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
+    by their length, as queries are. `compared_by` is what FAISS computes: of unit vectors the
+    distance gives the same order, cos = 1 - distance^2 / 2, and `ivfpq` finds far more by it: an
+    inner product prefers codes that are longer than the vector they stand for.
+    """
+
+    format: Literal[1]
+    kind: Kind
+    metric: Metric
+    normalised: bool
+    compared_by: Literal["inner_product", "euclidean"]
+    layer: Layer
+    dim: int
+    count: int
+    checkpoint: str  # the sha256 of the model's weights
+    embeddings: str
+    embeddings_sha256: str  # of their manifest, which has those of all its files
+    run: str
+    data: str
+    data_sha256: str
+    plan: Plan
+    seed: int
+    faiss: str
+    search: dict[str, int]  # the setting that reaches the target of recall
+    recall: Recall | None
+    seconds: dict[str, float]  # what each step took
+    files: dict[str, IndexFile]
 
 
 @dataclass(frozen=True)
@@ -54,61 +86,61 @@ class Index:
         folder: where it lies.
         manifest: what it holds.
         samples: the sample of each vector.
+        faiss: FAISS's own index.
     """
 
     def __init__(
         self, folder: Path, manifest: IndexManifest, samples: Samples, faiss_index: Any
     ) -> None:
-        """Hold what `open` has checked."""
+        """Holds what `open` has checked."""
         self.folder, self.manifest, self.samples = folder, manifest, samples
         self.faiss, self._lock = faiss_index, Lock()
         self.gpu: Any = None
         self.setting = next(iter(manifest.search.values()), 0)
-        set_default(faiss_index, manifest.kind, self.setting)
+        set_default(faiss_index, manifest.plan, self.setting)
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
-        """Open a folder that `heron index` wrote.
+        """Opens a folder that `heron index` wrote.
 
-        Args:
-            folder: of the index.
-            verify: compare all files with their checksums, a pass over all bytes; their sizes are
-                always compared. FAISS is handed no file that fails.
-            gpu: search without a filter on all GPUs, where faiss-gpu is installed and sees some;
-                unmeasured. `hnsw` stays on the processor.
+        `verify` compares all files with their checksums, a pass over all bytes; their sizes are
+        always compared. FAISS is handed no file that fails. `gpu` searches without a filter on all
+        GPUs that faiss-gpu sees (unmeasured; `hnsw` stays on the processor).
 
         Raises:
             RetrievalError: there is no index, or a file is foreign, truncated or altered.
         """
         folder = Path(folder)
-        manifest = load_index_manifest(folder)
+        remedy = "give a folder that `heron index` wrote"
+        manifest = read_manifest(folder, IndexManifest, "an index", remedy, AGAIN)
         for name, file in manifest.files.items():
             check_file(folder / name, file, verify)
         samples = Samples.load(folder)
-        held = read_faiss(folder / INDEX, manifest.plan)
-        if fault := mismatch(held, manifest, len(samples)):
-            raise RetrievalError(f"{folder}: {fault}; {AGAIN}")
-        found = cls(folder, manifest, samples, held)
+        faiss_index = read_faiss(folder / INDEX, manifest.plan)
+        pairs = [
+            ("vectors", faiss_index.ntotal, manifest.count),
+            ("dimensions", faiss_index.d, manifest.dim),
+            ("samples", len(samples), manifest.count),
+            ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
+        ]
+        if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
+            raise RetrievalError(f"{folder}: {'; '.join(differ)}; {AGAIN}")
+        index = cls(folder, manifest, samples, faiss_index)
         if gpu and manifest.kind != "hnsw" and gpus():
-            found.gpu = faiss.index_cpu_to_all_gpus(held)
-        return found
+            index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
+        return index
 
     def __len__(self) -> int:
-        """How many vectors."""
+        """Returns how many vectors there are."""
         return self.manifest.count
 
     def check(self, embeddings: Embeddings) -> None:
-        """Refuse embeddings that are not those of the index.
-
-        Raises:
-            RetrievalError: they come of another checkpoint, or are of other samples.
-        """
+        """Refuses embeddings that are of another checkpoint or other samples (RetrievalError)."""
         mine, other = self.manifest, embeddings.manifest
-        kept = self.manifest.files["keys.npy"].sha256
         pairs = [
             ("checkpoint", mine.checkpoint, other.checkpoint),
             ("data", mine.data_sha256, other.data_sha256),
-            ("keys", kept, other.samples.get("keys.npy", "none")),
+            ("keys", mine.files["keys.npy"].sha256, other.samples.get("keys.npy", "none")),
             ("dimension", str(mine.dim), str(embeddings.layer(mine.layer).dim)),
             ("manifest", mine.embeddings_sha256, embeddings.sha256),
         ]
@@ -121,17 +153,14 @@ class Index:
     def search(
         self, vectors: ArrayLike, k: int, allowed: NDArray[np.bool_] | None = None
     ) -> Neighbours:
-        """The k nearest samples of each vector, of those allowed.
+        """Returns the k nearest samples of each vector, of those allowed.
 
         Without a filter the index is searched with the setting of its manifest. With one, all
         that are allowed are compared where they are few; else the setting grows as the share of
         the allowed falls, for neighbours are then as much further off. Where k exist and fewer
         were found, the setting doubles until they are.
 
-        Args:
-            vectors: [queries, dim], float32, not normalised.
-            k: neighbours of each.
-            allowed: which samples may be found, bool [N]; None: all.
+        `vectors` are float32 [queries, dim], not normalised; `allowed` is bool [N].
 
         Raises:
             RetrievalError: a vector has another dimension, is not finite, or is zero under
@@ -142,89 +171,62 @@ class Index:
             raise RetrievalError(
                 f"k is {k}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
             )
-        if allowed is None:
-            scores, numbers = (self.gpu or self.faiss).search(queries, k)
-            self._widen(queries, self.setting, None, k, numbers, scores)
+        setting, selector, there = self.setting, None, k
+        if allowed is not None:
+            if allowed.shape != (len(self),) or allowed.dtype != np.bool_:
+                raise RetrievalError(
+                    f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
+                    f"[{len(self)}], a flag for each sample of {self.folder}"
+                )
+            count = int(allowed.sum())
+            if not count:
+                none = np.full((len(queries), k), -1, np.int64)
+                return Neighbours(none, np.full(none.shape, np.nan, np.float32))
+            there = min(k, count)
+            selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+            setting = self._setting(count / len(self))
+        if self.gpu is not None and allowed is None:
+            scores, numbers = self.gpu.search(queries, k)
         else:
-            numbers, scores = self._filtered(queries, k, allowed)
+            scores, numbers = self._run(queries, k, setting, selector)
+        while setting and len(short := np.flatnonzero(numbers[:, there - 1] < 0)):
+            setting = 0 if 2 * setting >= self._largest else 2 * setting
+            scores[short], numbers[short] = self._run(queries[short], k, setting, selector)
         return Neighbours(numbers, self._scores(numbers, scores))
 
-    def _filtered(
-        self, queries: Vectors, k: int, allowed: NDArray[np.bool_]
-    ) -> tuple[Numbers, Vectors]:
-        if allowed.shape != (len(self),) or allowed.dtype != np.bool_:
-            raise RetrievalError(
-                f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
-                f"[{len(self)}], a flag for each sample of {self.folder}"
-            )
-        there = int(allowed.sum())
-        if there == 0:
-            numbers = np.full((len(queries), k), -1, np.int64)
-            return numbers, np.zeros(numbers.shape, np.float32)
-        selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-        setting = self._setting(there / len(self))
-        scores, numbers = self._run(queries, k, setting, selector)
-        self._widen(queries, setting, selector, min(k, there), numbers, scores)
-        return numbers, scores
+    @property
+    def _largest(self) -> float:
+        """The setting with which about all vectors are compared."""
+        plan = self.manifest.plan
+        return len(self) / (2 * plan.links) if plan.kind == "hnsw" else plan.lists
 
     def _setting(self, share: float) -> int:
-        """The setting where a share of the samples is allowed; 0: compare with all of them.
+        """Returns the setting where a share of the samples is allowed; 0 compares with all of them.
 
         A share s of N vectors is compared for a query without a filter. With one, neighbours are
         1 / share times as rare, and s N / share are looked at; all that are allowed are share N.
         They are compared, which is exact as well, where they are fewer: share^2 <= s.
         """
-        kind, plan = self.manifest.kind, self.manifest.plan
-        if kind == "flat":
+        if not self.setting or share * share <= self.setting / self._largest:
             return 0
-        if kind == "hnsw":
-            scanned = min(1.0, 2 * plan.links * self.setting / len(self))
-        else:
-            scanned = self.setting / plan.lists
-        return 0 if share * share <= scanned else math.ceil(self.setting / share)
-
-    def _widen(
-        self,
-        queries: Vectors,
-        setting: int,
-        selector: Any,
-        there: int,
-        numbers: Numbers,
-        scores: Vectors,
-    ) -> None:
-        """Search again, in place, for queries that got fewer neighbours than there are."""
-        last = numbers[:, there - 1]
-        while setting and len(last) and last.min() < 0:
-            short = np.flatnonzero(last < 0)
-            setting *= 2
-            if self.manifest.kind == "hnsw":
-                setting = 0 if 2 * self.manifest.plan.links * setting >= len(self) else setting
-            elif setting >= self.manifest.plan.lists:
-                setting = 0
-            found = self._run(queries[short], numbers.shape[1], setting, selector)
-            scores[short], numbers[short] = found
+        return math.ceil(self.setting / share)
 
     def _run(
         self, queries: Vectors, k: int, setting: int, selector: Any
     ) -> tuple[Vectors, Numbers]:
-        """Search with a setting; 0 compares with all. FAISS borrows `selector`."""
-        index, chosen = self.faiss, {} if selector is None else {"sel": selector}
-        if self.manifest.kind == "flat":
-            params = faiss.SearchParameters(**chosen)
-        elif self.manifest.kind == "hnsw" and not setting:
-            index, params = self._storage, faiss.SearchParameters(**chosen)
-        elif self.manifest.kind == "hnsw":
+        """Searches with a setting; 0 compares with all. FAISS borrows `selector`."""
+        index, plan = self.faiss, self.manifest.plan
+        chosen = {} if selector is None else {"sel": selector}
+        if plan.lists:
+            nprobe = min(setting or plan.lists, plan.lists)
+            params = faiss.SearchParametersIVF(nprobe=nprobe, **chosen)
+        elif setting:
             params = faiss.SearchParametersHNSW(efSearch=setting, **chosen)
-        else:
-            lists = self.manifest.plan.lists
-            params = faiss.SearchParametersIVF(nprobe=min(setting or lists, lists), **chosen)
+        else:  # HNSW keeps its vectors in a flat index
+            index = faiss.downcast_index(index.storage) if plan.kind == "hnsw" else index
+            params = faiss.SearchParameters(**chosen)
         found: tuple[Vectors, Numbers] = index.search(queries, k, params=params)
         return found
-
-    @cached_property
-    def _storage(self) -> Any:
-        """The vectors of HNSW, a flat index."""
-        return faiss.downcast_index(self.faiss.storage)
 
     def _queries(self, vectors: ArrayLike) -> Vectors:
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
@@ -237,17 +239,16 @@ class Index:
         return prepared(found, self.manifest.normalised, lambda row: f"query {row}")
 
     def _scores(self, numbers: Numbers, scores: Vectors) -> Vectors:
-        """FAISS's scores as ours: it gives squared distances, and any number for none."""
+        """Turns FAISS's scores into ours: it gives squared distances, and any number for none."""
         if self.manifest.metric == "euclidean":
             np.sqrt(np.maximum(scores, 0, out=scores), out=scores)
         elif self.manifest.compared_by == "euclidean":
             np.subtract(1, scores / 2, out=scores)
-        if numbers.size and numbers[:, -1].min() < 0:  # the last goes missing first
-            scores[numbers < 0] = np.nan
+        scores[numbers < 0] = np.nan
         return scores
 
     def vectors(self, numbers: NDArray[np.int64]) -> Vectors:
-        """Some vectors as the index holds them, float32 [numbers, dim].
+        """Returns some vectors as the index holds them, float32 [numbers, dim].
 
         They are unit vectors under cosine, and those of `ivfpq` are what the codes stand for.
 
@@ -260,7 +261,7 @@ class Index:
                 f"numbers {numbers.min()} to {numbers.max()}; expected 0 to {len(self) - 1}, "
                 f"those of the vectors in {self.folder}"
             )
-        if self.manifest.kind in ("ivf", "ivfpq"):
+        if self.manifest.plan.lists:
             with self._lock:  # where each vector lies is worked out at the first call: 8 N bytes
                 self.faiss.make_direct_map()
         found: Vectors = self.faiss.reconstruct_batch(numbers)
@@ -268,40 +269,50 @@ class Index:
 
 
 def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]) -> Vectors:
-    """Vectors as FAISS gets them: finite, contiguous, of length 1 if asked; [rows, dim].
-
-    Args:
-        vectors: float32 [rows, dim]; they stay as they are.
-        unit: divide by the length.
-        name: of a row, for messages.
+    """Returns vectors as FAISS gets them: finite, contiguous, of length 1 if asked; [rows, dim].
 
     Raises:
-        RetrievalError: rows are not finite, or zero where they must have a direction; names them.
+        RetrievalError: rows are not finite, or zero where they must have a direction; `name`
+            names a row in the message.
     """
     with np.errstate(all="ignore"):
         squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
     least = TINY if unit else 0.0
     if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
-        if not np.isfinite(squares).all():
-            raise _fault(~np.isfinite(squares), "not finite, or too large to square", name)
-        raise _fault(squares < least, "zero, which has no cosine", name)
+        bad, what, wanted = ~np.isfinite(squares), "not finite, or too large to square", ""
+        if not bad.any():
+            bad, what, wanted = squares < least, "zero, which has no cosine", ", none of them zero"
+        rows = np.flatnonzero(bad).tolist()
+        named = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise RetrievalError(
+            f"{len(rows)} of {len(bad)} vectors are {what}: {named}; expected finite vectors"
+            f"{wanted}; leave these samples out, or look at the model that made them"
+        )
     if not unit:
         return np.ascontiguousarray(vectors)
     return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32)
 
 
-def _fault(bad: NDArray[np.bool_], what: str, name: Callable[[int], str]) -> RetrievalError:
-    rows = np.flatnonzero(bad)
-    named = ", ".join(name(int(row)) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
-    return RetrievalError(
-        f"{len(rows)} of {len(bad)} vectors are {what}: {named}; expected finite vectors"
-        + (", none of them zero" if "zero" in what else "")
-        + "; leave these samples out, or look at the model that made them"
-    )
+def check_file(path: Path, file: IndexFile, verify: bool = True) -> None:
+    """Refuses a file that is missing, of another size, or has another checksum (RetrievalError)."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise RetrievalError(f"{path} cannot be read: {error.strerror}; {AGAIN}") from None
+    if size != file.bytes:
+        raise RetrievalError(
+            f"{path} has {size:,} bytes; expected {file.bytes:,}: it is truncated or foreign; "
+            f"bring it back, or {AGAIN}"
+        )
+    if verify and (found := sha256(path)) != file.sha256:
+        raise RetrievalError(
+            f"{path} has the checksum {found[:12]}; expected {file.sha256[:12]}: it was altered; "
+            f"bring it back, or {AGAIN}"
+        )
 
 
 def read_faiss(path: Path, plan: Plan) -> Any:
-    """FAISS's index from its file, or mapped from it: pages are then read when a search asks.
+    """Reads FAISS's index, or maps it: pages are then read when a search asks for them.
 
     Raises:
         RetrievalError: FAISS cannot read it.
@@ -319,32 +330,12 @@ def read_faiss(path: Path, plan: Plan) -> Any:
         ) from None
 
 
-def mismatch(held: Any, manifest: IndexManifest, samples: int) -> str:
-    """What of FAISS's index or of the samples is not what the manifest says, or ""."""
-    pairs = [
-        ("vectors", held.ntotal, manifest.count),
-        ("dimensions", held.d, manifest.dim),
-        ("samples", samples, manifest.count),
-        ("the metric of FAISS", held.metric_type, NUMBERS[manifest.compared_by]),
-    ]
-    differ = [f"{name}: {found}, expected {told}" for name, found, told in pairs if found != told]
-    return "; ".join(differ)
-
-
-def set_default(held: Any, kind: str, setting: int) -> None:
-    """Have FAISS search with a setting where none is given."""
-    if kind == "hnsw":
-        held.hnsw.efSearch = setting
-    elif kind != "flat":
-        held.nprobe = setting
-
-
-def compared_by(metric: Metric, kind: str) -> Literal["inner_product", "euclidean"]:
-    """What FAISS computes for a metric: see `IndexManifest`."""
-    by_distance = metric == "euclidean" or (metric == "cosine" and kind == "ivfpq")
-    return "euclidean" if by_distance else "inner_product"
+def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
+    """Has FAISS search with a setting where none is given."""
+    if plan.setting:
+        faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)
 
 
 def gpus() -> int:
-    """GPUs that FAISS can use: none unless faiss-gpu is installed."""
+    """Returns how many GPUs FAISS can use: none unless faiss-gpu is installed."""
     return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0

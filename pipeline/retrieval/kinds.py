@@ -1,9 +1,10 @@
 """Kinds of index: what each one takes, and which one N, d and a memory budget ask for."""
 
 import math
-import re
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.shards.manifest import Record
@@ -26,53 +27,45 @@ PQ_SAMPLE = POINTS * 2**BITS  # vectors that the codes are learnt from
 
 
 class Plan(Record):
-    """What an index is made of, and the bytes that this takes.
-
-    Attributes:
-        kind: of index.
-        lists: of an inverted file, into which k-means puts the vectors.
-        subvectors: that product quantisation codes a vector as.
-        bits: of the code of each.
-        links: of HNSW.
-        training: vectors that k-means learns from.
-        table: whether FAISS keeps the products of all centroids and codes, for speed.
-        index_bytes: predicted, of the index when it is open.
-        build_bytes: predicted, at most while it is built, the mapped embeddings included.
-        memory_bytes: the budget.
-        mapped: whether the index outgrows the budget, and is mapped from its file.
-        why: this kind.
-    """
+    """What an index is made of, and the bytes that this takes."""
 
     kind: Kind
-    lists: int = 0
-    subvectors: int = 0
-    bits: int = 0
-    links: int = 0
-    training: int = 0
-    table: bool = False
-    index_bytes: int
-    build_bytes: int
-    memory_bytes: int
-    mapped: bool = False
-    why: str
+    lists: int = 0  # of an inverted file, into which k-means puts the vectors
+    subvectors: int = 0  # that product quantisation codes a vector as
+    bits: int = 0  # of the code of each
+    links: int = 0  # of HNSW
+    training: int = 0  # vectors that k-means learns from
+    table: bool = False  # whether FAISS keeps the products of centroids and codes, for speed
+    index_bytes: int  # predicted, of the index when it is open
+    build_bytes: int  # predicted, at most while it is built, the mapped embeddings included
+    memory_bytes: int  # the budget
+    mapped: bool = False  # from its file, as the index outgrows the budget
+    why: str  # this kind
+
+    @property
+    def factory(self) -> str:
+        """The kind as `faiss.index_factory` writes it."""
+        return {
+            "flat": "Flat",
+            "hnsw": f"HNSW{self.links},Flat",
+            "ivf": f"IVF{self.lists},Flat",
+            "ivfpq": f"IVF{self.lists},PQ{self.subvectors}x{self.bits}np",  # np: not polysemous
+        }[self.kind]
+
+    @property
+    def setting(self) -> str:
+        """What of a search trades time for recall, by FAISS's name; none of an exact one."""
+        return {"flat": "", "hnsw": "efSearch"}.get(self.kind, "nprobe")
 
 
-class Shape(Record):
-    """What a plan is made for.
+class VectorSet(Record):
+    """The vectors that a plan is made for."""
 
-    Attributes:
-        count: vectors, N.
-        dim: d.
-        part_bytes: of the largest file of embeddings, which is mapped while it is read.
-        held_out: vectors that are queries, and not to be trained on.
-        euclidean: whether codes are compared by distance, for which FAISS can keep a table.
-    """
-
-    count: int
-    dim: int
-    part_bytes: int = 0
-    held_out: int = 0
-    euclidean: bool = False
+    count: int  # N
+    dim: int  # d
+    part_bytes: int = 0  # of the largest file of embeddings, which is mapped while it is read
+    held_out: int = 0  # vectors that are queries, and not to be trained on
+    euclidean: bool = False  # codes are compared by distance, for which FAISS can keep a table
 
     @property
     def reading(self) -> int:
@@ -80,173 +73,146 @@ class Shape(Record):
         block = min(BLOCK, self.count) * self.dim * 4
         return self.part_bytes + 2 * block + 24 * self.count + WORKSPACE
 
+    @property
+    def trainable(self) -> int:
+        """How many vectors may be trained on."""
+        return self.count - self.held_out
 
-def choose(asked: Asked, shape: Shape, memory_bytes: int | None = None) -> Plan:
-    """The plan for a kind, or for the most exact kind that fits a budget.
+
+def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) -> Plan:
+    """Returns the plan for a kind, or for the most exact kind that fits a budget.
 
     `auto` takes `flat` while comparing with all takes milliseconds (N d <= 2^24), else `ivf`,
     else `ivfpq` with as many subvectors as fit, else `ivf` mapped from its file. It never takes
-    `hnsw`, which takes longest to build and must be asked for.
-
-    Args:
-        asked: a kind, or `auto`.
-        shape: of the vectors.
-        memory_bytes: the budget; None: half of what the machine has free.
+    `hnsw`, which takes longest to build and must be asked for. The budget is by default half of
+    the memory that the machine has free.
 
     Raises:
         RetrievalError: there is no such kind, too few vectors for it, or too little memory.
     """
     budget = free_bytes() // 2 if memory_bytes is None else memory_bytes
-    count, dim = shape.count, shape.dim
-    if budget < shape.reading:
+    count, dim = vectors.count, vectors.dim
+    if budget < vectors.reading:
         raise RetrievalError(
             f"a budget of {in_bytes(budget)} is too little to read {count:,} vectors of {dim} "
-            f"dimensions: expected at least {in_bytes(shape.reading)}; give more --memory, or "
+            f"dimensions: expected at least {in_bytes(vectors.reading)}; give more --memory, or "
             "embed with fewer --part-rows"
         )
-    if asked == "flat":
-        return _flat(shape, budget, "asked for")
-    if asked == "hnsw":
-        return _hnsw(shape, budget)
-    if asked == "ivf":
-        return _ivf(shape, budget, "asked for")
-    if asked == "ivfpq":
-        return _ivfpq(shape, budget, "asked for")
+    planners = {"flat": _flat, "ivf": _ivf, "ivfpq": _ivfpq, "hnsw": _hnsw}
+    if asked in planners:
+        return planners[asked](vectors, budget, "asked for")
     if asked != "auto":
         raise RetrievalError(f"unknown kind '{asked}'; expected {', '.join(KINDS)} or auto")
     scanned = f"N d = {count * dim:,}"
-    if count * dim <= SCAN_VALUES or most_bits(count - shape.held_out) < BITS:
-        return _flat(shape, budget, f"{scanned}: exact search takes milliseconds")
-    plan = _ivf(shape, budget, f"{scanned} is too much to compare with all; the vectors fit")
-    if not plan.mapped:
-        return plan
-    coded = _ivfpq(shape, budget, f"{scanned} is too much to compare with all, the vectors to hold")
-    if not coded.mapped:
-        return coded
-    why = f"{scanned} is too much to compare with all, and even codes are too much to hold"
-    return plan.model_copy(update={"why": why})
+    if count * dim <= SCAN_VALUES or most_bits(vectors.trainable) < BITS:
+        return _flat(vectors, budget, f"{scanned}: exact search takes milliseconds")
+    scanned += " is too much to compare with all"
+    plan = _ivf(vectors, budget, f"{scanned}; the vectors fit")
+    if plan.mapped:
+        coded = _ivfpq(vectors, budget, f"{scanned}, the vectors to hold")
+        why = f"{scanned}, and even codes are too much to hold"
+        plan = plan.model_copy(update={"why": why}) if coded.mapped else coded
+    return plan
 
 
-def _flat(shape: Shape, budget: int, why: str) -> Plan:
-    size = 4 * shape.count * shape.dim
-    mapped = size + shape.reading > budget
-    return Plan(
-        kind="flat",
-        index_bytes=0 if mapped else size,
-        build_bytes=shape.reading + (0 if mapped else size),
-        memory_bytes=budget,
-        mapped=mapped,
-        why=why,
-    )
+def _flat(vectors: VectorSet, budget: int, why: str) -> Plan:
+    size = 4 * vectors.count * vectors.dim
+    mapped = size + vectors.reading > budget
+    resident = 0 if mapped else size
+    known: dict[str, Any] = {"kind": "flat", "memory_bytes": budget, "mapped": mapped, "why": why}
+    return Plan(index_bytes=resident, build_bytes=vectors.reading + resident, **known)
 
 
-def _hnsw(shape: Shape, budget: int) -> Plan:
+def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     links = 2 * LINKS + LINKS / (LINKS - 1)  # the lowest level, and those above: a geometric sum
-    size = math.ceil(shape.count * (4 * shape.dim + 4 * links + 12))
-    need = 2 * size + shape.reading  # growing arrays are copied
+    size = math.ceil(vectors.count * (4 * vectors.dim + 4 * links + 12))
+    need = 2 * size + vectors.reading  # growing arrays are copied
     if need > budget:
         raise RetrievalError(
-            f"hnsw over {shape.count:,} vectors of {shape.dim} dimensions needs {in_bytes(need)} "
-            f"to build; found a budget of {in_bytes(budget)}; give more --memory, or --kind ivfpq"
+            f"hnsw over {vectors.count:,} vectors of {vectors.dim} dimensions needs "
+            f"{in_bytes(need)} to build; found a budget of {in_bytes(budget)}; give more --memory, "
+            "or --kind ivfpq"
         )
-    return Plan(
-        kind="hnsw",
-        links=LINKS,
-        index_bytes=size,
-        build_bytes=need,
-        memory_bytes=budget,
-        why="asked for",
-    )
+    known: dict[str, Any] = {"kind": "hnsw", "links": LINKS, "memory_bytes": budget, "why": why}
+    return Plan(index_bytes=size, build_bytes=need, **known)
 
 
-def _ivf(shape: Shape, budget: int, why: str) -> Plan:
-    if (trained := shape.count - shape.held_out) < LEAST_POINTS:
+def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
+    if vectors.trainable < LEAST_POINTS:
         raise RetrievalError(
-            f"ivf needs {LEAST_POINTS} vectors besides {shape.held_out} queries, to train on; "
-            f"found {trained}; take --kind flat"
+            f"ivf needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
+            f"found {vectors.trainable}; take --kind flat"
         )
-    return _lists(_bare("ivf", budget, why), shape)
+    return _inverted_file(vectors, budget, why)
 
 
-def _ivfpq(shape: Shape, budget: int, why: str) -> Plan:
-    """As many subvectors as fit, from one for two dimensions to one for eight.
-
-    One a dimension would find a little more, and take FAISS twice as long to learn. A mapped
-    index has the longest codes: there they need not fit.
-    """
-    bits = min(BITS, most_bits(shape.count - shape.held_out))
+def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
+    """Plans as many subvectors as fit, from one for two dimensions to one for eight."""
+    bits, dim = min(BITS, most_bits(vectors.trainable)), vectors.dim
     if bits < 4:
         raise RetrievalError(
-            f"ivfpq needs {LEAST_POINTS * 2**4} vectors besides {shape.held_out} queries, to learn "
-            f"16 codes from; found {shape.count - shape.held_out}; take --kind flat"
+            f"ivfpq needs {LEAST_POINTS * 2**4} vectors besides {vectors.held_out} queries, to "
+            f"learn 16 codes from; found {vectors.trainable}; take --kind flat"
         )
-    dim = shape.dim
+    # One a dimension would find a little more, and take FAISS twice as long to learn. A mapped
+    # index has the longest codes: there they need not fit.
     plans = [
-        _lists(_bare("ivfpq", budget, f"{why}; {m} codes of {bits} bits a vector", m, bits), shape)
+        _inverted_file(vectors, budget, f"{why}; {m} codes of {bits} bits a vector", m, bits)
         for m in range(max(1, dim // 2), 0, -1)
         if dim % m == 0 and (m * 8 >= dim or m == 1)
     ]
     return next((plan for plan in plans if not plan.mapped), plans[0])
 
 
-def _bare(kind: Kind, budget: int, why: str, subvectors: int = 0, bits: int = 0) -> Plan:
-    """A plan of an inverted file without its numbers."""
+def _inverted_file(
+    vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
+) -> Plan:
+    """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
+    count, dim, reading = vectors.count, vectors.dim, vectors.reading
+    # FAISS's advice for up to a million vectors (its wiki, Guidelines to choose an index), and at
+    # most a list for 39 vectors to train on.
+    lists = max(1, min(round(4 * math.sqrt(count)), vectors.trainable // LEAST_POINTS))
+    fixed = lists * (4 * dim + 128)  # centroids, and what a list costs when it is empty
+    learning = 3 * lists * 4 * dim  # k-means has two copies of the centroids
+    code, least_training = 4 * dim, 0
+    if subvectors:
+        fixed += 4 * dim * 2**bits
+        learning += 2 * min(count, PQ_SAMPLE) * 4 * dim  # the codes' own sample, twice
+        code, least_training = math.ceil(subvectors * bits / 8), LEAST_POINTS * 2**bits
+    learning += fixed
+    spare = budget - reading - learning
+    points = min(POINTS, max(LEAST_POINTS, spare // (lists * (4 * dim + 16))))
+    training = min(vectors.trainable, max(points * lists, least_training))
+    learning += training * (4 * dim + 16)
+    size = count * (code + 8) + fixed
+    mapped = max(size, learning) + reading > budget
+    resident = fixed if mapped else size
+    table_bytes = 4 * lists * subvectors * 2**bits
+    fits = reading + resident + table_bytes <= budget and table_bytes < 2**31
+    table = bool(subvectors) and vectors.euclidean and fits
+    resident += table_bytes if table else 0
     return Plan(
-        kind=kind,
+        kind="ivfpq" if subvectors else "ivf",
+        lists=lists,
         subvectors=subvectors,
         bits=bits,
-        index_bytes=0,
-        build_bytes=0,
+        training=training,
+        table=table,
+        index_bytes=resident,
+        build_bytes=reading + max(learning, resident),
         memory_bytes=budget,
+        mapped=mapped,
         why=why,
     )
 
 
-def _lists(plan: Plan, shape: Shape) -> Plan:
-    """Lists, training sample and bytes of an inverted file.
-
-    The number of lists is FAISS's advice for up to a million vectors, 4 sqrt(N) (its wiki,
-    Guidelines to choose an index), and at most one for 39 vectors to train on.
-    """
-    count, dim, budget = shape.count, shape.dim, plan.memory_bytes
-    trained = count - shape.held_out
-    lists = max(1, min(round(4 * math.sqrt(count)), trained // LEAST_POINTS))
-    coded = plan.kind == "ivfpq"
-    code = math.ceil(plan.subvectors * plan.bits / 8) if coded else 4 * dim
-    fixed = lists * (4 * dim + 128)  # centroids, and what a list costs when it is empty
-    if coded:
-        fixed += 4 * dim * 2**plan.bits
-    size = count * (code + 8) + fixed
-    # Training: the sample, and k-means' two copies of the centroids; the codes' own sample, twice.
-    learning = fixed + 3 * lists * 4 * dim + (2 * min(count, PQ_SAMPLE) * 4 * dim if coded else 0)
-    room = budget - shape.reading - learning
-    points = min(POINTS, max(LEAST_POINTS, room // (lists * (4 * dim + 16))))
-    training = min(trained, max(points * lists, LEAST_POINTS * 2**plan.bits if coded else 0))
-    learning += training * (4 * dim + 16)
-    mapped = size + shape.reading > budget or learning + shape.reading > budget
-    held = fixed if mapped else size
-    table = 4 * lists * plan.subvectors * 2**plan.bits
-    fits = coded and shape.euclidean and shape.reading + held + table <= budget and table < 2**31
-    held += table if fits else 0
-    return plan.model_copy(
-        update={
-            "lists": lists,
-            "training": training,
-            "table": fits,
-            "index_bytes": held,
-            "build_bytes": shape.reading + max(learning, held),
-            "mapped": mapped,
-        }
-    )
-
-
 def most_bits(count: int) -> int:
-    """The longest code, in bits, that so many vectors can teach: 39 a centroid."""
+    """Returns the longest code, in bits, that so many vectors can teach: 39 a centroid."""
     return int(math.log2(max(1, count / LEAST_POINTS)))
 
 
 def free_bytes() -> int:
-    """Memory that the machine can give without swapping."""
+    """Returns the memory that the machine can give without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -254,20 +220,16 @@ def free_bytes() -> int:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes in words: `1.25 GB`."""
+    """Returns a number of bytes in words: `1.25 GB`."""
     unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB")) if count >= u), (1e3, "kB"))
     return f"{count / unit:.3g} {name}"
 
 
 def bytes_of(text: str) -> int:
-    """The number of bytes that a text names: `2GB`, `500 MB`, `1.5GiB`.
-
-    Raises:
-        ValueError: it names none.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?) *(?:([kMGT])(i?)B|B?)", text.strip(), re.IGNORECASE)
-    if not found:
-        raise ValueError(f"'{text}' is no size; expected a number and a unit, such as 500MB, 2GB")
-    number, prefix, binary = found.groups()
-    power = " kmgt".index((prefix or " ").lower())
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    """Returns the number of bytes that a text names (`2GB`, `1.5GiB`); ValueError if it is none."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        raise ValueError(
+            f"'{text}' is no size; expected a number and a unit, such as 500MB, 2GB"
+        ) from None

@@ -15,6 +15,7 @@ from heron.pipeline.retrieval.given import BOMB
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
+from heron.shards.manifest import View
 from heron.shards.show import DRAWN
 from heron.shards.store import open_store
 
@@ -23,34 +24,29 @@ class Pictures:
     """The pictures of samples, out of the shards that they were embedded from."""
 
     def __init__(self, reader: Reader) -> None:
-        """Take the first view of pictures in 1 or 3 channels, if there is one."""
+        """Takes the first view of pictures in 1 or 3 channels, if there is one."""
         self.reader = reader
-        views = reader.manifest.views
-        drawn = [v for v in views if v.kind == "image" and v.shape[2] in DRAWN]
-        self.view = drawn[0] if drawn else None
+        drawn = (v for v in reader.manifest.views if v.kind == "image" and v.shape[2] in DRAWN)
+        self.view = next(drawn, None)
 
     @classmethod
     def open(cls, data: str, run: str) -> Self:
-        """Open shards.
-
-        Args:
-            data: a folder, or a URL.
-            run: whose configuration says how a URL is read; a folder needs none.
+        """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
         Raises:
             ShardError: they are missing or damaged.
         """
-        if "://" not in data:
-            return cls(Reader(data))
-        try:
-            known = load_config(locate(run) / "config.yaml").data
-        except (CheckpointError, ConfigError):
-            return cls(Reader(data))
-        cache = ShardCache(known.cache.dir, known.cache.bytes)
-        return cls(Reader(open_store(data, cache, known.storage_options)))
+        if "://" in data:
+            try:
+                known = load_config(locate(run) / "config.yaml").data
+                cache = ShardCache(known.cache.dir, known.cache.bytes)
+                return cls(Reader(open_store(data, cache, known.storage_options)))
+            except (CheckpointError, ConfigError):
+                pass  # there is no such run: the defaults may do
+        return cls(Reader(data))
 
     def of(self, samples: Samples, number: int) -> Image.Image | None:
-        """The picture of a sample, RGB, of its stored size; None where there are only vectors.
+        """Returns a picture, RGB, of its stored size; None where there are only vectors.
 
         Raises:
             RetrievalError: the shards hold another sample there, or no picture.
@@ -67,25 +63,25 @@ class Pictures:
             return None
         if reader.manifest.block_rows is not None:
             pixels = reader.read(self.view.name, np.array([row]))[0]
-            return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).convert(
+            return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert(
                 "RGB"
             )
-        where = f"{reader.store} sample '{key}': view '{self.view.name}'"
         try:  # as it is stored: the training's reader would turn no picture by its EXIF either
-            with Image.open(BytesIO(self._bytes(row)), formats=["JPEG", "PNG"]) as image:
+            data = self._bytes(self.view, row)
+            with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
                 return image.convert("RGB")
         except (ValueError, BOMB, *PILLOWS) as fault:
             raise RetrievalError(
-                f"{where} is damaged ({fault}); expected a JPEG or a PNG; run `heron shards verify`"
+                f"{reader.store} sample '{key}': view '{self.view.name}' is damaged ({fault}); "
+                "expected a JPEG or a PNG; run `heron shards verify`"
             ) from None
 
-    def _bytes(self, row: int) -> bytes:
-        """The file of a sample's picture, as it is in its tar."""
+    def _bytes(self, view: View, row: int) -> bytes:
+        """Returns the file of a sample's picture, as it is in its tar."""
         reader = self.reader
-        assert self.view is not None
         shard = int(np.searchsorted(reader.starts, row, side="right")) - 1
         known, index = reader.shards[shard], reader.indexes[shard]
-        at = row - int(reader.starts[shard]), reader.manifest.views.index(self.view)
+        at = row - int(reader.starts[shard]), reader.manifest.views.index(view)
         with (
             reader.store.local(known.file, known.bytes, known.sha256) as held,
             held.path.open("rb", buffering=0) as stream,

@@ -23,14 +23,20 @@ from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.samples import Samples
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
-    from heron.pipeline.retrieval.encode import Encoder
+    from heron.pipeline.retrieval.encode import FileEncoder
     from heron.pipeline.retrieval.pictures import Pictures
-
-LOSSY = ("ivfpq",)  # kinds of index that hold codes, of which vectors are only estimated
 
 
 class Retriever:
     """Answers queries over one index; made once, asked often, by several threads if need be.
+
+    A query asks for `k` samples that pass the filter `where`, such as "Smiling and not Male" (see
+    `filters.parse`), and stand in a `relation` to it:
+
+    - `neighbours`: any.
+    - `hard`: those whose labels are far from the query's.
+    - `false`: those with the very same labels, which an unsupervised loss pushes apart wrongly, its
+      false negatives.
 
     Attributes:
         index: that is searched.
@@ -45,15 +51,7 @@ class Retriever:
         run: str | Path | None = None,
         data: str | Path | None = None,
     ) -> None:
-        """Put together what `open` finds.
-
-        Args:
-            index: to search.
-            embeddings: the vectors of its samples, or None: then the index gives them.
-            without: why there are no embeddings.
-            run: folder of the run or checkpoint; by default the index's.
-            data: folder or URL of the shards; by default the index's.
-        """
+        """Puts together what `open` finds; `without` says why there are no embeddings."""
         self.index, self.embeddings, self._without = index, embeddings, without
         self.run = index.manifest.run if run is None else str(run)
         self.data = index.manifest.data if data is None else str(data)
@@ -64,18 +62,13 @@ class Retriever:
         cls,
         index: str | Path,
         embeddings: str | Path | None = None,
-        run: str | Path | None = None,
-        data: str | Path | None = None,
+        run: str | Path | None = None,  # whose model encodes files
+        data: str | Path | None = None,  # the shards that pictures are in
     ) -> Self:
-        """Open an index, and the embeddings that it was built of where they are there.
+        """Opens an index, and the embeddings that it was built of where they are there.
 
-        Model and shards are opened when a query needs them.
-
-        Args:
-            index: its folder.
-            embeddings: their folder; by default the one that the index names, if it still is.
-            run: the run whose model encodes files; by default the one that the index names.
-            data: the shards that pictures are in; by default those that the index names.
+        Embeddings, run and data are by default those that the index names; model and shards are
+        opened when a query needs them.
 
         Raises:
             RetrievalError: there is no sound index, or `embeddings` are not those of the index.
@@ -103,17 +96,10 @@ class Retriever:
         relation: Relation = "neighbours",
         far: float | None = None,
     ) -> Answer:
-        """The samples nearest to one of them.
+        """Returns the samples nearest to one of them.
 
-        Args:
-            key: of the sample.
-            k: how many to find.
-            where: a filter by label, such as "Smiling and not Male": see `filters.parse`.
-            relation: `neighbours`: any; `hard`: those whose labels are far from the query's;
-                `false`: those with the very same labels, which an unsupervised loss pushes apart
-                wrongly, its false negatives.
-            far: the label distance from which on a neighbour is hard; by default that of
-                `pipeline.negatives.definition`.
+        `far` is the label distance from which on a neighbour is hard; by default that of
+        `pipeline.negatives.definition`.
 
         Raises:
             RetrievalError: no such sample, k or filter; nothing passes the filter; or the relation
@@ -129,20 +115,14 @@ class Retriever:
         file: File | Mapping[str, File],
         k: int = 10,
         where: str = "",
-        relation: Relation = "neighbours",
-        name: str | None = None,
-        row: int = 0,
+        relation: Relation = "neighbours",  # a file has no labels that others could be told by
+        name: str | None = None,  # what the answer calls it; by default the path
+        row: int = 0,  # of an array of rows
     ) -> Answer:
-        """The samples nearest to a file, encoded by the model whose embeddings are indexed.
+        """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
-        Args:
-            file: path or bytes of a JPEG, a PNG or an npy file of vector rows; where the model
-                sees several stored views, one of each by the view's name.
-            k: how many to find.
-            where: a filter by label.
-            relation: `neighbours`; a file has no labels that others could be told by.
-            name: what the answer calls it; by default the path.
-            row: of an array of rows.
+        `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows; where the
+        model sees several stored views, one of each by the view's name.
 
         Raises:
             RetrievalError: it is no such file, the model is another than that of the index, or as
@@ -163,14 +143,7 @@ class Retriever:
         relation: Relation = "neighbours",
         name: str = "a vector",
     ) -> Answer:
-        """The samples nearest to a vector of the index's layer.
-
-        Args:
-            vector: float [dim].
-            k: how many to find.
-            where: a filter by label.
-            relation: `neighbours`; a vector has no labels that others could be told by.
-            name: what the answer calls it.
+        """Returns the samples nearest to a vector of the index's layer, float [dim].
 
         Raises:
             RetrievalError: it is no such vector, or as `by_key`.
@@ -180,46 +153,36 @@ class Retriever:
                 f"{name} is {vector.dtype} {vector.shape}; expected "
                 f"({self.index.manifest.dim},), numbers; give one row"
             )
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused
-            asked = vector.astype(np.float32)
-        return self._answer(Query(None, name, [], "as given"), asked, k, where, relation)
+        return self._answer(Query(None, name, [], "as given"), vector, k, where, relation)
 
     def vector(self, number: int) -> tuple[NDArray[np.float32], str]:
-        """The vector of a sample, [dim], and where it comes from, in words."""
-        manifest = self.index.manifest
+        """Returns the vector of a sample, [dim], and where it comes from, in words."""
+        manifest, numbers = self.index.manifest, np.array([number])
         if self.embeddings is not None:
-            found = self.embeddings.one(manifest.layer, number)
+            found = self.embeddings.take(manifest.layer, numbers)[0]
             return found, f"the embeddings of {self.embeddings.folder}"
-        found = self.index.vectors(np.array([number]))[0]
-        lossy = f", decoded from codes ({manifest.kind} is lossy)" if manifest.kind in LOSSY else ""
-        return found, f"the index{lossy}, as {self._without}"
+        lossy = ", decoded from codes (ivfpq is lossy)" if manifest.kind == "ivfpq" else ""
+        return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._without}"
 
     def files(self, asked: Sequence[str]) -> dict[str, Path]:
-        """Texts such as `PATH`, or `VIEW=PATH` of each view, as a file of each view that is seen.
-
-        Raises:
-            RetrievalError: the views of the files are not those that the model sees.
-        """
+        """Reads `PATH`, or `VIEW=PATH` of each view, as a file of each view that the model sees."""
         with self._lock:
             return self._encoder.files(asked)
 
     def encode(self, file: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
-        """The embedding of a file, [dim]; see `by_file`."""
+        """Returns the embedding of a file, [dim]; see `by_file`."""
         with self._lock:
             return self._encoder(file, row)
 
     @cached_property
-    def _encoder(self) -> "Encoder":
-        from heron.pipeline.retrieval.encode import Encoder
+    def _encoder(self) -> "FileEncoder":
+        from heron.pipeline.retrieval.encode import FileEncoder
 
-        known = self.index.manifest
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return Encoder.open(
-            self.run, self.data, known.layer, known.checkpoint, known.data_sha256, precision
-        )
+        return FileEncoder.open(self.run, self.data, self.index.manifest, precision)
 
     def picture(self, number: int) -> Image.Image | None:
-        """The picture of a sample, RGB, as the shards have it; None where there are only vectors.
+        """Returns the picture of a sample, RGB, or None where there are only vectors.
 
         Raises:
             RetrievalError: the shards are others by now, or the picture cannot be read.
@@ -237,79 +200,56 @@ class Retriever:
     def _answer(
         self,
         query: Query,
-        vector: NDArray[np.float32],
+        vector: NDArray[Any],
         k: int,
         where: str,
         relation: Relation,
         far: float | None = None,
     ) -> Answer:
-        others = len(self.samples) - (query.number is not None)
+        own = query.number is not None  # the query is among the samples
+        others = len(self.samples) - own
         if not 1 <= k <= others:
             raise RetrievalError(
                 f"k is {k:,}; expected 1 to {others:,}, as the index holds {len(self.samples):,} "
-                f"samples{' with the query' if query.number is not None else ''}"
+                f"samples{' with the query' if own else ''}"
             )
-        mask, far = self._mask(query, where, relation, far)
-        if mask is None:  # one more than asked for, as the query is most likely among them
-            allowed = others
-            found = self.index.search(vector[None], k + len(self.samples) - others)
-        else:
-            allowed = int(mask.sum())
-            found = self.index.search(vector[None], min(k, allowed), mask)
+        mask, far = self._allowed(query, where, relation, far)
+        allowed = others if mask is None else int(mask.sum())
+        # Without a mask one more than asked for, as the query is most likely among them.
+        most = k + own if mask is None else min(k, allowed)
+        found = self.index.search(vector[None], most, mask)
         numbers, scores = found.numbers[0], found.scores[0]
-        kept = (numbers >= 0) & (numbers != (-1 if query.number is None else query.number))
+        kept = (numbers >= 0) & (numbers != query.number if own else True)
         hits = self._hits(query, numbers[kept][:k], scores[kept][:k])
-        metric = self.index.manifest.metric
-        return Answer(query, hits, k, allowed, where, relation, far, metric)
+        return Answer(query, hits, k, allowed, where, relation, far, self.index.manifest.metric)
 
     def _hits(
         self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> list[Hit]:
-        distances: list[float | None] = [None] * len(numbers)
+        samples = self.samples
+        apart = np.full(len(numbers), np.nan, np.float32)
         if query.number is not None:
-            apart = self.samples.label_distance(np.array([query.number]), numbers).tolist()
-            distances = [None if np.isnan(distance) else distance for distance in apart]
+            apart = samples.label_distance(np.array([query.number]), numbers)
         return [
-            Hit(number, self.samples.key(number), score, self.samples.label_names(number), distance)
+            Hit(
+                number,
+                samples.key(number),
+                score,
+                samples.label_names(number),
+                None if np.isnan(distance) else distance,
+            )
             for number, score, distance in zip(
-                numbers.tolist(), scores.tolist(), distances, strict=True
+                numbers.tolist(), scores.tolist(), apart.tolist(), strict=True
             )
         ]
 
-    def _mask(
+    def _allowed(
         self, query: Query, where: str, relation: Relation, far: float | None
     ) -> tuple[NDArray[np.bool_] | None, float | None]:
-        """Which samples are allowed, never the query, [N], or None for all; and what is far."""
-        mask = None
+        """Returns which samples are allowed, never the query, [N], or None for all; what is far."""
+        masks: dict[str, NDArray[np.bool_]] = {}  # by what they say
         if where.strip():
-            asked = parse(where, self.samples.names)
-            mask = asked.mask(self.samples)
-            if not mask.any():
-                raise RetrievalError(
-                    f"no sample passes the filter {where!r}; found {asked.counts(self.samples)} of "
-                    f"{int(self.samples.known.sum()):,} labelled samples; ask for less"
-                )
-            if query.number is not None:
-                mask[query.number] = False
-        related, far = self._related(query, relation, far)
-        both = mask if related is None else related if mask is None else mask & related
-        if both is None:
-            return None, None
-        if not both.any():
-            found = [f"{int(mask.sum()):,} others pass {where!r}"] if mask is not None else []
-            if related is not None:
-                how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
-                found.append(f"{int(related.sum()):,} others have {how} (relation '{relation}')")
-            raise RetrievalError(
-                f"'{query.key}' has no other sample to choose from: {', '.join(found)}; expected "
-                "one at least; ask for less"
-            )
-        return both, far
-
-    def _related(
-        self, query: Query, relation: Relation, far: float | None
-    ) -> tuple[NDArray[np.bool_] | None, float | None]:
-        """Which samples stand in a relation to the query, [N], or None for all."""
+            masks[f"pass {where!r}"] = self._passing(query, where)
         if relation not in RELATIONS:
             raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
         if far is not None and (relation != "hard" or not 0 < far <= 1):
@@ -317,8 +257,39 @@ class Retriever:
                 f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
                 "distance, with relation 'hard'"
             )
-        if relation == "neighbours":
+        if relation != "neighbours":
+            apart = self._label_distances(query, relation)
+            far = _far(apart, self.samples) if relation == "hard" and far is None else far
+            how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
+            related = apart == 0 if far is None else apart >= far
+            masks[f"have {how} (relation '{relation}')"] = related
+        if not masks:
             return None, None
+        allowed = np.logical_and.reduce(list(masks.values()))
+        if not allowed.any():
+            counts = (f"{int(mask.sum()):,} others {what}" for what, mask in masks.items())
+            raise RetrievalError(
+                f"'{query.key}' has no other sample to choose from: {', '.join(counts)}; expected "
+                "one at least; ask for less"
+            )
+        return allowed, far
+
+    def _passing(self, query: Query, where: str) -> NDArray[np.bool_]:
+        """Returns which samples but the query pass a filter, [N]."""
+        samples = self.samples
+        asked = parse(where, samples.names)
+        mask = asked.mask(samples)
+        if not mask.any():
+            raise RetrievalError(
+                f"no sample passes the filter {where!r}; found {asked.counts(samples)} of "
+                f"{int(samples.known.sum()):,} labelled samples; ask for less"
+            )
+        if query.number is not None:
+            mask[query.number] = False
+        return mask
+
+    def _label_distances(self, query: Query, relation: Relation) -> NDArray[np.float32]:
+        """Returns the label distances to a query, [N]; NaN for itself and what has no labels."""
         number, samples = query.number, self.samples
         if number is None or not samples.known[number]:
             what = "is no sample, and" if number is None else "is a sample that"
@@ -327,12 +298,13 @@ class Retriever:
                 "labels; ask for neighbours, or by the key of another sample"
             )
         apart = samples.label_distance(np.array([number]), np.arange(len(samples)))
-        apart[number] = np.nan  # NaN is no distance, and compares as false
-        if relation == "false":
-            return apart == 0, None
-        if far is None:
-            largest = 1 if samples.exclusive else len(samples.names)
-            differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
-            hard = hard_difference(np.bincount(differ, minlength=largest + 1))
-            far = float(np.float32(hard / largest))  # as the distances are
-        return apart >= far, far
+        apart[number] = np.nan  # which compares as false
+        return apart
+
+
+def _far(apart: NDArray[np.float32], samples: Samples) -> float:
+    """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
+    largest = 1 if samples.exclusive else len(samples.names)
+    differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
+    hard = hard_difference(np.bincount(differ, minlength=largest + 1))
+    return float(np.float32(hard / largest))  # as the distances are

@@ -12,12 +12,13 @@ from heron.shards.manifest import Record
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
-FLAT = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
-NEAR = 0.005  # of the best, where the target is out of reach
+GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
+NEAR_BEST = 0.005  # where the target is out of reach
 STEP = 1.15  # settings nearer than this are not told apart
+PAIRS = 4096  # of vectors that are compared at a time
 
 
-class Point(Record):
+class RecallPoint(Record):
     """Recall of one setting (nprobe, efSearch), and the milliseconds that a query took."""
 
     setting: int
@@ -26,7 +27,7 @@ class Point(Record):
 
 
 class Recall(Record):
-    """Recall@k of held-out queries, as `share` defines it.
+    """Recall@k of held-out queries, as `ExactSearch.recall` defines it.
 
     `value` is that of the chosen setting; `reached` says whether it is the target or more.
     """
@@ -36,94 +37,84 @@ class Recall(Record):
     target: float
     value: float
     reached: bool
-    curve: list[Point]
+    curve: list[RecallPoint]
 
 
-class Truth:
-    """What exact search says of held-out queries, and how far another search agrees.
+class ExactSearch:
+    """The exact neighbours of held-out queries, and how far another search agrees.
 
     The vector of a query lies in the index, for every sample must be found: it is taken out of
     both answers, and k + 1 are asked for. "Held out" means out of the sample that trains k-means
     and codes.
 
-    Args:
-        take: vectors of some samples, as they are compared.
-        blocks: all of them.
-        own: numbers of the queries.
-        k: neighbours of each.
-        metric: of FAISS.
+    Attributes:
+        numbers: of the k nearest of each query, [queries, k].
+        scores: inner products, or squared distances, [queries, k].
     """
 
     def __init__(
         self,
-        take: Callable[[Numbers], Vectors],
-        blocks: Iterable[tuple[int, Vectors]],
-        own: Numbers,
-        k: int,
-        metric: int,
+        take: Callable[[Numbers], Vectors],  # the vectors of some samples, as they are compared
+        blocks: Iterable[tuple[int, Vectors]],  # all of them, with the number of each block's first
+        query_numbers: Numbers,  # of samples
+        k: int,  # neighbours of each, at most the number of vectors less one
+        metric: int,  # of FAISS
     ) -> None:
-        """Search exactly, block by block."""
-        self.take, self.own, self.k = take, own, k
-        self.sign = 1.0 if faiss.is_similarity_metric(metric) else -1.0
-        self.queries = take(own)
+        """Searches block by block."""
+        self.take, self.query_numbers, self.k = take, query_numbers, k
+        self.product = faiss.is_similarity_metric(metric)
+        self.queries = take(query_numbers)
         numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
-        self.numbers, self.scores = exact_nearest(numbered, self.queries, own, k, metric)
+        self.numbers, self.scores = exact_nearest(numbered, self.queries, query_numbers, k, metric)
 
-    def share(self, found: Numbers) -> float:
-        """Recall@k: the share of the exact k nearest that were found.
+    def recall(self, found: Numbers) -> float:
+        """Returns recall@k: the share of the exact k nearest that are in `found` [queries, k + 1].
 
         By numbers, as usual; and a sample that is as near as the k-th nearest, within float32's
         rounding, is right as well: among equal vectors exact search takes any.
-
-        Args:
-            found: [queries, k + 1], with -1 for none.
         """
-        found = found[without_own(found, self.own)].reshape(-1, self.k)
+        found = found[without_own(found, self.query_numbers)].reshape(-1, self.k)
         right = (found[:, :, None] == self.numbers[:, None, :]).any(2)
         rows, columns = np.nonzero(~right & (found >= 0))
-        for first in range(0, len(rows), 4096):
-            row = rows[first : first + 4096]
-            column = columns[first : first + 4096]
-            a, b = self.queries[row].astype(np.float64), self.take(found[row, column])
-            score = (a * b).sum(1) if self.sign > 0 else ((a - b) ** 2).sum(1)
-            slack = 1e-6 * ((a * a).sum(1) + (b.astype(np.float64) ** 2).sum(1))
-            least = self.sign * self.scores[row, -1]
-            right[row, column] = self.sign * score >= least - slack
+        for first in range(0, len(rows), PAIRS):
+            row, column = rows[first : first + PAIRS], columns[first : first + PAIRS]
+            a = self.queries[row].astype(np.float64)
+            b = self.take(found[row, column]).astype(np.float64)
+            slack = 1e-6 * ((a * a).sum(1) + (b * b).sum(1))
+            if self.product:
+                right[row, column] = (a * b).sum(1) >= self.scores[row, -1] - slack
+            else:
+                right[row, column] = ((a - b) ** 2).sum(1) <= self.scores[row, -1] + slack
         return float(right.mean())
 
     def tune(
         self,
-        search: Callable[[Vectors, int, int], Numbers],
-        least: int,
-        most: int,
-        target: float,
-        coded: bool = False,
+        search: Callable[[Vectors, int, int], Numbers],  # of queries, k and a setting
+        least: int,  # setting to begin with
+        most: int,  # the largest setting
+        target: float,  # of recall@k
+        coded: bool = False,  # codes bound the recall, so that it may stop rising before `most`
     ) -> tuple[int, Recall]:
-        """The cheapest setting whose recall is the target; else the cheapest near the best.
+        """Finds the cheapest setting whose recall is the target; else the cheapest near the best.
 
         Settings are doubled up to the target, then the last interval is halved.
-
-        Args:
-            search: numbers [queries, k] for queries, k and a setting.
-            least: setting to begin with.
-            most: the largest setting.
-            target: of recall@k.
-            coded: whether codes bound the recall, so that it may stop rising before `most`.
         """
-        curve: dict[int, Point] = {}
+        curve: dict[int, RecallPoint] = {}
 
         def reaches(setting: int) -> bool:
             if setting not in curve:
                 begin = time.perf_counter()
                 found = search(self.queries, self.k + 1, setting)
-                ms = 1e3 * (time.perf_counter() - begin) / len(self.own)
-                value = self.share(found)
-                curve[setting] = Point(setting=setting, recall=round(value, 6), ms=round(ms, 5))
+                ms = 1e3 * (time.perf_counter() - begin) / len(self.query_numbers)
+                value = round(self.recall(found), 6)
+                curve[setting] = RecallPoint(setting=setting, recall=value, ms=round(ms, 5))
             return curve[setting].recall >= target
 
-        low, high = least, least
+        low = high = least
         while not reaches(high) and high < most:
-            if coded and _levelled(list(curve.values())):
+            values = [point.recall for point in curve.values()]
+            # Recall rises slowly at first, so a small gain tells nothing below a half.
+            if coded and len(values) > 2 and values[-1] >= 0.5 and values[-1] - values[-3] < GAIN:
                 break
             low, high = high, min(2 * high, most)
         if reached := reaches(high):
@@ -132,19 +123,12 @@ class Truth:
                 low, high = (low, middle) if reaches(middle) else (middle, high)
         else:
             best = max(point.recall for point in curve.values())
-            high = min(s for s, point in curve.items() if point.recall >= best - NEAR)
+            high = min(s for s, point in curve.items() if point.recall >= best - NEAR_BEST)
         return high, Recall(
             k=self.k,
-            queries=len(self.own),
+            queries=len(self.query_numbers),
             target=target,
             value=curve[high].recall,
             reached=reached,
             curve=[curve[setting] for setting in sorted(curve)],
         )
-
-
-def _levelled(curve: list[Point]) -> bool:
-    """Whether the last two doublings gained nothing worth having; recall rises slowly at first."""
-    if len(curve) < 3 or curve[-1].recall < 0.5:
-        return False
-    return curve[-1].recall - curve[-3].recall < FLAT

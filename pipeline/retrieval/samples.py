@@ -39,25 +39,30 @@ class Samples:
     kind: str
 
     def __len__(self) -> int:
-        """How many."""
+        """Returns how many samples there are."""
         return len(self.keys)
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
         return np.argsort(self.keys, kind="stable")
 
+    def _position(self, key: bytes) -> int:
+        """Returns where a key belongs among the sorted ones."""
+        # A key longer than any of these is cut: numpy would copy all of them to its length.
+        wanted = np.bytes_(key[: self.keys.dtype.itemsize])
+        return int(np.searchsorted(self.keys, wanted, sorter=self._order))
+
     def key(self, number: int) -> str:
-        """The key of a sample."""
-        return str(bytes(self.keys[number]).decode())
+        """Returns the key of a sample."""
+        return bytes(self.keys[number]).decode()
 
     def find(self, key: str) -> int:
-        """The number of a sample.
+        """Returns the number of the sample with a key.
 
         Raises:
             RetrievalError: none has this key; names the nearest ones.
         """
-        wanted = np.bytes_(key.encode()[: self.keys.dtype.itemsize])  # or numpy copies all keys
-        at = int(np.searchsorted(self.keys, wanted, sorter=self._order))
+        at = self._position(key.encode())
         if at < len(self) and self.keys[self._order[at]] == key.encode():
             return int(self._order[at])
         around = [self.key(int(i)) for i in self._order[max(0, at - 50) : at + 50]]
@@ -67,8 +72,14 @@ class Samples:
             f"{', '.join(near) or 'none'}; expected one of them"
         )
 
+    def keys_with_prefix(self, prefix: str, most: int) -> list[str]:
+        """Returns the first keys, in order, that begin with a text; at most `most`."""
+        at = self._position(prefix.encode())
+        near = (self.key(int(i)) for i in self._order[at : at + most])
+        return [key for key in near if key.startswith(prefix)]
+
     def label_names(self, number: int) -> list[str]:
-        """The labels that a sample has, by name."""
+        """Returns the labels that a sample has, by name."""
         return [self.names[i] for i in np.flatnonzero(self.targets[number]).tolist()]
 
     @property
@@ -82,14 +93,11 @@ class Samples:
     def label_distance(
         self, these: NDArray[np.int64], those: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """How far apart samples lie in label space, from 0 (the same labels) to 1.
+        """Returns how far apart samples lie in label space, from 0 (the same labels) to 1.
 
         The share of labels in which two samples differ, HeroCon's dist(y_i, y_j) / c (Eq. 7), as
         H-SCL's and SupCon's 0 or 1 where classes exclude each other; NaN where one has no label.
-
-        Args:
-            these: numbers of samples, of any shape.
-            those: others, of a shape that broadcasts with it.
+        `these` and `those` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, these, those, self.exclusive)
         distance = (differ if self.exclusive else differ / max(1, len(self.names))).astype(
@@ -98,47 +106,38 @@ class Samples:
         return np.where(self.known[these] & self.known[those], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:
-        """Refuse keys that are there twice.
-
-        Raises:
-            RetrievalError: names them.
-        """
+        """Raises a RetrievalError where a key is there twice, and names it."""
         ordered = self.keys[self._order]
         if len(twice := np.flatnonzero(ordered[1:] == ordered[:-1])):
-            two = self._order[int(twice[0]) : int(twice[0]) + 2]
+            first, second = sorted(self._order[twice[0] : twice[0] + 2].tolist())
             raise RetrievalError(
-                f"{len(twice):,} keys are there twice, the first '{self.key(int(two[0]))}' of "
-                f"samples {int(two.min())} and {int(two.max())}; expected each once; drop one of "
-                "the two, or embed the data set again"
+                f"{len(twice):,} keys are there twice, the first '{self.key(first)}' of samples "
+                f"{first} and {second}; expected each once; drop one of the two, or embed the "
+                "data set again"
             )
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write the arrays to a folder; the checksum of each file, by name."""
-        arrays: dict[str, NDArray[Any]] = {
-            "keys.npy": self.keys,
-            "rows.npy": self.rows,
-            "targets.npy": self.targets,
-            "known.npy": self.known,
-        }
-        for name, array in arrays.items():
+        """Writes the arrays to a folder, and returns the checksum of each file by name."""
+        arrays: tuple[NDArray[Any], ...] = self.keys, self.rows, self.targets, self.known
+        for name, array in zip(FILES, arrays, strict=False):
             with atomic_write(folder / name) as stream:
                 np.save(stream, array, allow_pickle=False)
-        with atomic_write(folder / "labels.json") as stream:
+        with atomic_write(folder / FILES[-1]) as stream:
             stream.write(json.dumps({"kind": self.kind, "names": self.names}).encode())
         return {name: sha256(folder / name) for name in FILES}
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Map the arrays of a folder.
+        """Maps the arrays of a folder.
 
         Raises:
             RetrievalError: a file is missing, or not what it should be.
         """
         try:
             keys, rows, targets, known = (
-                np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in FILES[:4]
+                np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in FILES[:-1]
             )
-            labels = json.loads((folder / FILES[4]).read_text())
+            labels = json.loads((folder / FILES[-1]).read_text())
             found = cls(keys, rows, targets, known, labels["names"], labels["kind"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RetrievalError(

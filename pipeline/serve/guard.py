@@ -1,17 +1,12 @@
 """What a connection and a request have to be before the web page looks at them."""
 
 import asyncio
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import h11
-from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 20.0  # seconds for the head of a request
-HEADERS = {
+HEADERS = {  # of every answer: browsers are to keep to this origin
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -21,51 +16,27 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Refuses requests under a foreign name, and tells browsers to keep to this origin."""
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        """Stand before an app; `hosts` are the names that it answers to, or none: any."""
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or say that the name is not ours."""
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        app = self._app
-        if scope["type"] == "http" and self._hosts:
-            called = Headers(scope=scope).get("host", "")
-            if _name(called) not in self._hosts:
-                text = f"this server is not '{called}'; expected {', '.join(self._hosts)}"
-                app = JSONResponse({"error": text}, 421)
-        await app(scope, receive, guarded)
-
-
-def _name(host: str) -> str | None:
-    """The name in a Host header, without its port."""
+def host_name(host: str) -> str | None:
+    """Returns the name in a Host header, without its port; None where it is no host."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
 
 
-class Prompt(H11Protocol):
+class TimedHead(H11Protocol):
     """A connection that has to send the head of a request in time: idle ones would add up."""
 
-    head_s = HEAD_S
+    head_s = 20.0  # seconds
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head."""
+        """Waits for the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting once a head is whole; wait for the next from its first byte on."""
+        """Stops waiting once a head is whole; waits for the next from its first byte on."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop()
@@ -73,7 +44,7 @@ class Prompt(H11Protocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Waits no more."""
         super().connection_lost(exc)
         self._stop()
 

@@ -7,10 +7,10 @@ page and its API are of one origin; nothing is fetched from elsewhere, and no ot
 
 import asyncio
 import socket
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -18,24 +18,24 @@ from typing import Annotated, Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from PIL import Image
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as RouteError
 from starlette.requests import ClientDisconnect
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.guard import Guard, Prompt
+from heron.pipeline.serve.guard import HEADERS, TimedHead, host_name
 from heron.shards.errors import ShardError
 
 MOST_HITS = 200
 LONGEST = 500  # characters of a key or a filter
-PREFIXED = 20  # keys that are suggested
-SHOWN_PIXELS = 256  # longest side of a picture that is sent
+SUGGESTED = 20  # keys that begin with what was typed
+THUMBNAIL_PIXELS = 256  # longest side of a picture that is sent
+THUMBNAILS = 2_000  # pictures that are kept
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BINARY = "application/octet-stream"  # which another origin's page cannot send without asking
 PAGE = {  # all files that are served, and what they are
@@ -47,60 +47,35 @@ PAGE = {  # all files that are served, and what they are
 EXPECTED = (RetrievalError, ConfigError, CheckpointError, ShardError, OSError)
 Text = Annotated[str, Query(max_length=LONGEST)]
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Answers = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one server does at once, and how long it waits.
+    """How much one server does at once, and how long it waits."""
 
-    Attributes:
-        upload_bytes: of a body.
-        body_s: seconds in which a body, or the head of a request, has to arrive.
-        searches: that run at once, and as many pictures.
-        uploads: bodies that are read at once.
-        waiting: of each of these, how many more may wait; the next ones are told to come back.
-        connections: open at once.
-    """
-
-    upload_bytes: int = 16 * 2**20
-    body_s: float = 20.0
-    searches: int = 2
-    uploads: int = 4
-    waiting: int = 100
-    connections: int = 500
+    upload_bytes: int = 16 * 2**20  # of a body
+    body_s: float = 20.0  # seconds in which a body, or the head of a request, has to arrive
+    searches: int = 2  # that run at once, and as many pictures
+    uploads: int = 4  # bodies that are read at once
+    waiting: int = 100  # of each of these, how many more may wait; the next ones get a 503
+    connections: int = 500  # open at once
 
 
-class Refused(Exception):
-    """A request that is answered with a status and words."""
-
-    def __init__(self, status: int, text: str, **headers: str) -> None:
-        """Keep what to answer; `retry_after="1"` becomes a header."""
-        super().__init__(text)
-        self.status, self.text = status, text
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-
-class Gate:
-    """Lets some through at once, has some wait, and refuses the rest."""
+class Admission:
+    """Lets some requests through at once, has some wait, and refuses the rest."""
 
     def __init__(self, what: str, at_once: int, waiting: int) -> None:
-        """Count from none."""
+        """Begins with none; `what` they are is for the message."""
         self._what, self._most, self._inside = what, at_once + waiting, 0
         self._free = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[None]:
-        """Hold a place.
-
-        Raises:
-            Refused: 503, where as many wait as may.
-        """
+        """Holds a place, or raises a 503 where as many wait as may."""
         if self._inside >= self._most:
-            raise Refused(
-                503,
-                f"{self._inside} {self._what} are under way or wait; try again in a second",
-                retry_after="1",
-            )
+            text = f"{self._inside} {self._what} are under way or wait; try again in a second"
+            raise HTTPException(503, text, {"Retry-After": "1"})
         self._inside += 1
         try:
             async with self._free:
@@ -109,71 +84,27 @@ class Gate:
             self._inside -= 1
 
 
-class Keys:
-    """The keys in order, to find those that begin with a text."""
-
-    def __init__(self, samples: Samples) -> None:
-        """Sort them."""
-        self._sorted = np.sort(samples.keys)
-
-    def starting(self, prefix: str, most: int) -> list[str]:
-        """The first keys that begin with a text; at most `most`."""
-        wanted = prefix.encode()
-        if len(wanted) > self._sorted.dtype.itemsize:  # numpy would make all keys as long
-            return []
-        first = int(np.searchsorted(self._sorted, np.bytes_(wanted)))
-        near = (bytes(key) for key in self._sorted[first : first + most].tolist())
-        return [key.decode() for key in near if key.startswith(wanted)]
-
-
-class Pictures:
-    """Pictures as JPEG, small enough for a page; the last ones are kept."""
-
-    def __init__(self, retriever: Retriever, kept: int = 2_000) -> None:
-        """Keep none yet."""
-        self._retriever, self._most = retriever, kept
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
-
-    def __call__(self, number: int) -> bytes | None:
-        """The picture of a sample, or None where it has none."""
-        if (found := self._kept.get(number)) is not None:
-            return found
-        picture = self._retriever.picture(number)
-        if picture is None:
-            return None
-        picture = picture.convert("L" if picture.mode in ("1", "L", "I;16") else "RGB")
-        picture.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS), Image.Resampling.LANCZOS)
-        picture.save(out := BytesIO(), "JPEG", quality=90)
-        self._kept[number] = out.getvalue()
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-        return out.getvalue()
-
-
 def make_app(
     retriever: Retriever, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK
 ) -> FastAPI:
-    """The page and its API.
+    """Returns the page and its API; searches run in threads, the model once at a time.
 
-    Args:
-        retriever: answers the queries; searches run in threads, the model once at a time.
-        limits: of what runs at once.
-        hosts: names by which the server may be called, so that no page elsewhere can reach it
-            through a name of its own that points here; none for any.
+    `hosts` are the names by which the server may be called, so that no page elsewhere can reach it
+    through a name of its own that points here; none for any.
     """
     limits = limits or Limits()
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
     samples, facts = retriever.samples, about(retriever, limits)
-    keys, pictures = Keys(samples), Pictures(retriever)
-    searching = Gate("searches", limits.searches, limits.waiting)
-    drawing = Gate("pictures", limits.searches, limits.waiting * 10)  # a page asks for up to 200
-    reading = Gate("uploads", limits.uploads, limits.waiting)
-    encoding = Gate("uploads", 1, limits.uploads)
+    searching = Admission("searches", limits.searches, limits.waiting)
+    drawing = Admission("pictures", limits.searches, limits.waiting * 10)  # a page asks for 200
+    reading = Admission("uploads", limits.uploads, limits.waiting)
+    encoding = Admission("uploads", 1, limits.uploads)
     generator = np.random.default_rng()
+    samples.keys_with_prefix("", 1)  # sorts the keys now: a first request would stop all others
+    thumbnail = lru_cache(THUMBNAILS)(lambda number: _thumbnail(retriever, number))
 
-    for address, (name, kind) in PAGE.items():
-        data = (files("heron.pipeline.serve") / "page" / name).read_bytes()
-        app.get(address)(_constant(data, kind))
+    for path, (name, kind) in PAGE.items():
+        app.get(path)(_page_file(name, kind))
 
     @app.get("/api/about")
     async def describe() -> dict[str, Any]:
@@ -181,20 +112,24 @@ def make_app(
 
     @app.get("/api/samples")
     async def suggest(prefix: Text = "") -> dict[str, list[str]]:
-        return {"keys": keys.starting(prefix, PREFIXED)}
+        return {"keys": samples.keys_with_prefix(prefix, SUGGESTED)}
 
     @app.get("/api/random")
     async def draw() -> dict[str, str]:
         return {"key": samples.key(int(generator.integers(len(samples))))}
+
+    def plain(answer: Answer) -> dict[str, Any]:
+        """The answer for JSON; the query says whether it has labels, be it none of them."""
+        found, number = answer.plain(), answer.query.number
+        found["query"]["labelled"] = number is not None and bool(samples.known[number])
+        return found
 
     @app.get("/api/neighbours")
     async def neighbours(
         key: Text, k: Count = 24, where: Text = "", relation: Relation = "neighbours"
     ) -> dict[str, Any]:
         async with searching():
-            return await asyncio.to_thread(
-                lambda: _plain(retriever.by_key(key, k, where, relation), samples)
-            )
+            return await asyncio.to_thread(lambda: plain(retriever.by_key(key, k, where, relation)))
 
     @app.post("/api/upload")
     async def upload(request: Request, k: Count = 24, where: Text = "") -> dict[str, Any]:
@@ -202,64 +137,67 @@ def make_app(
             data = await _body(request, limits)
             async with encoding():
                 return await asyncio.to_thread(
-                    lambda: _plain(retriever.by_file(data, k, where, name="the upload"), samples)
+                    lambda: plain(retriever.by_file(data, k, where, name="the upload"))
                 )
 
     @app.get("/api/picture/{number}")
     async def picture(number: int) -> Response:
         if not 0 <= number < len(samples):
-            raise Refused(404, f"no sample has the number {number}; found {len(samples):,} samples")
+            text = f"no sample has the number {number}; found {len(samples):,} samples"
+            raise HTTPException(404, text)
         async with drawing():
-            data = await asyncio.to_thread(pictures, number)
+            data = await asyncio.to_thread(thumbnail, number)
         if data is None:
-            raise Refused(404, f"sample {samples.key(number)} has no picture")
+            raise HTTPException(404, f"sample {samples.key(number)} has no picture")
         # The page's addresses name the index: what a cache holds is of the same one.
         return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
 
+    @app.middleware("http")
+    async def refuse_other_names(request: Request, answer: Answers) -> Response:
+        called = request.headers.get("host", "")
+        if hosts and host_name(called) not in hosts:
+            text = f"this server is not '{called}'; expected {', '.join(hosts)}"
+            return JSONResponse({"error": text}, 421)
+        return await answer(request)
+
     _answer_faults(app)
-    app.add_middleware(Guard, hosts=tuple(hosts))
     return app
 
 
 def about(retriever: Retriever, limits: Limits) -> dict[str, Any]:
-    """What the page says of the index, and what it may ask for."""
-    manifest, samples = retriever.index.manifest, retriever.samples
-    recall = manifest.recall
-    return {
+    """Returns what the page says of the index, and what it may ask for."""
+    manifest, recall = retriever.index.manifest, retriever.index.manifest.recall
+    measured = "not measured"
+    if recall is not None:
+        measured = f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
+    try:
+        pictures = retriever.picture(0) is not None
+    except EXPECTED:
+        pictures = False
+    return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
         "data": Path(retriever.data).name,
-        "kind": manifest.kind,
-        "metric": manifest.metric,
-        "layer": manifest.layer,
-        "dim": manifest.dim,
-        "count": manifest.count,
-        "recall": f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
-        if recall
-        else "not measured",
-        "names": samples.names,
+        "recall": measured,
+        "names": retriever.samples.names,
         "of": manifest.embeddings_sha256[:12],
         "longest": LONGEST,
-        "pictures": _has_pictures(retriever),
+        "pictures": pictures,
         "upload_bytes": limits.upload_bytes,
     }
 
 
-def _has_pictures(retriever: Retriever) -> bool:
-    try:
-        return retriever.picture(0) is not None
-    except EXPECTED:
-        return False
+def _thumbnail(retriever: Retriever, number: int) -> bytes | None:
+    """The picture of a sample as a JPEG that is small enough for a page."""
+    picture = retriever.picture(number)
+    if picture is None:
+        return None
+    picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
+    picture.save(out := BytesIO(), "JPEG", quality=90)
+    return out.getvalue()
 
 
-def _plain(answer: Answer, samples: Samples) -> dict[str, Any]:
-    """An answer for JSON; the query says whether it has labels, be it none of them."""
-    plain = answer.plain()
-    number = answer.query.number
-    plain["query"]["labelled"] = number is not None and bool(samples.known[number])
-    return plain
-
-
-def _constant(data: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+def _page_file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
     """A route that answers with a file of the page; the browser asks anew each time."""
+    data = (files("heron.pipeline.serve") / "page" / name).read_bytes()
 
     async def answer() -> Response:
         return Response(data, 200, {"Cache-Control": "no-cache"}, kind)
@@ -269,79 +207,67 @@ def _constant(data: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
 
 async def _body(request: Request, limits: Limits) -> bytes:
     """The bytes of an upload, refused as soon as they are too many or too slow."""
-    kind = request.headers.get("content-type", "none")
+    kind, most = request.headers.get("content-type", "none"), limits.upload_bytes
     if kind != BINARY:
-        raise Refused(
-            415, f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
-        )
-    too_large = Refused(
-        413,
-        f"the upload has more than {limits.upload_bytes:,} bytes; expected at most these; "
-        "give a smaller file",
-        connection="close",  # what is left of it is not read
-    )
-    declared = request.headers.get("content-length", "0")
-    if int(declared) > limits.upload_bytes:  # the server has checked that it is a number
+        text = f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
+        raise HTTPException(415, text)
+    close = {"Connection": "close"}  # what is left of the body is not read
+    text = f"the upload has more than {most:,} bytes; expected at most these; give a smaller file"
+    too_large = HTTPException(413, text, close)
+    if int(request.headers.get("content-length", "0")) > most:  # the server checked that it is one
         raise too_large
     data = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
             async for chunk in request.stream():
-                if len(data) + len(chunk) > limits.upload_bytes:
+                if len(data) + len(chunk) > most:
                     raise too_large
                 data += chunk
     except TimeoutError:
-        raise Refused(
-            408,
-            f"the upload did not arrive in {limits.body_s:g} s; found {len(data):,} bytes; "
-            "try again, or give a smaller file",
-            connection="close",
-        ) from None
+        text = f"the upload did not arrive in {limits.body_s:g} s; found {len(data):,} bytes; "
+        raise HTTPException(408, f"{text}try again, or give a smaller file", close) from None
     except ClientDisconnect:
-        raise Refused(400, "the upload ended early") from None
+        raise HTTPException(400, "the upload ended early") from None
     if not data:
-        raise Refused(400, "the upload is empty; expected the bytes of one file")
+        raise HTTPException(400, "the upload is empty; expected the bytes of one file")
     return bytes(data)
 
 
 def _answer_faults(app: FastAPI) -> None:
-    """Answer what goes wrong with a status and words, never with a traceback."""
+    """Answers what goes wrong with a status and words, never with a traceback."""
 
     def words(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
         return JSONResponse({"error": text}, status, headers)
 
-    async def refused(request: Request, fault: Exception) -> Response:
-        assert isinstance(fault, Refused)
-        return words(fault.status, fault.text, fault.headers)
+    async def refused(request: Request, fault: Any) -> Response:
+        return words(fault.status_code, fault.detail, fault.headers)
 
-    async def expected(request: Request, fault: Exception) -> Response:
-        return words(400 if isinstance(fault, RetrievalError) else 500, str(fault))
-
-    async def unknown(request: Request, fault: Exception) -> Response:
-        assert isinstance(fault, HTTPException)
+    async def unrouted(request: Request, fault: Any) -> Response:
         text = f"{request.method} {request.url.path}: {fault.detail.lower()}"
         return words(fault.status_code, text, fault.headers)
 
-    async def invalid(request: Request, fault: Exception) -> Response:
-        assert isinstance(fault, RequestValidationError)
+    async def invalid(request: Request, fault: Any) -> Response:
         found = fault.errors()[0]
         given = str(found["input"])
         shown = given if len(given) <= 40 else f"{given[:40]}…"
         return words(400, f"{found['loc'][-1]} is '{shown}': {found['msg'].lower()}")
 
+    async def expected(request: Request, fault: Exception) -> Response:
+        return words(400 if isinstance(fault, RetrievalError) else 500, str(fault))
+
     async def broken(request: Request, fault: Exception) -> Response:
         return words(500, "the server failed; its log says how")
 
-    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(RouteError, unrouted)
+    app.add_exception_handler(RequestValidationError, invalid)
     for kind in EXPECTED:
         app.add_exception_handler(kind, expected)
-    app.add_exception_handler(HTTPException, unknown)
-    app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, broken)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that waits for connections; port 0 takes a free one.
+    """Returns a socket that waits for connections; port 0 takes a free one.
 
     Raises:
         RetrievalError: the port is taken, or the address is none of this machine.
@@ -359,7 +285,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """The URL of the page."""
+    """Returns the URL of the page."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -367,24 +293,21 @@ def address(listening: socket.socket) -> str:
 def make_server(
     retriever: Retriever, listening: socket.socket, limits: Limits | None = None
 ) -> uvicorn.Server:
-    """A server of the page, to `run(sockets=[listening])`.
+    """Returns a server of the page, to `run(sockets=[listening])`; see `listen`.
 
-    Args:
-        retriever: answers the queries.
-        listening: see `listen`. On loopback the server answers to loopback's names alone.
-        limits: of what runs at once.
+    On loopback it answers to loopback's names alone.
     """
     limits = limits or Limits()
     host = listening.getsockname()[0]
-    app = make_app(retriever, limits, LOOPBACK if host in LOOPBACK else ())
     config = uvicorn.Config(
-        app,
-        http=type("_Timed", (Prompt,), {"head_s": limits.body_s}),
+        make_app(retriever, limits, LOOPBACK if host in LOOPBACK else ()),
+        http=type("_TimedHead", (TimedHead,), {"head_s": limits.body_s}),
         ws="none",
         lifespan="off",
         loop="asyncio",
         log_level="warning",
         access_log=False,
+        headers=list(HEADERS.items()),
         server_header=False,
         proxy_headers=False,
         limit_concurrency=limits.connections,

@@ -21,7 +21,6 @@ from heron.pipeline.retrieval.embeddings import (
     Layer,
     LayerRecord,
     Part,
-    dump,
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
@@ -116,7 +115,7 @@ def embeddings(
         lost={},
         **(known_values | manifest),
     )
-    save_json(folder / MANIFEST, dump(record))
+    save_json(folder / MANIFEST, record.model_dump(mode="json"))
     return Embeddings.open(folder)
 
 

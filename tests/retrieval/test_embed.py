@@ -17,6 +17,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.retrieval.embed import embed, samples_of
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.shards.manifest import Labels
@@ -66,7 +67,9 @@ def test_vectors_are_the_models_a_row_at_a_time(run: Path, whole: Embeddings) ->
             np.concatenate(list(z.values()))[row], unit, rtol=1e-4, atol=1e-5
         )
         h = torch.cat([normalize(v, dim=1) for v in found.weights], 1)[0]
-        np.testing.assert_allclose(whole.one("weight", row), h, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            whole.take("weight", np.array([row]))[0], h, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_samples_are_the_rows_in_the_manifests_order(run: Path, whole: Embeddings) -> None:
@@ -142,6 +145,9 @@ def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path:
     embed(run, tmp_path / "drawn", drawn, progress=False)
     with pytest.raises(RetrievalError, match="rows_sha256 .*give another --out"):
         embed(run, tmp_path / "drawn", drawn, ["data.protocol.seed=1"], progress=False)
+    (tmp_path / "drawn" / "plan.json").write_text("{")
+    with pytest.raises(RetrievalError, match="plan.json is no JSON: .*remove the folder, or give"):
+        embed(run, tmp_path / "drawn", drawn, progress=False)
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(RetrievalError, match="holds drawn, thesis.txt; expected an empty"):
         embed(run, tmp_path, SMALL, progress=False)
@@ -167,14 +173,14 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
 def test_embeddings_that_are_not_finite_are_named(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = Embedder._forward
+    forward = EmbeddingModel.forward
 
-    def poisoned(self: Any, batch: Any) -> Any:
-        found = forward(self, batch)
+    def poisoned(self: Any, batch: Any, layers: Any) -> Any:
+        found = forward(self, batch, layers)
         at = (batch.rows == 70)[:, None]
         return found | {"hidden": torch.where(at, torch.inf, found["hidden"])}
 
-    monkeypatch.setattr(Embedder, "_forward", poisoned)
+    monkeypatch.setattr(EmbeddingModel, "forward", poisoned)
     key = Reader(load_config(locate(run) / "config.yaml").data.path).key(70)
     message = f"layer 'hidden' of 1 samples is not finite in float32, the first {key}; expected"
     with pytest.raises(RetrievalError, match=message):
@@ -216,6 +222,9 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
     manifest = json.loads((found.folder / "manifest.json").read_text())
     (found.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 9}))
     with pytest.raises(RetrievalError, match="manifest.json: format: .*expected embeddings of f"):
+        Embeddings.open(found.folder)
+    (found.folder / "manifest.json").write_bytes(b"\xff")
+    with pytest.raises(RetrievalError, match="manifest.json: Invalid JSON: .*expected embeddings"):
         Embeddings.open(found.folder)
     with pytest.raises(RetrievalError, match="cannot be read: .*give the folder that `heron emb"):
         Embeddings.open(tmp_path)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval import build
-from heron.pipeline.retrieval.build import Source, build_index, train, write_lists
+from heron.pipeline.retrieval.build import LayerVectors, build_index, train, write_lists
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import INDEX, Index, Neighbours
-from heron.pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, Shape
-from heron.pipeline.retrieval.recall import Truth
+from heron.pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, VectorSet
+from heron.pipeline.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
 
 N, DIM, GB = 1500, 16, 10**9
@@ -31,7 +31,7 @@ def indices(
 ) -> dict[tuple[Kind, bool], Index]:
     """Of every kind, in memory and, but for HNSW, mapped; opened from disk."""
     folder, found = tmp_path_factory.mktemp("indices"), {}
-    reading = Shape(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading
+    reading = VectorSet(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading
     for kind in KINDS:
         for mapped in (False, True)[: 1 if kind == "hnsw" else 2]:
             out = folder / f"{kind}-{mapped}"
@@ -94,16 +94,16 @@ def test_the_file_is_that_of_faiss(
 ) -> None:
     """Bare FAISS adds all vectors at once and writes; the bytes are the same."""
     index = indices[kind, False]
-    plan, source = index.manifest.plan, Source(embeddings, "hidden", "cosine")
-    everything = np.concatenate([block for _, block in source.blocks()])
+    plan, vectors = index.manifest.plan, LayerVectors(embeddings, "hidden", "cosine")
+    everything = np.concatenate([block for _, block in vectors.blocks()])
     if kind == "flat":
         bare = faiss.IndexFlat(DIM, faiss.METRIC_INNER_PRODUCT)
         written = index.folder / INDEX
     else:
-        bare = train(source, plan, np.arange(0, N, 2))
+        bare = train(vectors, plan, np.arange(0, N, 2))
         assigned = bare.quantizer.search(everything, 1)[1][:, 0]
         written = tmp_path / "ours"
-        write_lists(written, bare, source.blocks(), assigned)
+        write_lists(written, bare, vectors.blocks(), assigned)
     bare.add(everything)
     faiss.write_index(bare, str(tmp_path / "bare"))
     assert written.read_bytes() == (tmp_path / "bare").read_bytes()
@@ -157,15 +157,15 @@ def test_queries_do_not_train(
 ) -> None:
     seen: dict[str, NDArray[np.int64]] = {}
 
-    def spy(source: Source, plan: Plan, training: NDArray[np.int64]) -> Any:
+    def spy(vectors: LayerVectors, plan: Plan, training: NDArray[np.int64]) -> Any:
         seen["training"] = training
-        return train(source, plan, training)
+        return train(vectors, plan, training)
 
     measure = build.measure
 
-    def watch(held: Any, source: Source, plan: Plan, own: Any, k: int, target: float) -> Any:
+    def watch(held: Any, vectors: LayerVectors, plan: Plan, own: Any, k: int, target: float) -> Any:
         seen["own"] = own
-        return measure(held, source, plan, own, k, target)
+        return measure(held, vectors, plan, own, k, target)
 
     monkeypatch.setattr(build, "train", spy)
     monkeypatch.setattr(build, "measure", watch)
@@ -185,12 +185,12 @@ def test_among_equal_vectors_any_is_right(tmp_path: Path) -> None:
 def test_recall_by_hand() -> None:
     """Vectors on a line at 0, 1, 2, ...: of query 0 the two nearest are 1 and 2."""
     line = np.arange(6, dtype=np.float32)[:, None]
-    truth = Truth(
+    truth = ExactSearch(
         lambda n: line[n], [(0, line[:4]), (4, line[4:])], np.array([0]), 2, faiss.METRIC_L2
     )
     assert truth.numbers.tolist() == [[1, 2]] and truth.scores.tolist() == [[1.0, 4.0]]
     for found, expected in (([0, 1, 2], 1), ([0, 2, 3], 0.5), ([1, 2, 0], 1), ([3, 4, -1], 0)):
-        assert truth.share(np.array([found])) == expected
+        assert truth.recall(np.array([found])) == expected
 
     def search(queries: Any, k: int, setting: int) -> NDArray[np.int64]:
         return np.array([[0, 1, 2] if setting >= 11 else [0, 1, 5]])

@@ -92,8 +92,14 @@ def edit(**changes: Any) -> Callable[[Path], None]:
         (lambda f: (f / INDEX).unlink(), "index.faiss cannot be read: No such file"),
         (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy has the checksum"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json cannot be read.*heron index"),
-        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json is no JSON.*expected a"),
-        (edit(format=2), "found format 2, expected an index of format 1; build the index again"),
+        (
+            lambda f: (f / "manifest.json").write_text("{"),
+            "manifest.json: Invalid JSON: .*expected an index of format 1",
+        ),
+        (
+            edit(format=2),
+            "format: .*, found 2; expected an index of format 1; build the index again",
+        ),
         (edit(surprise=1), "surprise: Extra inputs are not permitted"),
     ],
 )

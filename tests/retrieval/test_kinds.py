@@ -7,7 +7,7 @@ from heron.pipeline.retrieval.kinds import (
     LEAST_POINTS,
     Asked,
     Plan,
-    Shape,
+    VectorSet,
     bytes_of,
     choose,
     in_bytes,
@@ -15,11 +15,11 @@ from heron.pipeline.retrieval.kinds import (
 )
 
 GB, MB = 10**9, 10**6
-MILLION = Shape(count=10**6, dim=128, part_bytes=65_536 * 512, held_out=1000, euclidean=True)
+MILLION = VectorSet(count=10**6, dim=128, part_bytes=65_536 * 512, held_out=1000, euclidean=True)
 
 
 def test_auto_takes_the_most_exact_that_is_fast_and_fits() -> None:
-    assert choose("auto", Shape(count=100_000, dim=128), GB).kind == "flat"
+    assert choose("auto", VectorSet(count=100_000, dim=128), GB).kind == "flat"
     wide, narrow = choose("auto", MILLION, GB), choose("auto", MILLION, 250 * MB)
     assert (wide.kind, narrow.kind) == ("ivf", "ivfpq")
     assert not wide.mapped and not narrow.mapped
@@ -48,7 +48,7 @@ def test_codes_shorten_and_the_table_goes_as_the_budget_shrinks() -> None:
 @pytest.mark.parametrize("count", [100, 2_000, 50_000, 10**6, 10**7])
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq"])
 def test_the_training_sample_is_what_faiss_asks_for(kind: Asked, count: int) -> None:
-    shape = Shape(count=count, dim=32, held_out=count // 10)
+    shape = VectorSet(count=count, dim=32, held_out=count // 10)
     if kind == "ivfpq" and count == 100:
         with pytest.raises(RetrievalError, match="needs 624 vectors besides 10 queries.*found 90"):
             choose(kind, shape, 100 * GB)
@@ -63,7 +63,7 @@ def test_the_training_sample_is_what_faiss_asks_for(kind: Asked, count: int) -> 
 
 def test_bytes_by_hand() -> None:
     """1,000 vectors of 8 values: flat is 32,000 bytes; HNSW has 64 links below, 32 / 31 above."""
-    shape = Shape(count=1000, dim=8)
+    shape = VectorSet(count=1000, dim=8)
     reading = 2 * 1000 * 8 * 4 + 24 * 1000 + 48 * 2**20
     flat = choose("flat", shape, GB)
     assert (flat.index_bytes, flat.build_bytes) == (32_000, 32_000 + reading)
@@ -77,7 +77,7 @@ def test_bytes_by_hand() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    small = Shape(count=1000, dim=8)
+    small = VectorSet(count=1000, dim=8)
     with pytest.raises(RetrievalError, match="unknown kind 'tree'; expected flat, ivf, ivfpq"):
         choose("tree", small, GB)  # type: ignore[arg-type]
     with pytest.raises(RetrievalError, match=r"budget of 1 MB .* at least 50\.4 MB; give more"):
@@ -85,11 +85,11 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RetrievalError, match=r"hnsw over 1,000,000 .* --kind ivfpq"):
         choose("hnsw", MILLION, 900 * MB)
     with pytest.raises(RetrievalError, match="ivf needs 39 vectors besides 10 queries.*found 20"):
-        choose("ivf", Shape(count=30, dim=8, held_out=10), GB)
+        choose("ivf", VectorSet(count=30, dim=8, held_out=10), GB)
 
 
 def test_without_a_budget_half_of_free_memory_is_taken() -> None:
-    plan: Plan = choose("auto", Shape(count=100, dim=4))
+    plan: Plan = choose("auto", VectorSet(count=100, dim=4))
     assert 64 * MB < plan.memory_bytes < 2**46
 
 

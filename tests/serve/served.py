@@ -20,7 +20,8 @@ from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.encode import Encoder
+from heron.pipeline.retrieval.encode import FileEncoder
+from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.serve.server import BINARY, Limits, address, listen, make_server
 from heron.shards.build import build
@@ -51,14 +52,13 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     view = "image" if source == "faces" else "view1"
     config = frames(folder, data={"path": str(folder / source), "views": [{"stored": view}]}).data
     reader = open_reader(config)
-    encoder = Encoder(
-        cast(Heterogeneous, Halves()), reader, Views(reader, config, torch.device("cpu")), "hidden"
-    )
+    views = Views(reader, config, torch.device("cpu"))
+    model = EmbeddingModel(cast(Heterogeneous, Halves()), reader, views)
     numbers = np.arange(rows)
     names = reader.manifest.labels.names
     if source == "frames":
         names = [MARKUP, "a b's", *names[2:]]
-    vectors = np.stack([_vector(encoder, reader.read(view, numbers[i : i + 1])) for i in numbers])
+    vectors = np.stack([_vector(model, reader.read(view, numbers[i : i + 1])) for i in numbers])
     embeddings = made.embeddings(
         folder / "embeddings",
         {"hidden": vectors},
@@ -70,16 +70,14 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     )
     build_index(embeddings, folder / "index", kind="flat", progress=False)
     found = Retriever.open(folder / "index")
-    found.__dict__["_encoder"] = encoder  # in place of a trained one
+    found.__dict__["_encoder"] = FileEncoder(model, "hidden")  # in place of a trained one
     return found
 
 
-def _vector(encoder: Encoder, rows: NDArray[Any]) -> NDArray[np.float32]:
-    view = encoder.views.views[0].stored
+def _vector(model: EmbeddingModel, rows: NDArray[Any]) -> NDArray[np.float32]:
     one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
-    batch = Batch({view: torch.from_numpy(rows)}, none, one, one, [1])
-    with torch.inference_mode():
-        return np.asarray(encoder.model(encoder.views(batch, train=False)).hidden[0].numpy())
+    batch = Batch({model.stored[0]: torch.from_numpy(rows)}, none, one, one, [1])
+    return np.asarray(model.forward(batch, ["hidden"])["hidden"][0].numpy())
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_search_filter_tabs_and_the_way_back(
     expect(page.locator("#about")).to_contain_text("48")
     for fact in ("flat", "cosine", "hidden, 192 dimensions", "Recall"):
         expect(page.locator("#about")).to_contain_text(fact)
-    assert re.search(r"key=0000\d\d", page.url)  # a sample at random: the page is never empty
+    expect(page).to_have_url(re.compile(r"key=0000\d\d"))  # at random: the page is never empty
 
     page.fill("#key", "00000")
     expect(page.locator("#keys option")).to_have_count(9)
@@ -312,7 +312,7 @@ def test_vectors_are_a_table_and_labels_are_no_markup(
         page.locator("#hits a").first.focus()
         page.keyboard.press("ArrowDown")
         assert focused(page) == own[1]
-        row = found._encoder.reader.read("view1", np.array([number]))[0]
+        row = found._encoder.model.reader.read("view1", np.array([number]))[0]
         np.save(npy := BytesIO(), row)
         page.set_input_files(
             "#file",

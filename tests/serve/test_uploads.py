@@ -26,7 +26,7 @@ def test_an_upload_finds_itself(faces: Site, frames: Site) -> None:
     found = faces.upload(picture(faces, 11, "JPEG"), query=f"?k=3&where=not+{own}")
     assert 11 not in [hit["number"] for hit in found["hits"]]
     assert all(own not in hit["labels"] for hit in found["hits"])
-    row = frames.found._encoder.reader.read("view1", np.array([5]))[0]
+    row = frames.found._encoder.model.reader.read("view1", np.array([5]))[0]
     for array in (row, row[None]):
         assert frames.upload(npy(array), query="?k=2")["hits"][0]["number"] == 5
 
@@ -85,7 +85,7 @@ def test_hostile_arrays_are_refused(frames: Site, name: str) -> None:
 
 
 def test_values_that_are_not_finite_are_refused(frames: Site) -> None:
-    row = np.array(frames.found._encoder.reader.read("view1", np.array([5]))[0])
+    row = np.array(frames.found._encoder.model.reader.read("view1", np.array([5]))[0])
     for value in (np.nan, np.inf):
         row[2] = value
         assert "not finite" in frames.upload(npy(row), 400)["error"]

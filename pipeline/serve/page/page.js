@@ -44,31 +44,23 @@ async function ask(path, options = {}) {
   return answer;
 }
 
-const usual = () => counts[1] ?? counts[0];
+const unasked = () =>
+  ({ key: "", upload: "", where: "", relation: "neighbours", k: counts[1] ?? counts[0] });
 
 /** What the address asks for. */
 function asked() {
-  const given = new URLSearchParams(location.search);
-  const relation = given.get("relation");
-  const k = Number(given.get("k"));
-  return {
-    key: given.get("key") ?? "",
-    upload: given.get("upload") ?? "",
-    where: given.get("where") ?? "",
-    relation: RELATIONS.includes(relation) ? relation : "neighbours",
-    k: counts.includes(k) ? k : usual(),
-  };
+  const found = { ...unasked(), ...Object.fromEntries(new URLSearchParams(location.search)) };
+  found.k = Number(found.k);
+  if (!counts.includes(found.k)) found.k = unasked().k;
+  if (!RELATIONS.includes(found.relation)) found.relation = unasked().relation;
+  return found;
 }
 
 /** The address of what is asked; what is as it would be anyway is left out. */
-function address({ key, upload, where, relation, k }) {
-  const given = new URLSearchParams();
-  if (upload) given.set("upload", upload);
-  else if (key) given.set("key", key);
-  if (relation !== "neighbours") given.set("relation", relation);
-  if (where) given.set("where", where);
-  if (k !== usual()) given.set("k", k);
-  return `/?${given}`;
+function address(query) {
+  const given = { ...query, key: query.upload ? "" : query.key };
+  const changed = Object.entries(unasked()).filter(([name, usual]) => given[name] !== usual);
+  return `/?${new URLSearchParams(changed.map(([name]) => [name, given[name]]))}`;
 }
 
 /** Go to another query, as a new entry of the history. */
@@ -338,32 +330,24 @@ function suggest() {
 }
 
 function listen() {
-  at("key").addEventListener("input", suggest);
-  at("key").addEventListener("focus", suggest, { once: true });
-  at("pick").addEventListener("submit", (event) => {
-    event.preventDefault();
-    go({ key: at("key").value.trim(), upload: "" });
+  const on = (id, type, act) => at(id).addEventListener(type, (event) => {
+    if (type === "submit") event.preventDefault(); // the page shows the answer itself
+    act();
   });
-  at("random").addEventListener("click", async () => {
-    try {
-      go({ key: (await ask("/api/random")).key, upload: "" });
-    } catch (error) {
-      fail(error.message);
-    }
-  });
-  at("file").addEventListener("change", () => {
+  on("key", "input", suggest);
+  on("key", "focus", suggest);
+  on("pick", "submit", () => go({ key: at("key").value.trim(), upload: "" }));
+  on("random", "click", () => go({ key: "", upload: "" })); // without a key any is shown
+  on("narrow", "submit", () => go({ where: at("where").value.trim() }));
+  on("clear", "click", () => go({ where: "" }));
+  on("count", "change", () => go({ k: Number(at("count").value) }));
+  on("file", "change", () => {
     const [file] = at("file").files;
     if (!file) return;
     uploads.set(uploads.size, file);
     go({ key: "", upload: file.name, relation: "neighbours" }, uploads.size - 1);
     at("file").value = ""; // so that the same file can be chosen again
   });
-  at("narrow").addEventListener("submit", (event) => {
-    event.preventDefault();
-    go({ where: at("where").value.trim() });
-  });
-  at("clear").addEventListener("click", () => go({ where: "" }));
-  at("count").addEventListener("change", () => go({ k: Number(at("count").value) }));
   for (const name of RELATIONS) {
     const tab = at(`tab-${name}`);
     tab.addEventListener("keydown", tabKeys);

@@ -1,0 +1,85 @@
+"""A trained model, and what its layers make of stored views."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.views import Views
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.training.pretrained import from_pretrained, input_shapes
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """A model for evaluation, the data set that it sees, and what makes its inputs of that."""
+
+    model: Heterogeneous
+    reader: Reader
+    views: Views
+
+    @classmethod
+    def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
+        """Opens the model of a checkpoint, and the data set of `config`.
+
+        Raises:
+            RetrievalError: the data has other shapes than those that the model was trained on.
+            CheckpointError, ConfigError, ShardError: model or data cannot be opened.
+        """
+        reader = open_reader(config.data)
+        views = Views(reader, config.data, device)
+        if (wanted := input_shapes(checkpoint)) != (found := [list(s) for s in views.shapes]):
+            raise RetrievalError(
+                f"the views of {config.data.path} are {found}; expected {wanted}, which the model "
+                f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "
+                "of a query), or set data.views"
+            )
+        model = from_pretrained(checkpoint)
+        model.precision = config.train.precision
+        return cls(model.to(device), reader, views)
+
+    @property
+    def stored(self) -> list[str]:
+        """The stored views that the model sees, each once."""
+        seen = self.views.views[: self.model.classified]
+        return list(dict.fromkeys(view.stored for view in seen))
+
+    @property
+    def widths(self) -> dict[Layer, int]:
+        """The layers that the model has, and the width of their vectors."""
+        model = self.model
+        there: dict[Layer, int] = {"hidden": model.width * model.classified}
+        if len(model.projectors):
+            there["projection"] = model.projection_width * model.classified
+        if model.weight is not None:
+            there["weight"] = model.projection_width * model.classified
+        return there
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, layers: Iterable[Layer]) -> dict[Layer, Tensor]:
+        """Returns the layers as they are written, each [rows, dim].
+
+        Projections and weights of each view are unit vectors, side by side.
+        """
+        inputs = self.views(batch, train=False, first=self.model.classified)
+        found: Features = self.model(inputs, batch.keys, batch.parts)
+
+        def side_by_side(heads: Iterable[Tensor]) -> Tensor:
+            return torch.cat([normalize(head, dim=1) for head in heads], 1)
+
+        return {
+            layer: found.hidden
+            if layer == "hidden"
+            else side_by_side(found.projections if layer == "projection" else found.weights)
+            for layer in layers
+        }
