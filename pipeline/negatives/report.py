@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pydantic_core
-from markupsafe import Markup
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
@@ -137,12 +136,11 @@ def render(near: NearPairs, numbers: dict[str, Any], pictures: Pictures | None) 
     environment.filters |= {"percent": percent, "number": number}
     precision, base = numbers["confusion"]["precision"], numbers["confusion"]["random"]
     lift = precision.value / np.where(base > 0, base, np.nan)
-    drawn = figures.draw(numbers, near.pairs.exclusive)
     body = environment.get_template("report.html").render(
         numbers,
         exclusive=near.pairs.exclusive,
         expected=EXPECTED,
-        figures={name: Markup(figure) for name, figure in drawn.items()},
+        figures=figures.draw(numbers, near.pairs.exclusive),
         sheets={relation: _sheet(near, relation, pictures) for relation in ("hard", "false")},
         common=lambda pairs: Counter(n for p in pairs for n in p["both"]).most_common(1),
         collapsed=collapsed(numbers["collapse"]),

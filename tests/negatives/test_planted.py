@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.pipeline.negatives import neighbours
 from heron.pipeline.negatives.definition import close_difference, hard_difference
 from heron.pipeline.negatives.measure import measure_labels
 from heron.pipeline.negatives.neighbours import Question, find_neighbours
@@ -92,3 +93,13 @@ def test_hard_is_the_median_or_more_and_never_the_same() -> None:
         apart = np.repeat(np.arange(len(counts)), counts)
         far = [d for d in apart if d > 0 and d >= np.median(apart)]
         assert hard_difference(np.array(counts)) == hard == min(far, default=len(counts) - 1)
+
+
+def test_close_labels_are_never_hard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = (np.random.default_rng(5).random((60, 20)) < 0.5).astype(np.uint8)
+    vectors: dict[Any, Any] = {"hidden": np.random.default_rng(6).normal(size=(60, 4))}
+    e = made.embeddings(tmp_path / "e", vectors, targets, [f"l{i}" for i in range(20)])
+    of_an_outlier = np.ones(60, np.int64)  # whose median is within the close labels
+    monkeypatch.setattr(neighbours, "hard_difference", lambda counts: of_an_outlier)
+    near = find_neighbours(e, Question(k=5, anchors=0))
+    assert near.close > 0 and (near.hard == near.close + 1).all()

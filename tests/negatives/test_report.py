@@ -149,9 +149,10 @@ def test_what_is_said_of_g(weight: str, says: str, tmp_path: Path) -> None:
 def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
     x = np.ones((30, 3)) + 1e-4 * np.random.default_rng(0).normal(size=(30, 3))
     targets = np.eye(3, dtype=np.uint8)[np.arange(30) % 3]
-    e = made.embeddings(tmp_path / "e", {"hidden": x}, targets, ["a", "b", "c"], "multi_class")
+    e = made.embeddings(tmp_path / "e", {"hidden": x}, targets, ["a", "b", "<c>"], "multi_class")
     text = page_of(e, Question(k=2, anchors=0), tmp_path / "out")
     assert "the embeddings have collapsed (uniformity is" in text
+    assert "&lt;c&gt;" in text and "<c>" not in text
 
 
 @pytest.fixture(scope="module")
