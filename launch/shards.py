@@ -2,11 +2,13 @@
 
 import sys
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from heron.launch.arguments import Group, Verb
 from heron.shards import build, foreign, show, verify
+from heron.shards.errors import SourceError
 from heron.shards.layout import Layout
 from heron.shards.sources import SOURCES, find, make
 
@@ -16,8 +18,18 @@ Folder = Annotated[str, "folder of shards, or s3://bucket/folder"]
 
 
 def build_from(name: str) -> Verb:
-    """Returns the verb that builds from a source: one of heron's, or a class by dotted path."""
+    """Returns the verb that builds from a source: one of heron's, or a class by dotted path.
+
+    Raises:
+        SourceError: there is no such source, or `heron shards build` has an option of its own by
+            the name of one of its options.
+    """
     source = find(name)
+    if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
+        raise SourceError(
+            f"{name}: an option is called {' and '.join(sorted(taken))}, as one of `heron shards "
+            "build` is; expected another name; rename it"
+        )
     return Verb(partial(build_shards, name), source, f"{source.__doc__ or name}\n{source.examples}")
 
 
@@ -35,7 +47,7 @@ def build_shards(
     shard_rows: Annotated[int | None, "rows of a shard"] = None,
     overwrite: Annotated[bool, "start again, not resume"] = False,
     quiet: Quiet = False,
-    **options: str,
+    **options: Any,
 ) -> None:
     """Writes a source as shards, or goes on with a build."""
     build.build(
@@ -54,7 +66,7 @@ def index_tars(
     workers: Workers = 1,
     overwrite: Annotated[bool, "index again what was indexed"] = False,
     quiet: Quiet = False,
-    **layout: str,
+    **layout: Any,
 ) -> None:
     """Indexes WebDataset tars of others where they lie.
 
