@@ -12,24 +12,19 @@ SAME = 1e-12  # of the scores: differences that vary by less do not vary
 
 
 def describe(scores: Any) -> Any:
-    """Returns mean, standard deviation (n - 1 below; NaN of one) and count.
+    """Returns mean, standard deviation (n - 1 below; NaN of one) and count, without NaN.
 
-    Args:
-        scores: a Series, a DataFrame, or groups of one; NaN is left out.
+    `scores` is a Series, a DataFrame, or groups of one.
     """
     return scores.agg(["mean", "std", "count"])
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One method less another, over the repeats that both have.
+    """One method less another over `n` repeats that both have: Student's paired t-test.
 
-    Attributes:
-        n: how many repeats there are.
-        difference: the mean of the differences.
-        std: their standard deviation, n - 1 below.
-        t: of Student's paired test with n - 1 degrees of freedom; NaN where no difference varies.
-        p: the test's, two-sided; NaN as t.
+    `difference` and `std` (n - 1 below) are of the differences; `t` has n - 1 degrees of freedom,
+    `p` is two-sided, and both are NaN where no difference varies.
     """
 
     n: int
@@ -45,14 +40,9 @@ class Paired:
 
 
 def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
-    """Compares two methods by their scores over the same repeats: Student's paired t-test.
+    """Returns ours less theirs, scores indexed by repeat; None of fewer than two in common.
 
-    Args:
-        ours: scores, indexed by repeat.
-        theirs: the other method's; a repeat that either lacks, or has NaN of, is left out.
-
-    Returns:
-        Ours less theirs; None where they have fewer than two repeats in common.
+    A repeat that either lacks, or has NaN of, is left out.
     """
     both = pd.concat([ours, theirs], axis=1, join="inner").dropna().to_numpy(float)
     if len(both) < 2:

@@ -1,43 +1,41 @@
 """`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
-import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import AfterValidator
+
+from heron.launch.arguments import Override
 from heron.launch.tables import CONFIGS, TABLES
-from heron.launch.tables.table import Method, Table
-from heron.launch.verb import Verb
+from heron.launch.tables.table import Table
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.sections import Natural
+from heron.shards.dotted import suggest
 from heron.shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) -> str:
+def reproduce(
+    table: Table, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
+) -> str:
     """Runs what is not there yet, and makes the table.
 
-    Args:
-        table: what to run.
-        out: a folder; each run has its own in it, METHOD-fold, and is kept.
-        overrides: on every run.
-        only: the methods to run; none: all of the table.
-
-    Returns:
-        The table as Markdown of the methods whose runs are all there, beside the published figures
-        and beside each other; also in `out/table.md` and `out/table.json`.
+    Each run has a folder of its own, `out`/METHOD-FOLD, and is kept; `only` names the methods to
+    run. The table has the methods whose runs are all there; table.md and table.json in `out` hold
+    it too.
 
     Raises:
-        ConfigError: a method, an override or a folder's run does not fit, or the data is not there
-            and it says how to get it; all before the first run.
+        ConfigError: a method, an override or a folder's run does not fit, or the data is not
+            there, with how to get it; all before the first run.
         Stopped: a signal came, and the state of the run under way is saved.
     """
-    from heron.launch.tables.measured import (
-        write,  # here, so that `heron --help` need not load torch
-    )
+    from heron.launch.tables.measured import write
     from heron.pipeline.pretrain import pretrain
 
     for name in only:
@@ -46,67 +44,63 @@ def reproduce(table: Table, out: Path, overrides: list[str], only: list[str]) ->
             known = ", ".join(table.methods)
             raise ConfigError(f"the table has no method '{name}'; expected one of {known}{hint}")
     configs = [  # all of them before the first run, so that one that is refused costs no run
-        _config(table, table.methods[name], fold, out / f"{name}-{fold}", overrides)
-        for name in only or table.methods
-        for fold in table.folds
+        config for name in only or table.methods for config in _configs(table, name, out, overrides)
     ]
     for config in [one for one in configs if not _is_done(one)]:
         pretrain(config)
     return write(table, _measured(table, out, overrides), out)
 
 
-def _measured(table: Table, out: Path, overrides: list[str]) -> dict[str, "pd.DataFrame"]:
+def _measured(table: Table, out: Path, overrides: Sequence[str]) -> dict[str, "pd.DataFrame"]:
     """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
     import pandas as pd
 
     scored = {}
-    for name, method in table.methods.items():
-        folders = {fold: out / f"{name}-{fold}" for fold in table.folds}
+    for name in table.methods:
         try:
-            runs = [_config(table, method, *run, overrides) for run in folders.items()]
-            if not all(_is_done(config) for config in runs):
+            configs = _configs(table, name, out, overrides)
+            if not all(map(_is_done, configs)):
                 continue
         except ConfigError:
             continue  # what is there was run with other overrides
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
+        results = [json.loads((Path(c.run.dir) / "result.json").read_text()) for c in configs]
         scores = {shown: [run[key] for run in results] for shown, key in table.scores.items()}
-        scored[name] = pd.DataFrame(scores, folders.keys(), dtype=float)
+        scored[name] = pd.DataFrame(scores, table.folds, dtype=float)
     return scored
 
 
-def _config(table: Table, method: Method, fold: int, folder: Path, overrides: list[str]) -> Config:
-    if clash := _clashes(table, method, overrides):
-        raise ConfigError(
-            f"{', '.join(clash)}: the table sets this itself for each run; leave it out, or "
-            "run pipeline/pretrain.py"
-        )
-    path, given = CONFIGS / table.config, [*overrides, *_own(table, method, fold, folder)]
-    config = load_config(path, given, method.name)
-    if method.schedules:
-        given += method.scheduled(config.train.epochs)
+def _configs(table: Table, name: str, out: Path, overrides: Sequence[str]) -> list[Config]:
+    """Returns the configuration of each fold of a method."""
+    method = table.methods[name]
+    configs = []
+    for fold in table.folds:
+        own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={out}/{name}-{fold}"]
+        own += ["run.resume=auto", *([f"seed={fold}"] if table.seeded else [])]
+        _refuse_clashes(overrides, [*(one.split("=")[0] for one in own), *method.schedules])
+        path, given = CONFIGS / table.config, [*overrides, *own]
         config = load_config(path, given, method.name)
-    here = config.data.build is None and "://" not in config.data.path
-    if here and not (Path(config.data.path) / MANIFEST).exists():
-        raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
-    return config
+        if method.schedules:
+            given += method.scheduled(config.train.epochs)
+            config = load_config(path, given, method.name)
+        is_local = config.data.build is None and "://" not in config.data.path
+        if is_local and not (Path(config.data.path) / MANIFEST).exists():
+            raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
+        configs.append(config)
+    return configs
 
 
-def _own(table: Table, method: Method, fold: int, folder: Path) -> list[str]:
-    """What a method's run sets itself, but for its schedules."""
-    seed = [f"seed={fold}"] if table.seeded else []
-    run = f"run.dir={folder}", "run.resume=auto"
-    return [*method.overrides, f"data.protocol.fold={fold}", *run, *seed]
-
-
-def _clashes(table: Table, method: Method, overrides: list[str]) -> list[str]:
-    """The overrides of what a method's runs set themselves, or of a part of it."""
-    own = [override.split("=")[0] for override in _own(table, method, 0, Path())]
-    own += method.schedules
-    return [
+def _refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
+    """Raises ConfigError where an override is of a key that the table sets, or of a part of it."""
+    clashes = [
         override
         for override in overrides
         if any(f"{override.split('=')[0]}.".startswith(f"{key}.") for key in own)
     ]
+    if clashes:
+        raise ConfigError(
+            f"{', '.join(clashes)}: the table sets this itself for each run; leave it out, or "
+            "run pipeline/pretrain.py"
+        )
 
 
 def _is_done(config: Config) -> bool:
@@ -122,27 +116,23 @@ def _is_done(config: Config) -> bool:
     return (folder / "result.json").exists()
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", choices=sorted(TABLES), help="which published table")
-    parser.add_argument("overrides", nargs="*", help="key=value on every run")
-    parser.add_argument("--runs", type=_number, help="folds or seeds to run (default: the table's)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--only", nargs="+", default=[], help="methods to run (default: all)")
-    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/TABLE-table)")
+def _known(name: str) -> str:
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; {suggest(name, list(TABLES))}")
+    return name
 
 
-def _number(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 1 on")
-    return int(text)
+def run_table(
+    table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(TABLES)}"],
+    *overrides: Annotated[Override, "key=value on every run"],
+    runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
+    first: Annotated[int, "first of them"] = 0,
+    only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
+    out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+) -> None:
+    """Runs a published table, and shows what it measures beside what was published.
 
-
-def _run(arguments: argparse.Namespace) -> int:
-    out = arguments.out or Path("runs") / f"{arguments.table}-table"
-    table = TABLES[arguments.table]
-    table = replace(table, runs=arguments.runs or table.runs, first=arguments.first)
-    print(reproduce(table, out, arguments.overrides, arguments.only))
-    return 0
-
-
-REPRODUCE = Verb("run a published table, measured beside published", _add, _run)
+    heron reproduce scene
+    """
+    asked = replace(TABLES[table], runs=runs or TABLES[table].runs, first=first)
+    print(reproduce(asked, out or Path("runs") / f"{table}-table", overrides, only))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ class Score:
 
     Attributes:
         runs: what each fold or seed has; NaN: its result has none.
-        mean: over them; `std` with n - 1 below, NaN of one.
-        std: see `mean`.
+        mean: over the `count` runs that have the score.
+        std: over the same, with n - 1 below; NaN of one.
         count: how many runs have the score.
         published: mean and, where it is known, standard deviation; None: there is no figure.
         p: of Welch's t-test against the published; NaN where it cannot be made.
@@ -40,20 +40,15 @@ class Score:
 
     def cells(self) -> list[str]:
         """Returns the published figure, what was measured, and p, as cells of a table."""
-        published = "–" if self.published is None else _mean_std(*self.published)
         measured = _mean_std(self.mean, self.std)
         if self.count < len(self.runs):
             measured += f" (n = {self.count})"
-        return [published, measured, "–" if math.isnan(self.p) else f"{self.p:.2g}"]
+        p = "–" if math.isnan(self.p) else f"{self.p:.2g}"
+        return [_mean_std(*(self.published or (math.nan, None))), measured, p]
 
 
 def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[str, Score]]:
-    """Returns each method's scores beside the published figures and the headline method.
-
-    Args:
-        table: with the published figures.
-        scores: of each method, [folds, scores].
-    """
+    """Returns each method's scores, of [folds, scores], beside the published and the headline's."""
     compared: dict[str, dict[str, Score]] = {}
     for name, runs in scores.items():
         figures = table.methods[name].published or [None] * len(table.scores)
@@ -73,48 +68,44 @@ def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[
 
 def markdown(table: Table, compared: Mapping[str, Mapping[str, Score]]) -> str:
     """Returns the table, and the headline method less each other, as Markdown."""
-    rule = "|---|" + "---|---|---|" * len(table.scores)
-    heads = " | ".join(f"{s} published | {s} measured | p" for s in table.scores)
-    lines = [
-        f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published.",
-        "",
-        f"| method | {heads} |",
-        rule,
-    ]
-    for name, scores in compared.items():
-        cells = [cell for score in scores.values() for cell in score.cells()]
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    pairs = {
-        name: [s.headline_less_this for s in scores.values()] for name, scores in compared.items()
+    text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
+    rows = {
+        name: [cell for score in scores.values() for cell in score.cells()]
+        for name, scores in compared.items()
     }
-    if any(test for tests in pairs.values() for test in tests):
-        heads = " | ".join(f"{s} difference | t | p" for s in table.scores)
-        lines += [
-            "",
-            f"{table.headline} less each other method over the same "
+    text += _table([f"{s} published | {s} measured | p" for s in table.scores], rows)
+    pairs = {
+        name: [score.headline_less_this for score in scores.values()]
+        for name, scores in compared.items()
+    }
+    rows = {
+        name: [cell for test in tests for cell in (test.cells() if test else ["–"] * 3)]
+        for name, tests in pairs.items()
+        if any(tests)
+    }
+    if rows:
+        text += (
+            f"\n{table.headline} less each other method over the same "
             f"{'seeds' if table.seeded else 'folds'} {table.first} to {table.folds[-1]}: mean "
-            "difference; t and p of Student's paired test, two-sided.",
-            "",
-            f"| method | {heads} |",
-            rule,
-        ]
-    for name, tests in pairs.items():
-        if any(tests):
-            cells = [cell for test in tests for cell in (test.cells() if test else ["–"] * 3)]
-            lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join(lines) + "\n"
+            "difference; t and p of Student's paired test, two-sided."
+        )
+        text += _table([f"{s} difference | t | p" for s in table.scores], rows)
+    return text
+
+
+def _table(heads: Iterable[str], rows: Mapping[str, Iterable[str]]) -> str:
+    """Three columns a score, below an empty line."""
+    head = f"| method | {' | '.join(heads)} |"
+    lines = [head, "|---" * (head.count("|") - 1) + "|"]
+    lines += [f"| {' | '.join([name, *cells])} |" for name, cells in rows.items()]
+    return "\n\n" + "\n".join(lines) + "\n"
 
 
 def write(table: Table, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
-    """Writes table.md and table.json, and returns the Markdown.
-
-    Raises:
-        ShardError: the disk is full.
-    """
+    """Writes table.md and table.json, and returns the Markdown; ShardError if the disk is full."""
     compared = compare(table, scores)
     methods = {
-        name: {score: asdict(of) for score, of in of_method.items()}
-        for name, of_method in compared.items()
+        name: {score: asdict(row) for score, row in rows.items()} for name, rows in compared.items()
     }
     tree = {"source": table.source, "headline": table.headline, "methods": methods}
     text = markdown(table, compared)

@@ -76,10 +76,9 @@ class Table:
 def read_tables(path: Path) -> dict[str, Table]:
     """Reads a paper's tables, by the name that `heron reproduce` takes.
 
-    Args:
-        path: of a YAML file: `methods` with what belongs to a method in every table, by the name
-            that it has in the paper, and `tables`, of which each names its methods with what they
-            have there alone. `overrides` of a table are those of all its methods.
+    `methods` of the file has what belongs to a method in every table, by its name in the paper;
+    each of `tables` names its methods with what they have there alone. `overrides` of a table are
+    those of all its methods.
     """
     paper = yaml.safe_load(path.read_text())
     tables = {}

@@ -13,8 +13,9 @@ def _ordered(values: list[float]) -> list[float]:
     return values
 
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Range = Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
+TWO = Field(min_length=2, max_length=2)
+Range = Annotated[list[Positive], TWO, AfterValidator(_ordered)]
+Areas = Annotated[list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator(_ordered)]
 
 
 class Crop(Section):
@@ -24,10 +25,7 @@ class Crop(Section):
     view's size; `flip` the probability of a mirror image.
     """
 
-    area: Annotated[list[Fraction], Field(min_length=2, max_length=2), AfterValidator(_ordered)] = [
-        0.4,
-        1.0,
-    ]
+    area: Areas = [0.4, 1.0]
     ratio: Range = [1.0, 1.0]
     flip: Share = 0.5
 
@@ -65,7 +63,7 @@ class Noise(Section):
 
 
 class Augmentation(Section):
-    """One of them: `crop`, or `{crop: {area: [0.08, 1]}}`."""
+    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`."""
 
     crop: Crop | None = None
     color: Color | None = None
@@ -88,7 +86,7 @@ class Augmentation(Section):
 
     @property
     def name(self) -> str:
-        """Which it is."""
+        """Its name: `crop`, `color`, ..."""
         return next(name for name, value in self if value is not None)
 
     @property
@@ -107,18 +105,17 @@ SIMCLR: list[Any] = [
 
 
 def _written_out(value: Any) -> Any:
-    """A bare name is an augmentation with its defaults, `simclr` three of them."""
+    """Returns options for bare names: the defaults of an augmentation, the three of `simclr`."""
     if not isinstance(value, list):
         return value
+    known = [*Augmentation.model_fields, "simclr"]
+    items = []
     for item in value:
-        if isinstance(item, str) and item not in (*Augmentation.model_fields, "simclr"):
-            known = ", ".join([*Augmentation.model_fields, "simclr"])
-            raise ValueError(f"no augmentation {item!r}; expected one of {known}")
-    items = [part for item in value for part in (SIMCLR if item == "simclr" else [item])]
-    return [
-        {item: {}} if isinstance(item, str) and item in Augmentation.model_fields else item
-        for item in items
-    ]
+        if isinstance(item, str) and item not in known:
+            raise ValueError(f"no augmentation {item!r}; expected one of {', '.join(known)}")
+        bare = [{item: {}}] if isinstance(item, str) else [item]
+        items += SIMCLR if item == "simclr" else bare
+    return items
 
 
 Augmentations = Annotated[list[Augmentation], BeforeValidator(_written_out)]

@@ -1,18 +1,20 @@
 """What stops a run: each message names the thing, what was found, what was expected, the remedy."""
 
+from heron.shards.errors import HeronError
+
 STOPPED = 75  # exit status: a signal came, the state is saved; run again to go on (EX_TEMPFAIL)
 LOST = 76  # exit status: a process is dead, hangs, or cannot be reached
 
 
-class ConfigError(Exception):
+class ConfigError(HeronError):
     """A configuration that cannot be run, or does not fit the data."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(HeronError):
     """A checkpoint that cannot be loaded."""
 
 
-class TrainingError(Exception):
+class TrainingError(HeronError):
     """A run that cannot start or cannot go on."""
 
 
@@ -20,11 +22,11 @@ class Held(TrainingError):
     """A run whose folder another run has."""
 
 
-class RetrievalError(Exception):
+class RetrievalError(HeronError):
     """Embeddings, an index or a query that is not what it should be."""
 
 
-class StudyError(Exception):
+class StudyError(HeronError):
     """A study that cannot be run or read."""
 
 

@@ -13,8 +13,10 @@ from heron.pipeline.config.augmentations import Augmentations
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.sections import (
+    BelowOne,
     Count,
     Natural,
+    NonNegative,
     Positive,
     Section,
     Share,
@@ -151,8 +153,8 @@ class Optim(Section):
 
     kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
     lr: Positive = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    momentum: BelowOne = 0.95
+    weight_decay: NonNegative = 0.0
     trust_coefficient: Positive = 0.02
     lars_exclude_1d: bool = False
     schedule: Literal["constant", "cosine", "step"] = "constant"
@@ -244,17 +246,14 @@ METHODS_MODEL = {"task_groups"}  # what of the model a method has or has not
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), method: str | None = None
 ) -> Config:
-    """Read an experiment and apply overrides such as ``optim.lr=0.1``.
+    """Returns the experiment of a YAML file, with overrides such as ``optim.lr=0.1``.
 
     Args:
-        path: a YAML file.
+        path: of the file.
         overrides: `key.key=value`; the value is read as YAML, `null` takes a section out; a
             number is a place in a list: `data.views.0.size=64`.
         method: a name of configs/methods.yaml, which then chooses the terms of the objective and
             what the model has for them; an override of these counts where the method has them.
-
-    Returns:
-        The typed configuration.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, or a key or value does not fit; the
@@ -269,17 +268,17 @@ def load_config(
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
-    """Check a tree of plain values; see `load_config` for the errors."""
+    """Returns a tree of plain values as an experiment; see `load_config` for the errors."""
     return check(Config, tree, "the configuration")
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, enough to run again."""
+    """Returns the resolved configuration as YAML, enough to run again."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def _choose(method: str, tree: dict[str, Any]) -> None:
-    """Make an experiment into a method, with the options that it gives the method's parts."""
+    """Makes an experiment into a method, with the options that it gives the method's parts."""
     given: dict[str, Any] = tree.get("objective") or {}
     methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
     if method not in methods:

@@ -1,21 +1,26 @@
 """Sections of an experiment that say what the model is made of."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from heron.pipeline.config.sections import Natural, Positive, Section
+from heron.pipeline.config.sections import BelowOne, Natural, NonNegative, Positive, Section
 
 Sizes = Annotated[list[Natural], Field(min_length=1)]
 
 
-class Mlp(Section):
-    """Linear-ReLU-BatchNorm layers; without `norm` Linear-ReLU."""
+class Connected(Section):
+    """Connected layers, Linear-ReLU-BatchNorm, each with dropout; without `norm` Linear-ReLU."""
+
+    widths: Sizes = [200, 200]
+    dropout: BelowOne = 0.0
+    norm: bool = True
+
+
+class Mlp(Connected):
+    """Connected layers alone."""
 
     kind: Literal["mlp"] = "mlp"
-    widths: Sizes = [200, 200]
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    norm: bool = True
 
 
 class Linear(Section):
@@ -32,23 +37,20 @@ class Cnn(Section):
     channels: Sizes = [32, 64, 128, 128]
 
 
-class Convnet(Section):
-    """Stages of a convolution, ReLU, BatchNorm and max-pool, then connected layers as of `Mlp`.
+class Convnet(Connected):
+    """Stages of a convolution, ReLU, BatchNorm and max-pool, then connected layers.
 
-    A vector view is laid out as `shape`, [channels, height, width]. Dropout is that of the
-    connected layers; without `norm` no layer has a BatchNorm.
+    A vector view is laid out as `shape`, [channels, height, width]. Without `norm` no layer has a
+    BatchNorm.
     """
 
     kind: Literal["convnet"] = "convnet"
     channels: Sizes = [16, 32]
     kernel: Literal[1, 3, 5, 7] = 3
-    widths: Sizes = [200, 200]
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    norm: bool = True
     shape: Annotated[list[Natural], Field(min_length=3, max_length=3)] | None = None
 
 
-class Vgg(Section):
+class Vgg(Connected):
     """VGG (default VGG-16): stages of 3 x 3 convolutions and a max-pool, then connected layers.
 
     The last stage's places are pooled to `places` x `places` means. `norm` adds a BatchNorm to
@@ -60,16 +62,10 @@ class Vgg(Section):
     depths: Sizes = [2, 2, 3, 3, 3]
     widths: Sizes = [4096, 4096]
     places: Natural = 7
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    norm: bool = True
 
     @model_validator(mode="after")
-    def _stages(self) -> "Vgg":
-        if len(self.channels) != len(self.depths):
-            raise ValueError(
-                f"channels are of {len(self.channels)} stages and depths of {len(self.depths)}; "
-                "expected channels and a depth for each"
-            )
+    def _stages(self) -> Self:
+        _same_stages("channels", self.channels, self.depths)
         return self
 
 
@@ -86,18 +82,22 @@ class Resnet(Section):
     stem_stride: Literal[1, 2] = 1
 
     @model_validator(mode="after")
-    def _stages(self) -> "Resnet":
-        if len(self.widths) != len(self.depths):
-            raise ValueError(
-                f"widths are of {len(self.widths)} stages and depths of {len(self.depths)}; "
-                "expected a width and a depth for each"
-            )
+    def _stages(self) -> Self:
+        _same_stages("widths", self.widths, self.depths)
         if self.layer == "bottleneck" and (uneven := [w for w in self.widths if w % 4]):
             raise ValueError(
                 f"widths hold {uneven}; a bottleneck has a quarter of its stage's channels; "
                 "expected multiples of 4"
             )
         return self
+
+
+def _same_stages(name: str, sizes: list[int], depths: list[int]) -> None:
+    if len(sizes) != len(depths):
+        raise ValueError(
+            f"{name} are of {len(sizes)} stages and depths of {len(depths)}; expected a width and "
+            "a depth for each"
+        )
 
 
 Encoder = Mlp | Linear | Cnn | Convnet | Vgg | Resnet
@@ -127,10 +127,10 @@ class TaskGroups(Section):
     widths: Sizes | None = None
     every_epochs: Natural = 10
     errors: Literal["view", "joint"] = "view"
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    cost: Annotated[float, Field(ge=0)] = 0.0625
+    decay: BelowOne = 0.99
+    cost: NonNegative = 0.0625
     separation: Positive = 1.95
-    consensus: Annotated[float, Field(ge=0)] = 0.1
+    consensus: NonNegative = 0.1
 
 
 class Model(Section):
@@ -141,9 +141,7 @@ class Model(Section):
     `task_groups` the classifier is DeepMTMV's.
     """
 
-    encoder: Annotated[Mlp | Linear | Cnn | Convnet | Vgg | Resnet, Field(discriminator="kind")] = (
-        Mlp()
-    )
+    encoder: Annotated[Encoder, Field(discriminator="kind")] = Mlp()
     projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
     shared_encoder: bool = False

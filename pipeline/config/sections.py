@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from heron.pipeline.config.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
 
@@ -45,12 +47,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_tree(path: str | Path, what: str = "configuration", key: str = "data") -> dict[str, Any]:
-    """The plain values of a YAML file.
-
-    Args:
-        path: of the file.
-        what: it is, and a key that it has, for the errors.
-        key: see `what`.
+    """Returns the plain values of a YAML file; `what` it is and a `key` of it are for the errors.
 
     Raises:
         ConfigError: the file is missing, or holds no YAML mapping.
@@ -66,11 +63,7 @@ def read_tree(path: str | Path, what: str = "configuration", key: str = "data") 
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The plain values of some YAML.
-
-    Raises:
-        ConfigError: it is none, or has a key twice; says where.
-    """
+    """Returns the plain values of some YAML; ConfigError, with `where`, if it is none."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -78,11 +71,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_override(given: str) -> tuple[str, Any]:
-    """The dotted key and the value of `key.key=value`.
-
-    Raises:
-        ConfigError: it has no '=', or the value is no YAML.
-    """
+    """Returns the dotted key and the value of `key.key=value`; ConfigError if it is no such."""
     key, equals, value = given.partition("=")
     if not equals or not key:
         raise ConfigError(f"override '{given}' has no '='; expected key=value: optim.lr=0.1")
@@ -90,43 +79,39 @@ def parse_override(given: str) -> tuple[str, Any]:
 
 
 def override(tree: dict[str, Any], given: str) -> None:
-    """Set one dotted key in a tree.
-
-    Args:
-        tree: plain values, changed in place.
-        given: `key.key=value`; see `pipeline.config.experiment.load_config`.
+    """Sets one dotted key, `key.key=value`, in a tree of plain values.
 
     Raises:
         ConfigError: it has no '=', or leads through a value or past the end of a list.
     """
     key, value = parse_override(given)
     *parents, last = key.split(".")
-    place: Any = tree
+    section: Any = tree
     for parent in parents:
-        if isinstance(place, dict) and place.get(parent) is None:
-            place[parent] = {}
-        place = place[_at(place, parent, given)]
-        if not isinstance(place, dict | list):
+        if isinstance(section, dict) and section.get(parent) is None:
+            section[parent] = {}
+        section = section[_key_in(section, parent, given)]
+        if not isinstance(section, dict | list):
             raise ConfigError(
-                f"override '{given}': '{parent}' holds the value {place!r}, not a section"
+                f"override '{given}': '{parent}' holds the value {section!r}, not a section"
             )
-    place[_at(place, last, given)] = value
+    section[_key_in(section, last, given)] = value
 
 
-def _at(place: dict[str, Any] | list[Any], part: str, given: str) -> Any:
-    """A key of a section, or the place in a list that a number names."""
-    if isinstance(place, dict):
+def _key_in(section: dict[str, Any] | list[Any], part: str, given: str) -> Any:
+    """Returns a key of a section, or the index in a list that a number names."""
+    if isinstance(section, dict):
         return part
-    if not part.isdigit() or int(part) >= len(place):
+    if not part.isdigit() or int(part) >= len(section):
         raise ConfigError(
-            f"override '{given}': '{part}' is no place in a list of {len(place)}; expected 0 to "
-            f"{len(place) - 1}"
+            f"override '{given}': '{part}' is no place in a list of {len(section)}; expected 0 to "
+            f"{len(section) - 1}"
         )
     return int(part)
 
 
 def check(model: type[Some], tree: dict[str, Any], what: str) -> Some:
-    """A tree of plain values as a typed section.
+    """Returns a tree of plain values as a typed section.
 
     Raises:
         ConfigError: a key or a value does not fit; lists every fault with the nearest right key.
@@ -139,7 +124,7 @@ def check(model: type[Some], tree: dict[str, Any], what: str) -> Some:
 
 
 def _explain(fault: Any, root: type[BaseModel]) -> str:
-    """One validation fault as 'key: found, expected'."""
+    """Returns a validation fault as 'key: found, expected'."""
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
     if fault["type"] == "extra_forbidden":
@@ -155,25 +140,18 @@ def _explain(fault: Any, root: type[BaseModel]) -> str:
 
 
 def _section(path: Sequence[str], root: type[BaseModel]) -> list[str]:
-    """The keys that are known at a place in the tree."""
-    model: type[BaseModel] = root
-    current: Any = root
+    """Returns the keys that are known at a place in the tree."""
+    model, models = root, [root]
     for part in path:
-        field = model.model_fields.get(part)
-        if field is None:  # the index of a list or the tag of a choice: look at its models
-            models = _models(current)
-            model = next((m for m in models if m.__name__.lower() == part), models[0])
-            continue
-        current = field.annotation
-        models = _models(current)
-        if models:
-            model = models[0]
+        if part in model.model_fields:
+            models = _models(model.model_fields[part].annotation)
+        # Another part is an index of a list, or the tag of a union: one of its models.
+        model = next((one for one in models if one.__name__.lower() == part), (*models, model)[0])
     return list(model.model_fields)
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The section types inside an annotation such as ``list[View]`` or ``Mlp | None``."""
+    """Returns the sections inside an annotation such as `list[View]` or `Mlp | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    parts = getattr(annotation, "__args__", ())
-    return [model for part in parts for model in _models(part)]
+    return [model for part in get_args(annotation) for model in _models(part)]

@@ -13,9 +13,9 @@ def preamble(
     objective: Objective,
     split: Split,
     strategy: Strategy,
-    pieces: int,
+    micro_batches: int,
 ) -> str:
-    """The run in a few lines, with the arithmetic of its batch."""
+    """Returns the run in a few lines, with the arithmetic of its batch."""
     world = len(split.rows)
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
@@ -23,7 +23,7 @@ def preamble(
         *streams.describe(),
         f"global batch {sum(split.rows):,} = {' + '.join(f'{n:,}' for n in split.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(split.labelled):,} labelled)"
-        + (f", each in {pieces} micro-batches" if pieces > 1 else ""),
+        + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
         f"{strategy.describe()}, {config.train.precision}",
     ]
     if objective.supervised and streams.unlabelled:

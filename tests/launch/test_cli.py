@@ -1,16 +1,20 @@
 """The command line: statuses, messages, and help of every verb."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from PIL import Image
+from pydantic import BaseModel
 
-from heron.launch.cli import VERBS, _parse, main
-from heron.launch.report_verb import REPORT
-from heron.shards.sources import SOURCES
+from heron.launch.arguments import Group, Override, Verb, parse
+from heron.launch.cli import VERBS, main
 
 
 def run(*words: object) -> int:
@@ -70,12 +74,6 @@ def test_expected_errors_are_a_line_and_status_1(
         ((*faces, file), "file: a file lies there; expected a folder, new or old; choose another"),
         ((*faces, file / "x"), "x: a file lies there; expected a folder"),
         ((*frames, "--train", 400), "another build: its train is 300, this one's 400"),
-        ((*frames, "--train", "many"), "frames: train: Input should be a valid integer"),
-        ((*frames, "--classes", "41"), "frames: classes: Input should be less than or equal"),
-        (
-            ("shards", "build", "arrays", "--out", tmp_path, "--npz", tmp_path / "no.npz"),
-            "arrays: npz: Path does not point to a file",
-        ),
     ]:
         capsys.readouterr()
         assert run(*words) == 1
@@ -99,44 +97,140 @@ def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
 def test_a_pipe_that_breaks_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(_: object) -> int:
+    def fails(study: Path) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setitem(VERBS, "report", REPORT._replace(run=fails))
+    monkeypatch.setattr("heron.launch.cli.VERBS", Group("", {"report": Verb(fails)}))
     assert run("report", "study") == 1
     assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
 
 
-def test_help_of_every_verb_and_source(capsys: pytest.CaptureFixture[str]) -> None:
-    pages = [["shards"], ["shards", "build"], ["shards", "verify"], ["shards", "show"], []]
-    for words in [*pages, *(["shards", "build", name] for name in SOURCES)]:
-        with pytest.raises(SystemExit) as status:
-            main([*words, "--help"])
-        assert status.value.code == 0
-        page = capsys.readouterr().out
-        assert "usage: heron" in page
-        assert len(words) < 2 or "example" in page
+def verbs_of(group: Group, *path: str) -> Iterator[tuple[list[str], Verb | Group]]:
+    """Every verb and every group, with the words that call it."""
+    yield [*path], group
+    for name, verb in group.verbs.items():
+        if isinstance(verb, Group):
+            yield from verbs_of(verb, *path, name)
+        else:
+            yield [*path, name], verb
+
+
+PAGES = list(verbs_of(VERBS))
+
+
+@pytest.mark.parametrize(("words", "verb"), PAGES, ids=[" ".join(words) for words, _ in PAGES])
+def test_help_says_all(
+    words: list[str],
+    verb: Verb | Group,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every verb, or every argument and option with its meaning and default; and examples."""
+    monkeypatch.setenv("COLUMNS", "2000")
     with pytest.raises(SystemExit) as status:
-        main(["shards", "build", "nothing"])
-    assert status.value.code == 2
-
-
-def test_overrides_stand_anywhere_and_nothing_else_does(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["embed", "runs/faces", "a=1", "--out", "x", "b.c=2", "--quiet", "d=3"]
-    assert _parse(words).overrides == ["a=1", "b.c=2", "d=3"]
-    for stray in ("--colour=red", "stray"):
-        with pytest.raises(SystemExit):
-            _parse([*words, stray])
-        assert f"unrecognized arguments: {stray}" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        _parse(["index", "embeddings", "--out", "x", "b.c=2"])
+        main([*words, "--help"])
+    assert status.value.code == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"usage: {' '.join(['heron', *words])} ")
+    assert f"\nexamples:\n  {' '.join(['heron', *words])} " in page
+    if isinstance(verb, Group):
+        assert re.findall(r"^  (\w+)  +\w", page, re.MULTILINE)[: len(verb.verbs)] == [*verb.verbs]
+        return
+    page = " ".join(page.split("examples:")[0].split())
+    parameters = inspect.signature(verb.function).parameters.values()
+    for parameter in parameters:
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            assert parameter.annotation.__metadata__[-1].replace("%%", "%") in page
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            assert f" --{parameter.name.replace('_', '-')}" in page
+            shown = parameter.default not in (parameter.empty, None, "", ())
+            if shown and not isinstance(parameter.default, bool):
+                assert (
+                    f"{parameter.annotation.__metadata__[-1]} (default: {parameter.default})"
+                    in page
+                )
+    for name, field in (verb.model.model_fields if verb.model else {}).items():
+        assert f" --{name.replace('_', '-')} " in page and field.description
+        assert " ".join(field.description.split()) in page
 
 
 @pytest.mark.parametrize(
-    "verb", ["embed", "index", "query", "negatives", "serve", "reproduce", "report"]
+    ("words", "message"),
+    [
+        ("", "the following arguments are required: VERB (see `heron --help`)"),
+        ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
+        ("shards build nothing", "unknown source 'nothing'; expected one of mulan, arrays, table"),
+        ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
+        ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
+        ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
+        ("embed run --out x --role tests", "argument --role: found 'tests'; input should be"),
+        ("embed run --out x --layers hidden head", "argument --layers: found 'head'; input should"),
+        (
+            "shards build frames --out x --train many",
+            "argument --train: found 'many'; input should",
+        ),
+        (
+            "shards build frames --out x --classes 41",
+            "argument --classes: found '41'; input should",
+        ),
+        (
+            "shards build arrays --out x --npz no.npz",
+            "argument --npz: found 'no.npz'; path does not",
+        ),
+        (
+            "shards index . --prefix-keys perhaps",
+            "argument --prefix-keys: found 'perhaps'; input sh",
+        ),
+        ("index folder --out x b.c=2", "unrecognized arguments: b.c=2 (see `heron index --help`)"),
+        ("index folder --out x --k ten", "argument --k: found 'ten'; input should be a valid int"),
+        ("index folder --out x --recall", "argument --recall: expected one argument (see"),
+        ("query folder", "expected one of --key, --file and --vector (see `heron query --help`)"),
+        ("reproduce sceen", "argument TABLE: unknown table 'sceen'; did you mean 'scene'? (see"),
+    ],
 )
-def test_help_of_a_verb_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as status:
-        main([verb, "--help"])
-    assert status.value.code == 0
-    assert f"examples:\n  heron {verb} " in capsys.readouterr().out
+def test_a_wrong_argument_is_a_line_and_status_2(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(words.split())
+    except SystemExit as stopped:
+        status = stopped.code
+    out, error = capsys.readouterr()
+    assert status == 2 and not out
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+def test_arguments_are_those_of_the_function() -> None:
+    """Of their types; overrides stand anywhere; what is not given is left to the function."""
+
+    def verb(
+        run: Annotated[Path, "run"],
+        *overrides: Annotated[Override, "changes"],
+        out: Annotated[Path, "folder"],
+        names: Annotated[tuple[str, ...], "names"] = (),
+        share: Annotated[float | None, "share"] = None,
+        dry_run: Annotated[bool, "run nothing"] = False,
+        **more: str,
+    ) -> None:
+        called.append((run, overrides, out, names, share, dry_run, more))
+
+    class Model(BaseModel):
+        rows: int = 3
+        merge: bool = False
+
+    called: list[object] = []
+    words = "r a=1 --out x b.c=2 --dry-run d=3 --names m n --share .5 --names o --merge true"
+    parse("heron verb", Verb(verb, Model), words.split())()
+    parse("heron verb", Verb(verb, Model), ["r", "--out", "x"])()
+    assert called == [
+        (
+            Path("r"),
+            ("a=1", "b.c=2", "d=3"),
+            Path("x"),
+            ["m", "n", "o"],
+            0.5,
+            True,
+            {"merge": True},
+        ),
+        (Path("r"), (), Path("x"), (), None, False, {}),
+    ]

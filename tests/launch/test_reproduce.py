@@ -220,4 +220,4 @@ def test_every_table_has_its_headline_method(name: str) -> None:
 def test_a_number_of_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["reproduce", "scene", f"--runs={runs}"])
-    assert f"{runs!r}; expected a number from 1 on" in capsys.readouterr().err
+    assert f"argument --runs: found {runs!r}; input should be" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The report on negatives: its page, its numbers, its table of pairs, and the verb."""
 
-import argparse
 import json
 import math
 import re
@@ -11,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from heron.launch.negatives_verb import NEGATIVES
+from heron.launch.arguments import Verb, parse
+from heron.launch.retrieval import negatives
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives import figures as negatives_figures
 from heron.pipeline.negatives.definition import RELATIONS
@@ -39,10 +39,8 @@ def read(page: Path) -> str:
     return " ".join(page.read_text().split())
 
 
-def verb(*words: str | Path | int) -> int:
-    parser = argparse.ArgumentParser()
-    NEGATIVES.add(parser)
-    return NEGATIVES.run(parser.parse_args([str(word) for word in words]))
+def verb(*words: str | Path | int) -> None:
+    parse("heron negatives", Verb(negatives), [str(word) for word in words])()
 
 
 Written = tuple[NearPairs, dict[str, Any], Path]
@@ -181,7 +179,7 @@ def test_sheets_show_pictures_of_the_shards(
 ) -> None:
     e = of_faces(faces, "named", data=str(faces / "data"))
     index = build_index(e, tmp_path / "index", kind="flat", progress=False)
-    assert verb(e.folder, "--out", tmp_path / "out", "--k", 5, "--index", index.folder) == 0
+    verb(e.folder, "--out", tmp_path / "out", "--k", 5, "--index", index.folder)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("30 anchors: ") and said[-1] == f"report: {tmp_path}/out/report.html"
     text = read(tmp_path / "out/report.html")
@@ -193,9 +191,9 @@ def test_sheets_show_pictures_of_the_shards(
 @pytest.mark.usefixtures("undrawn")
 def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
     e = of_faces(faces, "moved", data="gone/faces")
-    assert verb(e.folder, "--out", tmp_path / "a", "--k", 3, "--data", faces / "data") == 0
+    verb(e.folder, "--out", tmp_path / "a", "--k", 3, "--data", faces / "data")
     assert '<img alt="0000' in (tmp_path / "a/report.html").read_text()
-    assert verb(e.folder, "--out", tmp_path / "b", "--k", 3) == 0
+    verb(e.folder, "--out", tmp_path / "b", "--k", 3)
     assert '<img alt="0000' not in (tmp_path / "b/report.html").read_text()
     with pytest.raises(ShardError):
         verb(e.folder, "--out", tmp_path / "c", "--k", 3, "--data", tmp_path)

@@ -1,21 +1,19 @@
 """What `heron index` says of the index that it made."""
 
-import argparse
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from heron.launch.index_verb import INDEX
+from heron.launch.arguments import Verb, parse
+from heron.launch.retrieval import index
 from heron.pipeline.retrieval.index import Index
 from tests.retrieval import made
 
 
-def heron_index(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    INDEX.add(parser)
-    return INDEX.run(parser.parse_args(words))
+def heron_index(*words: str) -> None:
+    parse("heron index", Verb(index), words)()
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def test_an_index_and_its_recall(
 ) -> None:
     out = str(tmp_path / "index")
     words = ["--memory", "2GB", "--k", "4", "--kind", "ivf", "--queries", "50"]
-    assert heron_index(folder, "--out", out, *words) == 0
+    heron_index(folder, "--out", out, *words)
     told, bars = capsys.readouterr()
     assert told.startswith(f"{out}: ivf of 900 vectors of 8 dimensions, cosine of layer 'hidden'\n")
     assert "budget 2 GB" in told and "mapped" not in told
@@ -43,7 +41,7 @@ def test_a_target_out_of_reach_is_said(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "index")
-    assert heron_index(folder, "--out", out, "--kind", "ivfpq", "--recall", "1", "--quiet") == 0
+    heron_index(folder, "--out", out, "--kind", "ivfpq", "--recall", "1", "--quiet")
     told, bars = capsys.readouterr()
     assert "the target is out of reach of this index; give more --memory" in told
     assert bars == ""

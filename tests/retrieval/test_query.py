@@ -1,6 +1,5 @@
 """Queries: what is found against a loop over all samples; filters, relations, and bad input."""
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.launch.query_verb import QUERY
+from heron.launch.arguments import UsageError, Verb, parse
+from heron.launch.retrieval import query
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer
 from heron.pipeline.retrieval.build import build_index
@@ -262,11 +262,9 @@ def test_what_needs_more_than_the_index_says_what_is_missing(retriever: Retrieve
         retriever.picture(0)
 
 
-def ask(*words: object) -> int:
+def ask(*words: object) -> None:
     """`heron query` with these arguments."""
-    parser = argparse.ArgumentParser()
-    QUERY.add(parser)
-    return QUERY.run(parser.parse_args([str(word) for word in words]))
+    parse("heron query", Verb(query), [str(word) for word in words])()
 
 
 def test_the_verb_prints_a_table(retriever: Retriever, capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,5 +346,6 @@ def test_the_verb_says_what_is_wrong(retriever: Retriever, tmp_path: Path) -> No
     ]:
         with pytest.raises(RetrievalError, match=message):
             ask(*words_)
-    with pytest.raises(SystemExit):
-        ask(folder, "--key", "s000", "--file", "x.png")
+    for given in ((), ("--key", "s000", "--file", "x.png")):
+        with pytest.raises(UsageError, match="expected one of --key, --file and --vector"):
+            ask(folder, *given)

@@ -1,6 +1,5 @@
 """The page's server, over HTTP: what it answers, what it refuses, what it bounds."""
 
-import argparse
 import socket
 import time
 from http.client import HTTPConnection, HTTPResponse
@@ -15,7 +14,7 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from heron.launch.serve_verb import SERVE
+from heron.launch.retrieval import serve
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.serve.server import BINARY, Limits, listen
@@ -304,8 +303,5 @@ def test_the_verb_prints_where_the_page_is(
         sockets[0].close()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    parser = argparse.ArgumentParser()
-    SERVE.add(parser)
-    index = Path(faces.found.index.folder)
-    assert SERVE.run(parser.parse_args([str(index), "--port", "0"])) == 0
+    serve(Path(faces.found.index.folder), port=0)
     assert f"48 samples at http://127.0.0.1:{listening[0]}/" in capsys.readouterr().out

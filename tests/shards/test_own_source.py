@@ -104,10 +104,21 @@ def test_what_is_no_source(
     assert str(fault.value) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["workers", "help", "source"])
+def test_an_option_that_the_command_has(
+    lab: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (lab / "sources.py").write_text(documented().replace("    rows: int", f"    {name}: int", 1))
+    with pytest.raises(SystemExit) as status:
+        main(["shards", "build", "my_lab.sources.Blobs", "--out", "out"])
+    assert status.value.code == 2
+    assert f"Blobs: an option is called {name}, as one of `heron" in capsys.readouterr().err
+
+
 def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["shards", "build", "face", "--out", "out"])
-    assert "unknown parser 'face' (choices: mulan, arrays" in capsys.readouterr().err
+    assert "unknown source 'face'; did you mean 'faces'" in capsys.readouterr().err
     with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'"):
         make("face", {})
 

@@ -1,0 +1,279 @@
+"""`heron embed | index | query | negatives | serve`.
+
+A verb imports what it needs when it runs, so that `heron --help` is quick.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from heron.launch.arguments import Override, UsageError
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.retrieval.answer import Answer, Relation
+from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.retrieval.kinds import Asked, Metric, bytes_of
+
+if TYPE_CHECKING:
+    from heron.pipeline.retrieval.index import IndexManifest
+
+NearLayer = Literal["hidden", "projection"]
+Role = Literal["labelled", "unlabelled", "test"]
+EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
+IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
+OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
+OtherRun = Annotated[str | None, "run whose model encodes files (default: the index's)"]
+OtherData = Annotated[str | None, "shards that pictures are in (default: the index's)"]
+Quiet = Annotated[bool, "no progress bar"]
+Size = Annotated[int, BeforeValidator(bytes_of)]
+LOST_SHOWN = 5  # rows that are named on the terminal; the manifest names all
+
+
+def embed(
+    run: Annotated[Path, "folder of a run or a checkpoint"],
+    *overrides: Annotated[Override, "of the run's configuration: data.workers=4"],
+    out: Annotated[Path, "folder to write, or to go on with"],
+    split: Annotated[str | None, "rows of one split (default: all)"] = None,
+    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
+    layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
+    dtype: Annotated[Literal["float32", "float16"], "type of the numbers"] = "float32",
+    part_rows: Annotated[int, "rows of a file"] = 65_536,
+    quiet: Quiet = False,
+) -> None:
+    """Embeds a data set with a trained model.
+
+    heron embed runs/faces --out embeddings/faces
+    """
+    from heron.pipeline.distributed import collectives
+    from heron.pipeline.retrieval import embed as embedding
+    from heron.pipeline.retrieval.embedder import Choice
+
+    choice = Choice(split, role, layers, dtype, part_rows)
+    written = embedding.embed(run, out, choice, overrides, not quiet)
+    if collectives.rank() == 0:
+        layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
+        print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
+        lost = written.manifest.lost
+        for row, fault in list(lost.items())[:LOST_SHOWN]:
+            print(f"left out row {row}: {fault}")
+        if len(lost) > LOST_SHOWN:
+            print(f"left out {len(lost):,} rows in all; {out}/manifest.json names them")
+    collectives.close()
+
+
+def index(
+    embeddings: EmbeddingsFolder,
+    *,
+    out: Annotated[Path, "folder to make"],
+    layer: Annotated[Layer, "layer of the model to index"] = "hidden",
+    kind: Annotated[Asked, "auto: the most exact that is fast enough and fits --memory"] = "auto",
+    metric: Annotated[Metric, "how near two vectors are"] = "cosine",
+    memory: Annotated[Size | None, "budget: 2GB (default: half of what is free)"] = None,
+    recall: Annotated[float, "target of recall@k"] = 0.95,
+    queries: Annotated[int, "queries that recall is measured on"] = 1000,
+    k: Annotated[int, "neighbours that recall is measured on"] = 10,
+    seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Indexes embeddings, and measures the index's recall.
+
+    heron index embeddings/faces --out indexes/faces
+    """
+    from heron.pipeline.retrieval.build import build_index
+    from heron.pipeline.retrieval.embeddings import Embeddings
+    from heron.pipeline.retrieval.kinds import in_bytes
+
+    made = build_index(
+        Embeddings.open(embeddings),
+        out,
+        layer=layer,
+        kind=kind,
+        metric=metric,
+        memory_bytes=memory,
+        recall=recall,
+        k=k,
+        queries=queries,
+        seed=seed,
+        progress=not quiet,
+    ).manifest
+    plan, measured = made.plan, made.recall
+    print(
+        f"{out}: {made.kind} of {made.count:,} vectors of {made.dim} dimensions, "
+        f"{made.metric} of layer '{made.layer}'"
+    )
+    print(f"why: {plan.why}")
+    print(
+        f"memory: {in_bytes(plan.index_bytes)} open, {in_bytes(plan.build_bytes)} predicted to "
+        f"build, budget {in_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
+    )
+    if measured is None:
+        return
+    setting = "".join(f", {name} {value}" for name, value in made.search.items())
+    print(
+        f"recall@{measured.k}: {measured.value:.4f} of {measured.queries} held-out queries, "
+        f"target {measured.target}{setting}"
+    )
+    if not measured.reached:
+        print("the target is out of reach of this index; give more --memory, or another --kind")
+
+
+def query(
+    index: IndexFolder,
+    *,
+    key: Annotated[str | None, "query by a sample's key (or --file, or --vector)"] = None,
+    file: Annotated[tuple[str, ...], "query by [VIEW=]JPEG, PNG or npy, one for each view"] = (),
+    vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
+    row: Annotated[int, "row of an npy file"] = 0,
+    k: Annotated[int, "samples to find"] = 10,
+    where: Annotated[str, 'filter by label: "Smiling and not Male"'] = "",
+    relation: Annotated[
+        Relation, "hard: with labels far from the query's; false: with the same labels"
+    ] = "neighbours",
+    far: Annotated[
+        float | None, "least label distance of a hard one (default: the median; of classes, any)"
+    ] = None,
+    format: Annotated[Literal["table", "json"], "how the answer is printed"] = "table",
+    sheet: Annotated[Path | None, "picture to draw query and hits on"] = None,
+    embeddings: OtherEmbeddings = None,
+    run: OtherRun = None,
+    data: OtherData = None,
+) -> None:
+    """Finds the neighbours of a sample, a file or a vector.
+
+    heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
+    heron query indexes/faces --file face.jpg --k 5 --format json
+    """
+    from heron.pipeline.retrieval import given
+    from heron.pipeline.retrieval.query import Retriever
+
+    if [key is not None, bool(file), vector is not None].count(True) != 1:
+        raise UsageError("expected one of --key, --file and --vector")
+    if sheet is not None:
+        from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
+
+        check_sheet(sheet)
+    retriever = Retriever.open(index, embeddings, run, data)
+    files = retriever.files(file) if file else {}
+    if key is not None:
+        answer = retriever.by_key(key, k, where, relation, far)
+    elif vector is not None:
+        numbers = given.vector_row(given.mapped(vector), str(vector), row)
+        answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
+    else:
+        answer = retriever.by_file(files, k, where, relation, row=row)
+    manifest = retriever.index.manifest
+    if format == "json":
+        about = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
+        shown = answer.plain() | {"index": {"folder": str(index)} | about}
+        print(json.dumps(shown, indent=1, allow_nan=False))
+    else:
+        number = answer.query.number
+        has_labels = number is not None and bool(retriever.samples.known[number])
+        print("\n".join([*_heading(answer, manifest), "", *_hits(answer, has_labels)]))
+    if sheet is not None:
+        contents = ((path, path.read_bytes()) for path in files.values())
+        pictures = (given.upright(d, str(p)) for p, d in contents if not d.startswith(given.NPY))
+        save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
+
+
+def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
+    """What was asked, of which index."""
+    query = answer.query
+    labels = f": {', '.join(query.labels)}" if query.labels else ""
+    asked = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
+    if answer.far is not None:
+        asked += f", at a label distance of {answer.far:.4g} or more"
+    if answer.where:
+        asked += f", where {answer.where}"
+    return [
+        f"query   {query.key}{labels}",
+        f"vector  {query.vector}",
+        f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
+        f"{answer.metric}",
+        f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} {asked}",
+    ]
+
+
+def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
+    """A line a hit, with the labels that it has more and less than a query that has some."""
+    width = max([3, *(len(hit.key) for hit in answer.hits)])
+    titles = " apart  labels (+ beside the query's, - without)" if has_labels else "labels"
+    yield f"      {answer.metric:>13}  {'key':<{width}}  {titles}"
+    ours = answer.query.labels
+    for number, hit in enumerate(answer.hits, 1):
+        if hit.label_distance is None:
+            labels = f"{'':{8 if has_labels else 0}}{', '.join(hit.labels) or 'none'}"
+        else:
+            more = [f"+{name}" for name in hit.labels if name not in ours]
+            less = [f"-{name}" for name in ours if name not in hit.labels]
+            labels = f"{hit.label_distance:>6.4f}  {' '.join(more + less) or 'the same'}"
+        yield f"{number:>4}  {hit.score:>13.6f}  {hit.key:<{width}}  {labels}"
+
+
+def negatives(
+    embeddings: EmbeddingsFolder,
+    *,
+    out: Annotated[Path, "folder for the report"],
+    index: Annotated[Path | None, "take neighbours from an index (default: exact ones)"] = None,
+    layer: Annotated[
+        NearLayer | None, "where neighbours are near (default: the index's, or hidden)"
+    ] = None,
+    k: Annotated[int, "neighbours that are looked at"] = 10,
+    anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
+    seed: Annotated[int, "seed of the draw of anchors"] = 0,
+    data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
+) -> None:
+    """Reports false and hard negatives of embeddings.
+
+    heron negatives embeddings/faces --out reports/faces
+    """
+    from heron.pipeline.negatives.neighbours import Question
+    from heron.pipeline.negatives.report import percent, report
+    from heron.pipeline.retrieval.embeddings import Embeddings
+    from heron.pipeline.retrieval.index import Index
+
+    searched = None if index is None else Index.open(index)
+    of_index: Layer = "hidden" if searched is None else searched.manifest.layer
+    question = Question(layer or of_index, k, anchors, seed)
+    numbers = report(Embeddings.open(embeddings), question, out, searched, data)
+    rates = numbers["false_negatives"]
+    rate = rates["close"]["near"].value[rates["k"].index(k)]
+    print(
+        f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
+        f"of random pairs {percent(float(rates['close']['random'].value))}"
+    )
+    if weight := numbers["weight"]:
+        print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
+    print(f"report: {out / 'report.html'}")
+
+
+def serve(
+    index: IndexFolder,
+    *,
+    host: Annotated[str, "address; beyond loopback others search and upload"] = "127.0.0.1",
+    port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
+    embeddings: OtherEmbeddings = None,
+    run: OtherRun = None,
+    data: OtherData = None,
+) -> None:
+    """Shows an index as a web page.
+
+    heron serve indexes/faces
+    """
+    from heron.pipeline.retrieval.query import Retriever
+
+    try:
+        from heron.pipeline.serve.server import address, listen, make_server
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            f"the web page needs the package {missing.name}, which is not installed; install it "
+            "with: pip install 'heron-pretrain[serve]'"
+        ) from None
+    listening = listen(host, port)  # a taken port is found before the index
+    retriever = Retriever.open(index, embeddings, run, data)
+    server = make_server(retriever, listening)
+    print(f"{index}: {len(retriever.samples):,} samples at {address(listening)}")
+    print("Ctrl-C ends it", flush=True)
+    server.run(sockets=[listening])

@@ -1,0 +1,122 @@
+"""`heron shards build | index | verify | show`."""
+
+import sys
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+from heron.launch.arguments import Group, Verb
+from heron.shards import build, foreign, show, verify
+from heron.shards.errors import SourceError
+from heron.shards.layout import Layout
+from heron.shards.sources import SOURCES, find, make
+
+Quiet = Annotated[bool, "no progress bar"]
+Workers = Annotated[int, "processes"]
+Folder = Annotated[str, "folder of shards, or s3://bucket/folder"]
+
+
+def build_from(name: str) -> Verb:
+    """Returns the verb that builds from a source: one of heron's, or a class by dotted path.
+
+    Raises:
+        SourceError: there is no such source, or `heron shards build` has an option of its own by
+            the name of one of its options.
+    """
+    source = find(name)
+    if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
+        raise SourceError(
+            f"{name}: an option is called {' and '.join(sorted(taken))}, as one of `heron shards "
+            "build` is; expected another name; rename it"
+        )
+    return Verb(partial(build_shards, name), source, f"{source.__doc__ or name}\n{source.examples}")
+
+
+class Sources(dict[str, Verb]):
+    """The verbs that build from a source; one by dotted path is made when it is asked for."""
+
+    __missing__ = staticmethod(build_from)
+
+
+def build_shards(
+    source: str,
+    *,
+    out: Annotated[Path, "folder to write"],
+    workers: Workers = 1,
+    shard_rows: Annotated[int | None, "rows of a shard"] = None,
+    overwrite: Annotated[bool, "start again, not resume"] = False,
+    quiet: Quiet = False,
+    **options: Any,
+) -> None:
+    """Writes a source as shards, or goes on with a build."""
+    build.build(
+        make(source, options),
+        out,
+        shard_rows=shard_rows,
+        workers=workers,
+        progress=not quiet,
+        overwrite=overwrite,
+    )
+
+
+def index_tars(
+    folder: Annotated[Path, "folder of WebDataset tars"],
+    *,
+    workers: Workers = 1,
+    overwrite: Annotated[bool, "index again what was indexed"] = False,
+    quiet: Quiet = False,
+    **layout: Any,
+) -> None:
+    """Indexes WebDataset tars of others where they lie.
+
+    heron shards index data/cats --image jpg --label cls --workers 2
+    """
+    outcome = foreign.index(
+        folder, Layout.of(layout), workers=workers, progress=not quiet, overwrite=overwrite
+    )
+    print(outcome)
+
+
+def verify_shards(folder: Folder) -> int:
+    """Checks every checksum, count, key and shape.
+
+    heron shards verify data/faces
+    """
+    report = verify.verify(folder)
+    print(report, file=sys.stdout if report.ok else sys.stderr)
+    return 0 if report.ok else 1
+
+
+def show_shards(
+    folder: Folder,
+    *,
+    sheet: Annotated[Path | None, "contact sheet to draw"] = None,
+    split: Annotated[str | None, "split of the contact sheet (default: the first)"] = None,
+    count: Annotated[int, "pictures on it"] = 48,
+    captions: Annotated[bool, "write keys under the pictures"] = False,
+) -> None:
+    """Shows what is inside.
+
+    heron shards show data/faces --sheet faces.png
+    """
+    print(show.show(folder))
+    if sheet:
+        show.contact_sheet(folder, sheet, split, count, captions)
+        print(f"contact sheet: {sheet}")
+
+
+SHARDS = Group(
+    "Builds, indexes, verifies and shows data sets on disk.",
+    {
+        "build": Group(
+            "Writes a source as shards, or goes on with a build.\n\nThe source is one of these, or "
+            "a class of yours as PACKAGE.MODULE.CLASS.",
+            Sources({name: build_from(name) for name in SOURCES}),
+            "source",
+        ),
+        "index": Verb(index_tars, Layout),
+        "verify": Verb(verify_shards),
+        "show": Verb(show_shards),
+    },
+)

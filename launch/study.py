@@ -1,0 +1,132 @@
+"""`heron study | report`: many trials of one experiment, and what they show."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from heron.launch.arguments import Override
+from heron.pipeline.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from heron.launch.studies.ledger import Ledger
+    from heron.launch.studies.study import Study
+
+INTERRUPTED = 130  # what a shell gives for Ctrl-C
+
+
+def study(
+    study: Annotated[Path, "a file of configs/studies, or one of your own"],
+    *overrides: Annotated[Override, "key=value of every trial; of what varies, all its values"],
+    out: Annotated[Path | None, "folder of the study (default: studies/NAME)"] = None,
+    small: Annotated[bool, "its small version, for two cores"] = False,
+    dry_run: Annotated[bool, "check all trials, print them and their commands"] = False,
+    address: Annotated[
+        str | None, "of a Ray cluster that runs: HOST:PORT or auto (default: begin one here)"
+    ] = None,
+    retry_failed: Annotated[bool, "run the trials again that have failed"] = False,
+) -> int:
+    """Runs a study: many trials of one experiment, on Ray.
+
+    heron study configs/studies/negatives.yaml --small seed=0
+    heron study configs/studies/workers-fixed-batch.yaml --address auto --out studies/workers
+    """
+    from heron.launch.studies.ledger import Ledger, alone
+    from heron.launch.studies.study import load_study
+    from heron.launch.studies.trials import check, command, plan, refuse_missing_data
+
+    asked = load_study(study, small, overrides)
+    out = out or Path("studies") / (study.stem + ("-small" if small else ""))
+    trials = plan(asked)
+    configs = check(asked, trials, out)
+    print(f"{asked.title}: {len(trials)} trials by {asked.search.kind}, in {out}", flush=True)
+    if dry_run:
+        for trial in trials:
+            values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+            print(f"{trial.name}: {values}\n  {command(asked, trial, out)}")
+        try:
+            refuse_missing_data(asked, configs)
+        except ConfigError as fault:
+            print(f"not there yet: {fault}")
+        return 0
+    from heron.launch.studies.cluster import joined
+    from heron.launch.studies.drive import drive
+
+    with alone(out):
+        ledger = Ledger(asked, out)
+        if retry_failed:
+            ledger.forget_failed()
+        if ledger.rows:
+            print(f"{len(ledger.rows)} of {len(trials)} trials have ended already", flush=True)
+        ended = len(ledger.rows) == len(trials)
+        if not ended:
+            if not (asked.gpus or address):
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
+            with joined(address):
+                ended = drive(asked, trials, ledger, lambda line: print(line, flush=True))
+    print(table(asked, ledger))
+    if best := ledger.best():
+        print(f"best: trial {best['trial']}: {best['command']}")
+    if not ended:
+        print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
+        return INTERRUPTED
+    failed = [row["trial"] for row in ledger.rows.values() if row["status"] == "failed"]
+    if failed:
+        print(f"failed: {', '.join(failed)}; --retry-failed runs them again")
+    return 1 if failed else 0
+
+
+def table(study: "Study", ledger: "Ledger") -> str:
+    """Returns the rows as Markdown: what varied, what is measured, and how each ended."""
+    from heron.launch.studies.drive import shown
+    from heron.launch.studies.ledger import known
+
+    rows = [ledger.rows[name] for name in sorted(ledger.rows)]
+    keys = dict.fromkeys(key for row in rows for key in row["values"])
+    varied = [key for key in keys if len({str(row["values"].get(key)) for row in rows}) > 1]
+    score = [study.measure.score] if study.measure.score else []
+    measured = [name for name in dict.fromkeys([*study.measure.y, *score]) if name not in varied]
+    lines = [["trial", *varied, *measured, "status"], ["---"] * (len(varied) + len(measured) + 2)]
+    for row in rows:
+        values = [row["values"].get(key) for key in varied]
+        values += [known(row).get(name) for name in measured]
+        lines.append([row["trial"], *map(shown, values), row["status"]])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def report(
+    study: Annotated[Path, "folder that `heron study` wrote, finished or not"],
+    *,
+    out: Annotated[Path | None, "folder for the report (default: STUDY/report)"] = None,
+    x: Annotated[str | None, "column that figures go over (default: what the study says)"] = None,
+    y: Annotated[tuple[str, ...], "columns that they show (default: what the study says)"] = (),
+    points: Annotated[tuple[Path, ...], "studies that the scaling model takes in"] = (),
+    link_gbps: Annotated[float, "speed of a process's link, Gbit/s"] = 200,
+    latency_us: Annotated[float, "latency of a message, microseconds"] = 5,
+    overlap: Annotated[float, "share of the gradients' exchange that backward hides"] = 0,
+    measure_contrast: Annotated[bool, "time the objective alone, on this machine"] = False,
+    global_batch: Annotated[int | None, "rows in all, on any number of processes"] = None,
+) -> None:
+    """Makes tables, figures and fits of a study.
+
+    heron report studies/negatives
+    """
+    from heron.launch.studies.extrapolation import Assumed, section
+    from heron.launch.studies.report import Report
+    from heron.launch.studies.rows import read_results
+
+    results = read_results(study)
+    made = Report.of(results, x, y)
+    out = out or study / "report"
+    assumed = Assumed(link_gbps, latency_us, overlap, global_batch)
+    scaling = ""
+    if results.done and (points or "workers" in results.varied):
+        studies = [results, *map(read_results, points)]
+        forecast, scaling = section(studies, assumed, measure_contrast)
+        made = made.with_section(forecast)
+    path = made.write(out)
+    print((out / "table.md").read_text())
+    if scaling:
+        (out / "scaling.md").write_text(scaling)
+        print(scaling)
+    print(made.state)
+    print(f"report: {path}")
