@@ -229,33 +229,24 @@ def negatives(
 
     heron negatives embeddings/faces --out reports/faces
     """
-    from heron.pipeline.negatives.measure import Question, measure
-    from heron.pipeline.negatives.page import percent
-    from heron.pipeline.negatives.report import Report, find_pictures
-    from heron.pipeline.negatives.repulsion import Temperatures
-    from heron.pipeline.negatives.repulsion import measure as measure_repulsion
+    from heron.pipeline.negatives.neighbours import Question
+    from heron.pipeline.negatives.report import percent, report
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.index import Index
 
-    opened = Embeddings.open(embeddings)
     searched = None if index is None else Index.open(index)
-    pictures = find_pictures(opened, data)  # before the work, if it is wrong
     of_index: Layer = "hidden" if searched is None else searched.manifest.layer
     question = Question(layer or of_index, k, anchors, seed)
-    measured = measure(opened, question, searched)
-    temperatures = Temperatures.of_run(opened.manifest.run)
-    repulsion = measure_repulsion(opened, measured.pairs, measured.close, temperatures, seed)
-    path = Report(opened, measured, repulsion, searched, pictures).write(out)
-    near, chance = measured.rates["close"]
-    at_k = near.value[measured.ks.index(k)]
+    numbers = report(Embeddings.open(embeddings), question, out, searched, data)
+    rates = numbers["false_negatives"]
+    rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
-        f"{len(measured.pairs.anchors):,} anchors: {percent(at_k)} of the {k} nearest are false "
-        f"negatives, of random pairs {percent(float(chance.value))}"
+        f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
+        f"of random pairs {percent(float(rates['close']['random'].value))}"
     )
-    if repulsion.weight is not None:
-        correlation = repulsion.weight.label_rank.value
-        print(f"rank correlation of g and label similarity: {correlation:.3f}")
-    print(f"report: {path}")
+    if weight := numbers["weight"]:
+        print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
+    print(f"report: {out / 'report.html'}")
 
 
 def serve(

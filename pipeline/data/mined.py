@@ -63,12 +63,12 @@ class MinedStream:
         return list(self.base.shards)
 
     @cached_property
-    def rows(self) -> Rows:
-        """The rows that are drawn from, in order: those of a table, and what it holds."""
+    def candidates(self) -> Rows:
+        """The numbers of all labelled rows, in order: row i of a table is of number i of them."""
         return np.sort(np.concatenate(self.shards))
 
     def at(self, t: int) -> Rows:
-        """The rows of global batch t: the random ones, then the mined ones, each row once."""
+        """Returns the rows of global batch t: the random ones, then the mined ones, each once."""
         if t not in self._last:
             random = self.base.at(t)
             self._last.clear()
@@ -76,19 +76,19 @@ class MinedStream:
         return self._last[t]
 
     def _mined(self, t: int, random: Rows) -> Rows:
-        """Candidates of all random rows in a drawn order; further random rows where they end."""
+        """Returns hard negatives of all random rows in a drawn order, then further random rows."""
         draw = np.random.default_rng([self.base.seed, *b"mined", t])
         chosen = np.empty(0, np.int64)
         if (table := self._table(t)) is not None:
-            near = table[np.searchsorted(self.rows, random)].ravel()
-            chosen = _first(draw.permutation(near[near >= 0]), random)
+            near = table[np.searchsorted(self.candidates, random)].ravel()
+            chosen = _each_once(draw.permutation(near[near >= 0]), random)
         if len(chosen) < self.config.mine:
-            others = _first(draw.permutation(self.rows), np.concatenate([random, chosen]))
-            chosen = np.concatenate([chosen, others])
+            others = draw.permutation(self.candidates)
+            chosen = np.concatenate([chosen, _each_once(others, np.concatenate([random, chosen]))])
         return chosen[: self.config.mine]
 
     def _table(self, t: int) -> NDArray[np.int64] | None:
-        """The table in force at batch t, once it is there; None before the first."""
+        """Returns the table in force at batch t, once it is there; None before the first."""
         every = self.config.every_steps
         made_at = (t // every - 1) * every
         if made_at <= 0:
@@ -107,12 +107,11 @@ AnyStream = Stream | MinedStream
 
 
 def table_name(step: int) -> str:
-    """The file of the table that is mined when so many steps are done."""
+    """Returns the file of the table that is mined when so many steps are done."""
     return f"step-{step:08d}.npy"
 
 
-def _first(rows: Rows, without: Rows) -> Rows:
-    """Each row once, where it comes first, and none of others."""
+def _each_once(rows: Rows, without: Rows) -> Rows:
+    """Returns each row once, where it comes first, and none of others."""
     kept = rows[~np.isin(rows, without)]
-    _, places = np.unique(kept, return_index=True)
-    return kept[np.sort(places)]
+    return kept[np.sort(np.unique(kept, return_index=True)[1])]

@@ -1,7 +1,8 @@
-"""Estimates over pairs of anchors, with intervals that know that an anchor's pairs go together."""
+"""Numbers over many pairs: estimates with intervals over anchors, and histograms of cosines."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,84 +10,109 @@ from scipy.stats import rankdata
 
 DRAWS = 400  # of the bootstrap
 CELLS = 2**20  # anchors times draws that are in memory at a time
+BINS = 2000  # of a cosine, from -1 to 1, each 0.001 wide
+MIDDLES = (np.arange(BINS) + 0.5) * (2 / BINS) - 1
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Numbers with the ends of their 95 % intervals; all of one shape, NaN where undefined."""
 
-    value: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    value: Floats
+    low: Floats
+    high: Floats
+
+    def __getitem__(self, chosen: Any) -> Self:
+        """Returns some of the numbers, by NumPy's indexing."""
+        return type(self)(self.value[chosen], self.low[chosen], self.high[chosen])
 
 
 def bootstrap(top: NDArray[Any], bottom: NDArray[Any], seed: int) -> Estimate:
-    """The sum of `top` over the sum of `bottom`, with an interval over anchors drawn again.
+    """Returns the sum of `top` over the sum of `bottom`, both [anchors, ...], with its interval.
 
-    Pairs of one anchor are not independent, so anchors are drawn, and pairs are not.
-
-    Args:
-        top: [anchors, ...].
-        bottom: the same shape; where an anchor has nothing to say both are 0.
-        seed: of the draws.
+    Pairs of one anchor are not independent: anchors are drawn again, and pairs are not. Where an
+    anchor has nothing to say, both are 0.
     """
     shape, count = top.shape[1:], len(top)
     both = np.concatenate([top.reshape(count, -1), bottom.reshape(count, -1)], 1, dtype=np.float64)
-    value, draws = _ratio(both.sum(0)), _ratio(resampled(both, seed))
+    value, draws = _ratio(both.sum(0)), _ratio(_resampled(both, seed))
     low, high = (np.full(value.shape, np.nan) for _ in range(2))
     if (defined := np.isfinite(draws).any(0)).any():
         low[defined], high[defined] = np.nanquantile(draws[:, defined], [0.025, 0.975], axis=0)
     return Estimate(value.reshape(shape), low.reshape(shape), high.reshape(shape))
 
 
-def resampled(values: NDArray[Any], seed: int) -> NDArray[np.float64]:
-    """Sums of values [anchors, columns] over as many anchors drawn again: [draws, columns]."""
+def _resampled(values: NDArray[Any], seed: int) -> Floats:
+    """Returns sums of values [anchors, columns] over anchors drawn again, [draws, columns]."""
     generator, count = np.random.default_rng(seed), len(values)
-    found = np.empty((DRAWS, values.shape[1]))
+    sums = np.empty((DRAWS, values.shape[1]))
     size = max(1, CELLS // count)
-    for first in range(0, DRAWS, size):
-        rows = min(size, DRAWS - first)
+    for start in range(0, DRAWS, size):
+        rows = min(size, DRAWS - start)
         drawn = generator.integers(count, size=(rows, count)) + count * np.arange(rows)[:, None]
         times = np.bincount(drawn.reshape(-1), minlength=rows * count).reshape(rows, count)
-        found[first : first + rows] = times.astype(np.float64) @ values
-    return found
+        sums[start : start + rows] = times.astype(np.float64) @ values
+    return sums
 
 
-def _ratio(both: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ratio(both: Floats) -> Floats:
     top, bottom = np.split(both, 2, axis=-1)
-    out = np.full(top.shape, np.nan)
-    np.divide(top, bottom, out=out, where=bottom != 0)
-    return out
+    ratio = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=ratio, where=bottom != 0)
+    return ratio
 
 
 def rank_correlation(x: NDArray[Any], y: NDArray[Any], seed: int) -> Estimate:
-    """Spearman's rank correlation over all pairs, with an interval over anchors; NaN if constant.
+    """Returns Spearman's rank correlation over all pairs [anchors, pairs of each]; NaN if constant.
 
     The ranks are those of all pairs, and are not made again for the anchors of a draw.
-
-    Args:
-        x: [anchors, pairs of each].
-        y: the same shape.
-        seed: of the draws.
     """
     a, b = (rankdata(v).reshape(v.shape) / v.size - 0.5 for v in (x, y))
-    parts = [v.sum(1) for v in (np.ones(a.shape), a, b, a * a, b * b, a * b)]
-    drawn = np.vstack([np.sum(parts, 1), resampled(np.stack(parts, 1), seed)])
-    n, ma, mb, aa, bb, ab = drawn.T / drawn[:, 0]
-    spread = np.sqrt(np.maximum((aa - ma**2) * (bb - mb**2), 0))
-    some = spread > 1e-12  # below, it is rounding
-    found = np.divide(ab - ma * mb, spread, out=np.full(len(n), np.nan), where=some)
-    ends = np.quantile(found[1:][some[1:]], [0.025, 0.975]) if some[0] else [np.nan, np.nan]
-    return Estimate(*(np.array(value) for value in (found[0], *ends)))
+    moments = np.stack([v.sum(1) for v in (np.ones(a.shape), a, b, a * a, b * b, a * b)], 1)
+    sums = np.vstack([moments.sum(0), _resampled(moments, seed)])
+    n, mean_a, mean_b, aa, bb, ab = sums.T / sums[:, 0]
+    spread = np.sqrt(np.maximum((aa - mean_a**2) * (bb - mean_b**2), 0))
+    varies = spread > 1e-12  # below, it is rounding
+    blank = np.full(len(n), np.nan)
+    correlation = np.divide(ab - mean_a * mean_b, spread, out=blank, where=varies)
+    ends = [np.nan, np.nan]
+    if varies[0]:
+        ends = np.quantile(correlation[1:][varies[1:]], [0.025, 0.975]).tolist()
+    return Estimate(*(np.array(value) for value in (correlation[0], *ends)))
 
 
 def own_rank_correlation(x: NDArray[Any], y: NDArray[Any], seed: int) -> Estimate:
-    """The mean over anchors of the rank correlation of each one's pairs; see `rank_correlation`.
+    """Returns the mean over anchors of the rank correlation of each one's pairs.
 
     What all pairs of an anchor share cancels in its loss, and here too.
     """
     a, b = (rankdata(v, axis=1) - (v.shape[1] + 1) / 2 for v in (x, y))
     spread = np.sqrt((a**2).sum(1) * (b**2).sum(1))
-    some = spread > 0
-    found = np.divide((a * b).sum(1), spread, out=np.zeros(len(a)), where=some)
-    return bootstrap(found, some.astype(np.float64), seed)
+    varies = spread > 0
+    own = np.divide((a * b).sum(1), spread, out=np.zeros(len(a)), where=varies)
+    return bootstrap(own, varies.astype(np.float64), seed)
+
+
+def bins(cosine: NDArray[np.float32]) -> Counts:
+    """Returns the bin of each cosine; rounding may carry one past the ends."""
+    return np.clip(((cosine + 1) * (BINS / 2)).astype(np.int64), 0, BINS - 1)
+
+
+def quantiles(histogram: Counts, shares: Floats) -> Floats:
+    """Returns quantiles of a cosine, to the width of a bin; NaN where the histogram is empty."""
+    if not histogram.any():
+        return np.full(len(shares), np.nan)
+    return np.asarray(np.quantile(MIDDLES, shares, weights=histogram, method="inverted_cdf"))
+
+
+def more_similar(near: Counts, others: Counts) -> float:
+    """Returns how often a pair of the one is more similar than one of the other; ties count half.
+
+    It is the area under the ROC curve of telling the two apart by cosine; NaN where one is empty.
+    """
+    total = float(near.sum()) * float(others.sum())
+    below = np.cumsum(others) - others / 2
+    return float((near * below).sum() / total) if total else math.nan

@@ -1,189 +1,201 @@
-"""The report on negatives: an HTML page, its numbers as JSON, and the pairs as Parquet."""
+"""The report on negatives: one HTML page, its numbers as JSON, and the pairs as Parquet."""
 
+import base64
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydantic_core
+from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.histograms import mean, more_similar, quantiles
-from heron.pipeline.negatives.measure import RELATIONS, Negatives, worst
-from heron.pipeline.negatives.page import SHARES, Page
-from heron.pipeline.negatives.repulsion import Repulsion, near_weights
+from heron.pipeline.evaluation.collapse import collapsed
+from heron.pipeline.negatives import figures
+from heron.pipeline.negatives.definition import RELATIONS
+from heron.pipeline.negatives.estimates import Estimate
+from heron.pipeline.negatives.measure import EXPECTED, measure_labels
+from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.pictures import Pictures
-from heron.shards.atomic import atomic_write, save_json
+from heron.pipeline.training.page import page
+from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
 LARGEST = 200  # labels whose matrix is written to the JSON
+SIDE = 192  # of a picture, in pixels, at most
+PAGE = Path(__file__).parent / "page"
+STYLE = """
+.wide { overflow-x: auto } .wide img { max-width: none }
+.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem }
+.pair { border: 1px solid #d8dbe2; border-radius: .4rem; padding: .6rem; font-size: .85rem;
+        overflow-wrap: anywhere }
+.pair img { width: 48%; image-rendering: auto; border-radius: .2rem } .pair p { margin: .3rem 0 }
+.only { color: #a3262a }
+"""
 
 
-@dataclass(frozen=True)
-class Report:
-    """What the report is about.
+def report(
+    embeddings: Embeddings,
+    question: Question,
+    out: Path,
+    index: "Index | None" = None,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
-    Attributes:
-        embeddings: that were measured.
-        found: near pairs and their labels.
-        repulsion: what pushes pairs apart.
-        index: that neighbours are from; None: they are exact.
-        pictures: of the samples, if there are any, and why not: see `find_pictures`.
+    `index` is of the same embeddings, to take neighbours from; `data` names the shards of their
+    pictures, where they are not those that the embeddings name.
+
+    Raises:
+        RetrievalError: the question has no answer, or index or data are of other samples.
+        ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
     """
+    pictures, without = find_pictures(embeddings, data)  # before the work, if it is wrong
+    near, known = find_neighbours(embeddings, question, index), embeddings.manifest
+    temperatures = Temperatures.of_run(known.run)
+    repulsion, notes = measure_repulsion(near, temperatures)
+    recall = index.manifest.recall if index else None
+    neighbours = "exact"
+    if index:
+        measured = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
+        neighbours = f"of the index {index.folder} ({index.manifest.kind}), {measured}"
+    numbers = {
+        "embeddings": str(embeddings.folder),
+        "checkpoint": known.checkpoint,
+        "run": known.run,
+        "data": known.data,
+        "samples": len(embeddings),
+        "labelled": int(embeddings.samples.known.sum()),
+        "question": question,
+        "anchors": len(near.pairs.anchors),
+        "others": len(near.pairs.others),
+        "neighbours": neighbours,
+        "recall": {"k": recall.k, "value": recall.value} if recall else None,
+        "labels": {"kind": embeddings.samples.kind, "names": embeddings.samples.names},
+        **measure_labels(near),
+        **repulsion,
+        "left_out": [*near.notes, *notes, *filter(None, [without])],
+    }
+    text = render(near, numbers, pictures)
+    small = len(embeddings.samples.names) <= LARGEST
+    confusion = numbers["confusion"] | ({} if small else {"swapped": None, "expected": None})
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out / "pairs.parquet") as stream:
+        pq.write_table(tabulate(near, temperatures), stream)
+    with atomic_write(out / "negatives.json") as stream:
+        stream.write(to_json(numbers | {"confusion": confusion}))
+    with atomic_write(out / "report.html") as stream:
+        stream.write(text.encode())
+    return numbers
 
-    embeddings: Embeddings
-    found: Negatives
-    repulsion: Repulsion
-    index: "Index | None" = None
-    pictures: tuple[Pictures | None, str] = (None, "")
 
-    def write(self, out: Path) -> Path:
-        """Write report.html, negatives.json and pairs.parquet; the path of the first.
+def to_json(value: Any) -> bytes:
+    """Returns JSON: dataclasses as mappings, arrays as lists, what is not finite as null."""
+    return pydantic_core.to_json(
+        value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()
+    )
 
-        Raises:
-            ShardError: the disk is full, or a picture cannot be read.
-        """
-        out.mkdir(parents=True, exist_ok=True)
-        pictures, why = self.pictures
-        notes = [*self.found.notes, *self.repulsion.notes, *([why] if why else [])]
-        name, manifest = self.embeddings.folder.resolve().name, self.embeddings.manifest
-        shown = Page(manifest, self.found, self.repulsion, self._neighbours(), pictures, notes)
-        self._pairs(out / "pairs.parquet")
-        save_json(out / "negatives.json", plain(self.numbers() | {"left_out": notes}))
-        with atomic_write(out / "report.html") as stream:
-            stream.write(shown.html(f"Negatives of {name}").encode())
-        return out / "report.html"
 
-    def numbers(self) -> dict[str, Any]:
-        """All that was measured."""
-        found, pairs, known = self.found, self.found.pairs, self.embeddings.manifest
-        names, scale = pairs.samples.names, pairs.scale
-        confusion = found.confusion
-        matrix = len(names) <= LARGEST
-        return {
-            "embeddings": str(self.embeddings.folder),
-            "checkpoint": known.checkpoint,
-            "run": known.run,
-            "data": known.data,
-            "samples": len(self.embeddings),
-            "labelled": int(pairs.samples.known.sum()),
-            "question": found.question,
-            "anchors": len(pairs.anchors),
-            "others": len(pairs.others),
-            "neighbours": self._neighbours(),
-            "recall": None if self.index is None else self._recall(self.index),
-            "labels": {"kind": pairs.samples.kind, "names": names},
-            "thresholds": {"close": found.close / scale, "far": found.far / scale},
-            "random_pairs_by_distance": {
-                "distance": np.arange(scale + 1) / scale,
-                "pairs": found.levels,
-            },
-            "false_negatives": {
-                "k": found.ks,
-                **{name: {"near": a, "random": b} for name, (a, b) in found.rates.items()},
-            },
-            "hard_share": found.hard_share,
-            "similarity": {
-                name: {
-                    "pairs": int(counts.sum()),
-                    "mean": mean(counts),
-                    "quantiles": dict(
-                        zip(map(str, SHARES), quantiles(counts, SHARES), strict=True)
-                    ),
-                }
-                for name, counts in found.histograms.items()
-            },
-            "closer_than_random": more_similar(
-                found.histograms["close"], found.histograms["others"]
-            ),
-            "confusion": {
-                "precision": confusion.precision,
-                "random": confusion.base,
-                "swapped": confusion.swapped if matrix else None,
-                "expected": confusion.expected if matrix else None,
-                "worst": [
-                    {"anchor": names[a], "neighbour": names[b], "pairs": n, "expected": e}
-                    for a, b, n, e in worst(found)
-                ],
-            },
-            "weight": self.repulsion.weight,
-            "temperatures": self.repulsion.temperatures,
-            "repulsion": self.repulsion.shares,
-            "assumption_1": self.repulsion.assumption,
-            "compared_layer": self.repulsion.layer,
-            "collapse": self.repulsion.collapse,
-        }
+def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
+    """Returns every anchor with its neighbours, a row each."""
+    anchors, k = near.numbers.shape
+    g = near_weights(near, temperatures)
+    keys = pa.array(near.embeddings.samples.keys.tolist(), pa.binary()).cast(pa.string())
+    distance = (near.difference.reshape(-1) / near.pairs.largest).astype(np.float32)
+    columns: dict[str, Any] = {
+        "anchor": keys.take(pa.array(np.repeat(near.pairs.anchors, k))),
+        "neighbour": keys.take(pa.array(near.numbers.reshape(-1))),
+        "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), anchors),
+        "similarity": near.cosine.reshape(-1),
+        "label_distance": distance,
+        "g": pa.nulls(near.numbers.size, pa.float32()) if g is None else g.reshape(-1),
+        "relation": pa.array(RELATIONS).take(pa.array(near.relation.reshape(-1))),
+    }
+    return pa.table(columns)
 
-    def _neighbours(self) -> str:
-        """How neighbours were found, in words."""
-        if self.index is None:
-            return "exact"
-        recall = self._recall(self.index)
-        said = f"recall@{recall['k']} {recall['value']:.4f}" if recall else "recall not measured"
-        return f"of the index {self.index.folder} ({self.index.manifest.kind}), {said}"
 
-    @staticmethod
-    def _recall(index: "Index") -> dict[str, Any] | None:
-        recall = index.manifest.recall
-        return None if recall is None else {"k": recall.k, "value": recall.value}
+def render(near: NearPairs, numbers: dict[str, Any], pictures: Pictures | None) -> str:
+    """Returns the whole page: each figure and table with what it says, in sentences."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "number": number}
+    precision, base = numbers["confusion"]["precision"], numbers["confusion"]["random"]
+    lift = precision.value / np.where(base > 0, base, np.nan)
+    body = environment.get_template("report.html").render(
+        numbers,
+        exclusive=near.pairs.exclusive,
+        expected=EXPECTED,
+        figures=figures.draw(numbers, near.pairs.exclusive),
+        sheets={relation: _sheet(near, relation, pictures) for relation in ("hard", "false")},
+        common=lambda pairs: Counter(n for p in pairs for n in p["both"]).most_common(1),
+        collapsed=collapsed(numbers["collapse"]),
+        lift=lift,
+        order=[int(a) for a in np.argsort(lift) if np.isfinite(lift[a])],
+        g_ends=_ends(numbers["weight"]),
+    )
+    return page(f"Negatives of {near.embeddings.folder.resolve().name}", body, STYLE)
 
-    def _pairs(self, path: Path) -> None:
-        """Every anchor with its neighbours, a row each."""
-        found, pairs = self.found, self.found.pairs
-        g = near_weights(self.embeddings, pairs, found.numbers, self.repulsion.temperatures)
-        keys, relation = pairs.samples.keys, found.relation
-        schema = pa.schema(
+
+def _ends(weight: dict[str, Any] | None) -> list[float]:
+    """Returns the mean g of the least and of the most alike pairs."""
+    if weight is None:
+        return []
+    points = np.flatnonzero(weight["pairs"] >= min(figures.FEW, weight["pairs"].max()))
+    return list(weight["by_label"].value[points[[-1, 0]]].tolist())
+
+
+def _sheet(near: NearPairs, relation: str, pictures: Pictures | None) -> list[dict[str, Any]]:
+    """Returns near pairs with what their labels have in common, and what not."""
+    samples, pairs = near.embeddings.samples, []
+    for row, column in near.examples(relation):
+        numbers = int(near.pairs.anchors[row]), int(near.numbers[row, column])
+        left, right = (samples.label_names(number) for number in numbers)
+        shown = [pictures.of(samples, number) for number in numbers] if pictures else []
+        pairs.append(
             {
-                "anchor": pa.string(),
-                "neighbour": pa.string(),
-                "rank": pa.int32(),
-                "similarity": pa.float32(),
-                "label_distance": pa.float32(),
-                "g": pa.float32(),
-                "relation": pa.string(),
+                "keys": [samples.key(number) for number in numbers],
+                "pictures": [_thumbnail(picture) for picture in shown if picture],
+                "cosine": float(near.cosine[row, column]),
+                "distance": float(near.difference[row, column] / near.pairs.largest),
+                "rank": column + 1,
+                "both": [name for name in left if name in right],
+                "left": [name for name in left if name not in right],
+                "right": [name for name in right if name not in left],
             }
         )
-        with atomic_write(path) as stream, pq.ParquetWriter(stream, schema) as writer:
-            for first in range(0, len(found.numbers), 4096):
-                part = slice(first, first + 4096)
-                numbers = found.numbers[part]
-                count, k = numbers.shape
-                anchors = np.repeat(pairs.anchors[part], k)
-                columns = [
-                    [key.decode() for key in keys[anchors].tolist()],
-                    [key.decode() for key in keys[numbers.reshape(-1)].tolist()],
-                    np.tile(np.arange(1, k + 1), count),
-                    found.cosine[part].reshape(-1),
-                    found.level[part].reshape(-1) / pairs.scale,
-                    [None] * numbers.size if g is None else g[part].reshape(-1),
-                    [RELATIONS[i] for i in relation[part].reshape(-1).tolist()],
-                ]
-                arrays = [pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    return pairs
+
+
+def _thumbnail(picture: Image.Image) -> str:
+    """Returns a small picture as a PNG in base64."""
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    out = BytesIO()
+    picture.save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
 
 
 def find_pictures(embeddings: Embeddings, data: str | None = None) -> tuple[Pictures | None, str]:
-    """The pictures of the samples, or None and why there are none.
-
-    Args:
-        embeddings: of the samples.
-        data: the shards, where they are not those that the embeddings name.
-
-    Raises:
-        RetrievalError: `data` holds other samples.
-        ShardError: `data` is no data set.
-    """
+    """Returns the pictures of the samples, or None and why there are none; see `report`."""
     known = embeddings.manifest
     try:
-        found = Pictures.open(data or known.data, known.run)
-        if found.of(embeddings.samples, 0) is not None:
-            return found, ""
+        pictures = Pictures.open(data or known.data, known.run)
+        if pictures.of(embeddings.samples, 0) is not None:
+            return pictures, ""
         return None, "pictures: the data set has no view of images"
     except (RetrievalError, ShardError, OSError) as fault:
         if data is not None:
@@ -191,14 +203,19 @@ def find_pictures(embeddings: Embeddings, data: str | None = None) -> tuple[Pict
         return None, f"pictures: {fault}; --data names the data set if it was moved"
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: arrays as lists, dataclasses as mappings, NaN as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def percent(share: "float | Estimate") -> str:
+    """Returns a share in per cent, to three digits; of an estimate also its interval."""
+    if isinstance(share, Estimate):
+        value, low, high = (percent(float(v)) for v in (share.value, share.low, share.high))
+        return value if value == "–" else f"{value} ({low.removesuffix(' %')} to {high})"
+    if not math.isfinite(share):
+        return "–"
+    return f"{np.format_float_positional(100 * share, 3, fractional=False, trim='-')} %"
+
+
+def number(estimate: Estimate, digits: int = 3) -> str:
+    """Returns an estimate with its interval."""
+    if not math.isfinite(estimate.value):
+        return "–"
+    value, low, high = (f"{v:.{digits}f}" for v in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"

@@ -1,7 +1,11 @@
 """What pushes pairs apart: HeroCon's learnt weight g, and which samples bear the repulsion."""
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,19 +13,19 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config
-from heron.pipeline.evaluation.collapse import measure as spread
+from heron.pipeline.evaluation import collapse
+from heron.pipeline.negatives.definition import CELLS, LabelPairs, Numbers, relation, row_sums
 from heron.pipeline.negatives.estimates import (
     Estimate,
     bootstrap,
     own_rank_correlation,
     rank_correlation,
 )
-from heron.pipeline.negatives.measure import CELLS, Pairs, sums, tiers
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
-from heron.pipeline.retrieval.nearest import unit
+from heron.pipeline.negatives.neighbours import NearPairs, Vectors, unit_vectors
+from heron.pipeline.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations
-CURVE = 41  # points of the curve of g, at most
+COSINES = 40  # bins of the curve of g by cosine
 TERMS = (
     "weighted_unsupervised",
     "nt_xent",
@@ -37,30 +41,23 @@ HARDENINGS: dict[str, tuple[str, float]] = {  # eta of Assumption 1: none, and t
     "threshold exp(-0.5)": ("threshold", -0.5),
     "threshold exp(-0.1)": ("threshold", -0.1),
 }
-Arrays = NDArray[np.float32]
+FALSE = {"same": 0, "close": 1}  # what counts as a false negative: the last of its relations
+Sums = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Of the run that made the embeddings.
+    """What the loss of the run that made the embeddings pushes apart, and how strongly."""
 
-    Attributes:
-        tau: of f = exp(cos / tau).
-        gamma: of H-SCL's g = cos / gamma.
-        first: whether only the first view is an anchor.
-        cross_view: whether only other views of other samples are negatives.
-        source: where tau is from, in words.
-    """
-
-    tau: float = 1.0
-    gamma: float = GAMMA
-    first: bool = False
-    cross_view: bool = False
-    source: str = "the default"
+    tau: float = 1.0  # of f = exp(cos / tau)
+    gamma: float = GAMMA  # of H-SCL's g = cos / gamma
+    first: bool = False  # only the first view is an anchor
+    cross_view: bool = False  # only other views of other samples are negatives
+    source: str = "the default"  # where tau is from, in words
 
     @classmethod
     def of_run(cls, run: str | Path) -> "Temperatures":
-        """Those in a run's config.yaml; defaults, and why, where it cannot be read."""
+        """Returns those in a run's config.yaml; defaults, and why, where it cannot be read."""
         path = Path(run) / "config.yaml"
         try:
             objective = load_config(path).objective
@@ -82,97 +79,15 @@ class Temperatures:
         return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
 
     def pairs(self, views: int) -> list[tuple[int, int]]:
-        """Views u of an anchor and j of another sample that the loss pushes apart."""
-        anchors = range(1 if self.first else views)
-        both = [(u, j) for u in anchors for j in range(views)]
-        return [(u, j) for u, j in both if u != j or not self.cross_view or views == 1]
+        """Returns views u of an anchor and j of another sample that the loss pushes apart."""
+        every = product(range(1 if self.first else views), range(views))
+        return [(u, j) for u, j in every if u != j or not self.cross_view or views == 1]
 
 
-@dataclass(frozen=True)
-class Weight:
-    """HeroCon's g over pairs of different samples.
-
-    Attributes:
-        distance: label distance of the curve's points, [points].
-        by_label: mean g at each, [points].
-        pairs: how many pairs each is of, [points].
-        by_cosine: mean g by cosine of the projections in `CURVE` - 1 bins from -1 to 1.
-        counts: how many pairs each of these is of.
-        spread: standard deviation of g over drawn pairs.
-        label_rank: Spearman's rank correlation of g and label similarity, over drawn pairs.
-        anchor_rank: the mean over anchors of the rank correlation among each anchor's own pairs.
-        cosine_rank: Spearman's rank correlation of g and cosine.
-    """
-
-    distance: NDArray[np.float64]
-    by_label: Estimate
-    pairs: NDArray[np.int64]
-    by_cosine: Estimate
-    counts: NDArray[np.int64]
-    spread: float
-    label_rank: Estimate
-    anchor_rank: Estimate
-    cosine_rank: Estimate
-
-
-@dataclass(frozen=True)
-class Share:
-    """How much of an anchor's repulsion falls on false negatives.
-
-    Attributes:
-        count: their share among the negatives.
-        without: their share of the sum of f over negatives, as InfoNCE weighs them.
-        weighted: their share of the sum of g f, as HeroCon does; None without g.
-        ratio: `weighted` over `without`: below 1, g spares false negatives.
-    """
-
-    count: Estimate
-    without: Estimate
-    weighted: Estimate | None
-    ratio: Estimate | None
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """H-SCL's Assumption 1: the share of anchors for which it holds.
-
-    Attributes:
-        holds: the share among anchors for which it says something.
-        undefined: the share for which it does not: no negative, or none of the anchor's labels, is
-            admitted.
-    """
-
-    holds: Estimate
-    undefined: float
-
-
-@dataclass(frozen=True)
-class Repulsion:
-    """What `measure` found.
-
-    Attributes:
-        layer: whose vectors were compared: `projection`, or `hidden` where there is none.
-        temperatures: of f and of Assumption 1.
-        weight: g; None where the embeddings have no layer of that name.
-        shares: on false negatives, by what counts as one: `same` labels, `close` ones.
-        assumption: of `same` and `close`, by hardening.
-        collapse: of the anchors' vectors: see `pipeline.evaluation.collapse.measure`.
-        notes: what was left out, and why.
-    """
-
-    layer: Layer
-    temperatures: Temperatures
-    weight: Weight | None
-    shares: dict[str, Share]
-    assumption: dict[str, dict[str, Assumption]]
-    collapse: dict[str, float]
-    notes: list[str]
-
-
-def measure(
-    embeddings: Embeddings, pairs: Pairs, close: int, temperatures: Temperatures, seed: int
-) -> Repulsion:
-    r"""Weigh all pairs of anchors and others as the losses do, some anchors at a time.
+def measure_repulsion(
+    near: NearPairs, temperatures: Temperatures
+) -> tuple[dict[str, Any], list[str]]:
+    r"""Weighs all pairs of anchors and others as the losses do, some anchors at a time.
 
     HeroCon (KDD 2022, Eq. 4 and 5) weighs a negative by
 
@@ -187,208 +102,205 @@ def measure(
     with its label, weighted by a hardening eta(g), are nearer in the mean than those with another
     label. Then the H-SCL loss is below the H-UCL loss (Lemma 1).
 
-    Args:
-        embeddings: with the layers `projection` and `weight`, or less.
-        pairs: anchors and others.
-        close: level up to which labels are close.
-        temperatures: of the run.
-        seed: of every draw.
+    Returns:
+        What was measured, by the names of `negatives.json`; and what was left out, and why.
 
     Raises:
         RetrievalError: vectors have no direction.
     """
-    notes = []
-    layers = embeddings.manifest.layers
+    pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.manifest.layers
     layer: Layer = "projection" if "projection" in layers else "hidden"
     views = layers[layer].views if layer == "projection" else 1
-    z = _views(embeddings, layer, pairs, views)
-    h = None
+    read, notes = [layer], []
     if layer == "hidden":
         notes.append("without the layer 'projection' all is measured on 'hidden', and without g")
-    elif "weight" not in layers:
+    elif "weight" in layers:
+        read.append("weight")
+    else:
         notes.append(
             "without the layer 'weight', which HeroCon's models have, nothing is said of g"
         )
-    else:
-        h = _views(embeddings, "weight", pairs, views)
-    total = _Sums(pairs, close, temperatures, views, seed)
-    for part in pairs.blocks():
-        total.add(part, z, h)
-    return Repulsion(
-        layer,
-        temperatures,
-        None if h is None else total.weight(),
-        {name: total.share(tier, h is not None) for name, tier in (("same", 0), ("close", 1))},
-        {name: total.assumption(tier) for name, tier in (("same", 0), ("close", 1))},
-        spread([torch.from_numpy(view) for view in z[0]]),
-        notes,
+    anchors, others = (
+        [unit_vectors(near.embeddings, name, numbers, views) for name in read]
+        for numbers in (pairs.anchors, pairs.others)
     )
+    partners = _draw_others(pairs, seed)
+    blocks = [
+        _block_sums(
+            near, block, [v[:, block] for v in anchors], others, temperatures, partners[block]
+        )
+        for block in pairs.blocks()
+    ]
+    sums = {name: np.concatenate([one[name] for one in blocks]) for name in blocks[0]}
+    return {
+        "weight": _describe_weight(pairs, sums, seed) if "gf" in sums else None,
+        "temperatures": temperatures,
+        "repulsion": {name: _share(sums, last, seed) for name, last in FALSE.items()},
+        "assumption_1": {name: _assumption(sums, last, seed) for name, last in FALSE.items()},
+        "compared_layer": layer,
+        "collapse": collapse.measure([torch.from_numpy(view) for view in anchors[0]]),
+    }, notes
 
 
-def near_weights(
-    embeddings: Embeddings, pairs: Pairs, numbers: NDArray[np.int64], temperatures: Temperatures
-) -> Arrays | None:
-    """Mean g of anchors and their neighbours, [anchors, neighbours]; None where there is none."""
-    layers = embeddings.manifest.layers
+def near_weights(near: NearPairs, temperatures: Temperatures) -> Vectors | None:
+    """Returns the mean g of anchors and their neighbours [anchors, k]; None where there is none."""
+    layers = near.embeddings.manifest.layers
     if not {"projection", "weight"} <= set(layers):
         return None
-    views = layers["projection"].views
-    out = np.empty(numbers.shape, np.float32)
+    views, numbers = layers["projection"].views, near.numbers
+    weights = np.empty(numbers.shape, np.float32)
     size = max(1, CELLS // (numbers.shape[1] * layers["projection"].dim))
     for start in range(0, len(numbers), size):
-        part = slice(start, start + size)
-        near = Pairs(pairs.samples, pairs.anchors[part], np.unique(numbers[part]))
-        place = np.searchsorted(near.others, numbers[part])
-        z = _views(embeddings, "projection", near, views)
-        h = _views(embeddings, "weight", near, views)
-        total = np.zeros(place.shape, np.float32)
-        for u, j in temperatures.pairs(views):
-            a = np.einsum("nd,nkd->nk", z[0][u], h[1][j][place])
-            b = np.einsum("nd,nkd->nk", h[0][u], z[1][j][place])
-            total += 0.5 * (np.exp(1 - a) + np.exp(1 - b))
-        out[part] = total / len(temperatures.pairs(views))
-    return out
-
-
-def _g(z: Arrays, h: Arrays, z_other: Arrays, h_other: Arrays) -> Arrays:
-    return np.asarray(0.5 * (np.exp(1 - z @ h_other.T) + np.exp(1 - h @ z_other.T)))
-
-
-def _views(embeddings: Embeddings, layer: Layer, pairs: Pairs, views: int) -> list[Arrays]:
-    """Unit vectors of the anchors and of the others, view by view: each [views, samples, dim]."""
-    found = []
-    for numbers in (pairs.anchors, pairs.others):
-        vectors = embeddings.take(layer, numbers).reshape(len(numbers), views, -1)
-        found.append(np.ascontiguousarray(unit(vectors, pairs.samples, numbers).swapaxes(0, 1)))
-    return found
-
-
-class _ByTier:
-    """Sums over others by tier; few are near, so that all else is summed without being sorted."""
-
-    def __init__(self, tier: NDArray[np.int64]) -> None:
-        """Find the near ones of tiers [anchors, others]."""
-        self.near = np.flatnonzero(tier != 2)
-        self.cells = tier.reshape(-1)[self.near] + 4 * (self.near // tier.shape[1])
-
-    def __call__(self, values: Arrays) -> NDArray[np.float64]:
-        """Sum values [anchors, others] to [anchors, 3]; those of the near ones are set to 0."""
-        flat = values.reshape(-1)
-        found = np.zeros((len(values), 3))
-        counted = np.bincount(self.cells, flat[self.near], 4 * len(values))
-        found[:, :2] = counted.reshape(-1, 4)[:, :2]
-        flat[self.near] = 0
-        found[:, 2] = values.sum(1, dtype=np.float64)
-        return found
-
-
-class _Sums:
-    """Sums over the negatives of every anchor, by how its labels and theirs differ."""
-
-    def __init__(
-        self, pairs: Pairs, close: int, temperatures: Temperatures, views: int, seed: int
-    ) -> None:
-        self.pairs, self.temperatures, self.seed = pairs, temperatures, seed
-        self.tier = tiers(pairs, close)
-        self.views = temperatures.pairs(views)
-        self.all_views = [(u, j) for u in range(views) for j in range(views)]
-        count = len(pairs.anchors)
-        self.counts = np.zeros((count, 3))
-        self.f = np.zeros((count, views, 3))
-        self.gf = np.zeros((count, views, 3))
-        self.eta = np.zeros((len(HARDENINGS), count, views, 3))
-        self.eta_e = np.zeros((len(HARDENINGS), count, views, 3))
-        step = -(-(pairs.scale + 1) // CURVE)  # levels that share a point of the curve
-        self.point = np.append(np.arange(pairs.scale + 1) // step, -1)
-        self.point[-1] = self.points = int(self.point.max()) + 1
-        self.by_label = np.zeros((2, count, self.points))
-        self.by_cosine = np.zeros((2, count, CURVE - 1))
-        self.partners = pairs.draw(PARTNERS, seed)
-        self.drawn = np.empty((3, count, PARTNERS), np.float32)  # g, label similarity, cosine
-
-    def add(self, part: slice, z: list[Arrays], h: list[Arrays] | None) -> None:
-        """Add the pairs of some anchors with all others."""
-        tau, gamma = self.temperatures.tau, self.temperatures.gamma
-        level = self.pairs.levels(part)
-        by_tier = _ByTier(self.tier[level])
-        self.counts[part] = by_tier(np.ones(level.shape, np.float32))
-        mean_g = np.zeros(level.shape, np.float32)
-        mean_cos = np.zeros(level.shape, np.float32)
-        for u, j in self.all_views:
-            cos = z[0][u, part] @ z[1][j].T
-            for number, (kind, value) in enumerate(HARDENINGS.values()):
-                shifted = np.exp((cos - 1) / gamma)  # the shift cancels in the ratio of the sums
-                eta = shifted**value if kind == "exp" else (cos / gamma >= value).astype(np.float32)
-                self.eta_e[number, part, u] += by_tier(eta * shifted)
-                self.eta[number, part, u] += by_tier(eta)
-            if (u, j) not in self.views:
-                continue
-            f = np.exp((cos - 1) / tau)  # here it cancels in every share
-            if h is not None:
-                g = _g(z[0][u, part], h[0][u, part], z[1][j], h[1][j])
-                self.gf[part, u] += by_tier(g * f)
-                mean_g += g / len(self.views)
-                mean_cos += cos / len(self.views)
-            self.f[part, u] += by_tier(f)
-        if h is not None:
-            self._curves(part, level, mean_g, mean_cos)
-
-    def _curves(self, part: slice, level: NDArray[np.int64], g: Arrays, cos: Arrays) -> None:
-        """Add to the curves of g, and keep it of the pairs that were drawn."""
-        point = self.point[level]
-        self.by_label[0, part] = sums(point, self.points + 1, g)[:, :-1]
-        self.by_label[1, part] = sums(point, self.points + 1)[:, :-1]
-        place = np.clip(((cos + 1) * ((CURVE - 1) / 2)).astype(np.int64), 0, CURVE - 2)
-        place[level == self.pairs.own] = CURVE - 1
-        self.by_cosine[0, part] = sums(place, CURVE, g)[:, :-1]
-        self.by_cosine[1, part] = sums(place, CURVE)[:, :-1]
-        for number, values in enumerate((g, -level.astype(np.float32), cos)):
-            self.drawn[number, part] = np.take_along_axis(values, self.partners[part], 1)
-
-    def weight(self) -> Weight:
-        """The curves of g, and its rank correlations."""
-        g, alike, cosine = self.drawn
-        top, bottom = self.by_label
-        level = np.arange(self.pairs.scale + 1)
-        steps = np.bincount(self.point[:-1])
-        ranks = (rank_correlation(g, alike, self.seed), own_rank_correlation(g, alike, self.seed))
-        return Weight(
-            np.bincount(self.point[:-1], level) / steps / self.pairs.scale,
-            bootstrap(top, bottom, self.seed),
-            bottom.sum(0).astype(np.int64),
-            bootstrap(self.by_cosine[0], self.by_cosine[1], self.seed),
-            self.by_cosine[1].sum(0).astype(np.int64),
-            float(g.std(dtype=np.float64)),
-            *ranks,
-            rank_correlation(g, cosine, self.seed),
+        block = slice(start, start + size)
+        anchors, others = (
+            [unit_vectors(near.embeddings, name, n, views) for name in ("projection", "weight")]
+            for n in (near.pairs.anchors[block, None], numbers[block])
         )
+        g = [_g(anchors, others, u, j) for u, j in temperatures.pairs(views)]
+        weights[block] = np.mean(g, axis=0)[:, 0]
+    return weights
 
-    def share(self, tier: int, weighted: bool) -> Share:
-        """The repulsion on negatives up to a tier, the mean over the views of each anchor."""
-        anchors = sorted({u for u, _ in self.views})
 
-        def part(total: NDArray[np.float64]) -> NDArray[np.float64]:
-            found: NDArray[np.float64] = total[..., : tier + 1].sum(-1) / total.sum(-1)
-            return found if found.ndim == 1 else found[:, anchors].mean(1)
+def _g(anchors: list[Vectors], others: list[Vectors], u: int, j: int) -> Vectors:
+    """Returns g of anchors in view u and others in view j, of z and H(z) [views, ..., dim]."""
+    (z, h), (z_other, h_other) = anchors, others
+    near = z[u] @ h_other[j].swapaxes(-1, -2), h[u] @ z_other[j].swapaxes(-1, -2)
+    return np.asarray(0.5 * (np.exp(1 - near[0]) + np.exp(1 - near[1])))
 
-        with np.errstate(invalid="ignore"):  # views that are no anchors
-            count, without = part(self.counts), part(self.f)
-            given = part(self.gf) if weighted else None
-        ones = np.ones(len(count))
-        plain = bootstrap(count, ones, self.seed), bootstrap(without, ones, self.seed)
-        if given is None:
-            return Share(*plain, None, None)
-        ratio = bootstrap(given, without, self.seed)
-        return Share(*plain, bootstrap(given, ones, self.seed), ratio)
 
-    def assumption(self, tier: int) -> dict[str, Assumption]:
-        """How often Assumption 1 holds where samples up to a tier collide with the anchor."""
-        found = {}
-        for name, eta, eta_e in zip(HARDENINGS, self.eta, self.eta_e, strict=True):
-            near, near_e = (v[..., : tier + 1].sum(-1) for v in (eta, eta_e))
-            far, far_e = (v[..., tier + 1 :].sum(-1) for v in (eta, eta_e))
-            said = (near > 0) & (far > 0)
-            holds = said & (near_e * far >= far_e * near)
-            estimate = bootstrap(holds.sum(1), said.sum(1), self.seed)
-            found[name] = Assumption(estimate, float(1 - said.mean()))
-        return found
+def _draw_others(pairs: LabelPairs, seed: int) -> Numbers:
+    """Returns places of random others for each anchor, never its own, [anchors, PARTNERS]."""
+    shape, own = (len(pairs.anchors), PARTNERS), np.searchsorted(pairs.others, pairs.anchors)
+    drawn = np.random.default_rng(seed).integers(len(pairs.others) - 1, size=shape)
+    return np.asarray(drawn + (drawn >= own[:, None]))
+
+
+def _block_sums(
+    near: NearPairs,
+    block: slice,
+    anchors: list[Vectors],
+    others: list[Vectors],
+    temperatures: Temperatures,
+    partners: Numbers,
+) -> dict[str, Sums]:
+    """Returns sums over the others of each anchor of a block, [anchors, ...].
+
+    By the relation of their labels, [anchors, anchor views, 3]: the `counts`, `f`, `gf`, and of
+    each hardening `eta` and `eta e`. With g also the `_curve` by label difference and by cosine;
+    and of drawn pairs g, the difference and the cosine, [anchors, 3, PARTNERS].
+    """
+    views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
+    difference, itself = near.pairs.differences(block), near.pairs.largest + 1
+    by_relation = _summer(relation(difference, near.close, itself))
+    sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
+    mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
+    for u, j in product(range(views), repeat=2):
+        cosine = anchors[0][u] @ others[0][j].T
+        values = dict(_hardenings(cosine, temperatures.gamma))
+        if (u, j) in repelled:
+            values["counts"] = np.ones_like(cosine)
+            values["f"] = np.exp((cosine - 1) / temperatures.tau)  # the shift cancels in a share
+            if len(others) == 2:
+                g = _g(anchors, others, u, j)
+                values["gf"] = g * values["f"]
+                mean_g += g / len(repelled)
+                mean_cosine += cosine / len(repelled)
+        for name, value in values.items():
+            sums[name][:, u] += by_relation(value)
+    for name in {"counts", "f", "gf"} & set(sums):
+        sums[name] = sums[name][:, : 1 if temperatures.first else views]
+    if "gf" in sums:
+        drawn = [np.take_along_axis(v, partners, 1) for v in (mean_g, difference, mean_cosine)]
+        bins = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
+        bins[difference == itself] = COSINES
+        sums["by_label"] = _curve(difference, itself, mean_g)
+        sums["by_cosine"] = _curve(bins, COSINES, mean_g)
+        sums["drawn"] = np.stack(drawn, 1)
+    return sums
+
+
+def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
+    """Returns a function that sums values [anchors, others] by group, and sets some to 0.
+
+    Groups are 0 to 3, of which 2 is large: it is summed without being sorted. The last, the anchor
+    itself, is left out.
+    """
+    few = np.flatnonzero(groups != 2)
+    cells = groups.flat[few] + 4 * (few // groups.shape[1])
+
+    def total(values: Vectors) -> Sums:
+        sums = np.bincount(cells, values.flat[few], 4 * len(values)).reshape(-1, 4)
+        values.flat[few] = 0
+        sums[:, 2] = values.sum(1, dtype=np.float64)
+        return np.asarray(sums[:, :3])
+
+    return total
+
+
+def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:
+    """Returns sums and counts of g by cell, [anchors, 2, count]; the cell `count` is left out."""
+    both = row_sums(cells, count + 1, g), row_sums(cells, count + 1)
+    return np.stack(both, 1)[..., :-1]
+
+
+def _hardenings(cosine: Vectors, gamma: float) -> Iterator[tuple[str, Vectors]]:
+    """Yields eta and eta e^g of each hardening, by name."""
+    e = np.exp((cosine - 1) / gamma)  # the shift cancels in the ratio of the sums
+    for name, (kind, value) in HARDENINGS.items():
+        eta = e**value if kind == "exp" else (cosine / gamma >= value).astype(np.float32)
+        yield f"eta {name}", eta
+        yield f"eta e {name}", eta * e
+
+
+def _describe_weight(pairs: LabelPairs, sums: dict[str, Sums], seed: int) -> dict[str, Any]:
+    """Returns g by label distance and by cosine, and its Spearman correlations over drawn pairs."""
+    g, difference, cosine = sums["drawn"].swapaxes(0, 1)
+    by_label, by_cosine = (sums[name].swapaxes(0, 1) for name in ("by_label", "by_cosine"))
+    return {
+        "distance": np.arange(pairs.largest + 1) / pairs.largest,
+        "by_label": bootstrap(by_label[0], by_label[1], seed),
+        "pairs": by_label[1].sum(0).astype(np.int64),
+        "by_cosine": bootstrap(by_cosine[0], by_cosine[1], seed),
+        "counts": by_cosine[1].sum(0).astype(np.int64),
+        "spread": float(g.std()),
+        "label_rank": rank_correlation(g, -difference, seed),
+        "anchor_rank": own_rank_correlation(g, -difference, seed),
+        "cosine_rank": rank_correlation(g, cosine, seed),
+    }
+
+
+def _share(sums: dict[str, Sums], last: int, seed: int) -> dict[str, Estimate | None]:
+    """Returns how much of an anchor's repulsion falls on false negatives, a mean over its views.
+
+    `count` is their share among the negatives, `without` of the sum of f over negatives, `weighted`
+    of g f; `ratio` is weighted over without: below 1, g spares false negatives.
+    """
+    ones = np.ones(len(sums["f"]))
+    shares = {
+        name: (sums[name][..., : last + 1].sum(-1) / sums[name].sum(-1)).mean(1)
+        for name in {"counts", "f", "gf"} & set(sums)
+    }
+    g = shares.get("gf")
+    return {
+        "count": bootstrap(shares["counts"], ones, seed),
+        "without": bootstrap(shares["f"], ones, seed),
+        "weighted": None if g is None else bootstrap(g, ones, seed),
+        "ratio": None if g is None else bootstrap(g, shares["f"], seed),
+    }
+
+
+def _assumption(sums: dict[str, Sums], last: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Returns for which share of anchors Assumption 1 `holds`: others up to a relation collide.
+
+    It is `undefined` where no negative, or none of the anchor's labels, is admitted.
+    """
+    shares = {}
+    for name in HARDENINGS:
+        eta, eta_e = sums[f"eta {name}"], sums[f"eta e {name}"]
+        near, near_e = (v[..., : last + 1].sum(-1) for v in (eta, eta_e))
+        far, far_e = (v[..., last + 1 :].sum(-1) for v in (eta, eta_e))
+        defined = (near > 0) & (far > 0)
+        holds = defined & (near_e * far >= far_e * near)
+        estimate = bootstrap(holds.sum(1), defined.sum(1), seed)
+        shares[name] = {"holds": estimate, "undefined": float(1 - defined.mean())}
+    return shares

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.negatives.definition import hard_difference
 from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.filters import parse
@@ -97,10 +98,8 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to one of them.
 
-        `far` is the label distance from which on a neighbour is hard. By default it is another
-        class, or the median distance of the labelled samples to the query: half of a random batch
-        is as far, however many labels there are and however rare they are, where a fixed share
-        would leave all or none.
+        `far` is the label distance from which on a neighbour is hard; by default that of
+        `pipeline.negatives.definition`.
 
         Raises:
             RetrievalError: no such sample, k or filter; nothing passes the filter; or the relation
@@ -260,7 +259,7 @@ class Retriever:
             )
         if relation != "neighbours":
             apart = self._label_distances(query, relation)
-            far = _far(apart) if relation == "hard" and far is None else far
+            far = _far(apart, self.samples) if relation == "hard" and far is None else far
             how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
             related = apart == 0 if far is None else apart >= far
             masks[f"have {how} (relation '{relation}')"] = related
@@ -303,12 +302,9 @@ class Retriever:
         return apart
 
 
-def _far(apart: NDArray[np.float32]) -> float:
-    """Returns the least label distance that is the median or more, and above 0.
-
-    The same is never far. Where classes exclude each other distances are 0 and 1, and it is 1: any
-    other class.
-    """
-    others = apart[~np.isnan(apart)]
-    beyond = others[(others > 0) & (others >= np.median(others))] if len(others) else others
-    return float(beyond.min()) if len(beyond) else 1.0  # where all are the same, none is as far
+def _far(apart: NDArray[np.float32], samples: Samples) -> float:
+    """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
+    largest = 1 if samples.exclusive else len(samples.names)
+    differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
+    hard = hard_difference(np.bincount(differ, minlength=largest + 1))
+    return float(np.float32(hard / largest))  # as the distances are

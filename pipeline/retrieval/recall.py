@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.evaluation.knn import exact_nearest, without_own
 from heron.shards.manifest import Record
 
 Numbers = NDArray[np.int64]
@@ -63,21 +64,8 @@ class ExactSearch:
         self.take, self.query_numbers, self.k = take, query_numbers, k
         self.product = faiss.is_similarity_metric(metric)
         self.queries = take(query_numbers)
-        heap = faiss.ResultHeap(len(query_numbers), k + 1, keep_max=self.product)
-        for start, vectors in blocks:
-            scores, numbers = faiss.knn(self.queries, vectors, k + 1, metric)
-            numbers[numbers >= 0] += start
-            heap.add_result(scores, numbers)
-        heap.finalize()
-        others = self._others(heap.I)
-        self.numbers = heap.I[others].reshape(-1, k)
-        self.scores = heap.D[others].reshape(-1, k)
-
-    def _others(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """Returns which of k + 1 neighbours are the k nearest but the query itself."""
-        others: NDArray[np.bool_] = numbers != self.query_numbers[:, None]
-        others[others.all(1), -1] = False
-        return others
+        numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
+        self.numbers, self.scores = exact_nearest(numbered, self.queries, query_numbers, k, metric)
 
     def recall(self, found: Numbers) -> float:
         """Returns recall@k: the share of the exact k nearest that are in `found` [queries, k + 1].
@@ -85,7 +73,7 @@ class ExactSearch:
         By numbers, as usual; and a sample that is as near as the k-th nearest, within float32's
         rounding, is right as well: among equal vectors exact search takes any.
         """
-        found = found[self._others(found)].reshape(-1, self.k)
+        found = found[without_own(found, self.query_numbers)].reshape(-1, self.k)
         right = (found[:, :, None] == self.numbers[:, None, :]).any(2)
         rows, columns = np.nonzero(~right & (found >= 0))
         for first in range(0, len(rows), PAIRS):

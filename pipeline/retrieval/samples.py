@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.negatives.definition import label_difference
 from heron.shards.atomic import atomic_write
 from heron.shards.sources.base import sha256
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
-BLOCK_VALUES = 2**24  # labels that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,11 @@ class Samples:
         H-SCL's and SupCon's 0 or 1 where classes exclude each other; NaN where one has no label.
         `these` and `those` are numbers of samples, of shapes that broadcast.
         """
-        a, b = np.broadcast_arrays(these, those)
-        out = np.empty(a.shape, np.float32)
-        flat, width = out.reshape(-1), max(1, len(self.names))
-        a, b = a.reshape(-1), b.reshape(-1)
-        for first in range(0, len(a), block := max(1, BLOCK_VALUES // width)):
-            part = slice(first, first + block)
-            differ = (self.targets[a[part]] != self.targets[b[part]]).sum(1)
-            far = differ > 0 if self.exclusive else differ / width
-            flat[part] = np.where(self.known[a[part]] & self.known[b[part]], far, np.nan)
-        return out
+        differ = label_difference(self.targets, these, those, self.exclusive)
+        distance = (differ if self.exclusive else differ / max(1, len(self.names))).astype(
+            np.float32
+        )
+        return np.where(self.known[these] & self.known[those], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:
         """Raises a RetrievalError where a key is there twice, and names it."""

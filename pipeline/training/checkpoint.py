@@ -129,13 +129,13 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     return final
 
 
-def set_aside(folder: Path) -> Path | None:
+def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
     """Move the checkpoints of an earlier run away, so that a new run neither mixes nor loses them.
 
     Returns:
-        Where they are now, `checkpoints-1`, or None when there were none.
+        Where they are now, `checkpoints-1`, or None when there were none of such `files`.
     """
-    if not complete(folder):
+    if not any(folder.glob(files)):
         return None
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():

@@ -17,6 +17,7 @@ from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Stream
 from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.negatives import mine as miner_of
 from heron.pipeline.negatives.mine import SEEN, mine
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
@@ -39,7 +40,7 @@ def by_loop(hidden: Any, y: Any, rows: Any, nearest: int, exclusive: bool) -> li
     out = []
     for i in range(len(rows)):
         distances = [int((y[i] != y[j]).sum()) for j in range(len(rows))]
-        least = 1 if exclusive else max(1, np.median(distances))
+        least = 1 if exclusive else max(1, np.median(distances[:i] + distances[i + 1 :]))
         near = sorted((j for j in range(len(rows)) if j != i), key=lambda j: -unit[i] @ unit[j])
         far = [int(rows[j]) for j in near[: SEEN * nearest] if distances[j] >= least][:nearest]
         out.append(far + [-1] * (nearest - len(far)))
@@ -69,18 +70,20 @@ def test_a_batch_is_its_random_rows_and_then_others_each_once(tmp_path: Path) ->
         rows = mined.at(t)
         assert rows[:8].tolist() == mined.base.at(t).tolist()
         assert len(set(rows.tolist())) == len(rows) == mined.batch == 13
-        assert np.isin(rows, mined.rows).all()
+        assert np.isin(rows, mined.candidates).all()
     assert stream(tmp_path).at(3).tolist() == mined.at(3).tolist()
 
 
 def test_mined_rows_come_from_the_table_of_the_period_before(tmp_path: Path) -> None:
     mined = stream(tmp_path)
     table = np.full((40, 3), -1)
-    table[:, 0] = mined.rows[(np.arange(40) + 7) % 40]
+    table[:, 0] = mined.candidates[(np.arange(40) + 7) % 40]
     np.save(tmp_path / table_name(2), table)
     for t in (4, 5):
         rows = mined.at(t)
-        allowed = set(table[np.searchsorted(mined.rows, rows[:8]), 0]) - set(rows[:8].tolist())
+        allowed = set(table[np.searchsorted(mined.candidates, rows[:8]), 0]) - set(
+            rows[:8].tolist()
+        )
         chosen = rows[8 : 8 + min(5, len(allowed))]
         assert set(chosen.tolist()) <= allowed
         assert len(set(rows.tolist())) == 13  # filled up with random ones where they end
@@ -135,11 +138,11 @@ def test_what_is_trained_on_is_mined(straight: Path) -> None:
     batch = next(batches(source, 8, 9, 0, pin=False))
     rows = batch.rows.numpy()[:16]
     assert batch.labelled == 16
-    candidates = table[np.searchsorted(streams.labelled.rows, rows[:10])]
+    candidates = table[np.searchsorted(streams.labelled.candidates, rows[:10])]
     assert np.isin(rows[10:], candidates).all()
-    classes = streams.reader.targets(streams.labelled.rows).argmax(1)
+    classes = streams.reader.targets(streams.labelled.candidates).argmax(1)
     for place, near in enumerate(table):
-        far = classes[np.searchsorted(streams.labelled.rows, near[near >= 0])]
+        far = classes[np.searchsorted(streams.labelled.candidates, near[near >= 0])]
         assert (far != classes[place]).all()
 
 
@@ -216,3 +219,17 @@ def test_what_cannot_be_mined(tmp_path: Path, changes: Any, message: str) -> Non
     build_data(config.data, progress=False)
     with pytest.raises(ConfigError, match=message):
         open_streams(config)
+
+
+def test_a_folder_that_not_all_processes_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = frames(tmp_path, negatives=MINING)
+    build_data(config.data, progress=False)
+    labelled = open_streams(config).labelled
+    assert isinstance(labelled, MinedStream)
+    answers = iter([[("", "what rank 0 wrote elsewhere")], [True, False]])
+    monkeypatch.setattr(miner_of, "gather_objects", lambda _: next(answers))
+    unused: Any = None
+    with pytest.raises(CheckpointError, match=r"negatives is not one folder .*: rank 1 does not"):
+        miner_of.Miner(config.negatives, labelled, unused, tmp_path).begin(0)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.negatives import measure as negatives
-from heron.pipeline.negatives import repulsion
-from heron.pipeline.negatives.histograms import more_similar
-from heron.pipeline.negatives.measure import Question, examples, measure
-from heron.pipeline.negatives.repulsion import Temperatures
+from heron.pipeline.negatives import neighbours
+from heron.pipeline.negatives.definition import close_difference, hard_difference
+from heron.pipeline.negatives.measure import measure_labels
+from heron.pipeline.negatives.neighbours import Question, find_neighbours
+from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion
 from heron.pipeline.retrieval.embeddings import Embeddings
 from tests.retrieval import made
 
@@ -29,30 +29,28 @@ def clusters(folder: Path, shuffled: bool = False, rows: int = 200) -> Embedding
 
 
 def test_clusters_by_label_are_all_false_negatives(tmp_path: Path) -> None:
-    e = clusters(tmp_path / "e")
-    found = measure(e, Question(k=10, anchors=0))
-    near, chance = found.rates["same"]
-    assert (near.value[: found.ks.index(20) + 1] == 1).all() and chance.value == 49 / 199
-    assert found.hard_share == 0 and not examples(found, "hard")
-    assert (np.diag(found.confusion.swapped) == 500).all()
-    assert found.confusion.swapped.sum() == 2000
-    pushed = repulsion.measure(e, found.pairs, found.close, Temperatures(), 0)
-    assert pushed.layer == "hidden" and pushed.weight is None
-    assert pushed.shares["same"].weighted is None
-    assert pushed.shares["same"].without.value > pushed.shares["same"].count.value
-    assert all(a.holds.value == 1 for a in pushed.assumption["same"].values())
-    assert pushed.notes == [
-        "without the layer 'projection' all is measured on 'hidden', and without g"
-    ]
+    near = find_neighbours(clusters(tmp_path / "e"), Question(k=10, anchors=0))
+    numbers = measure_labels(near)
+    rates = numbers["false_negatives"]["same"]
+    assert (rates["near"].value[: near.ks.index(20) + 1] == 1).all()
+    assert rates["random"].value == 49 / 199
+    assert numbers["hard_share"] == 0 and not near.examples("hard")
+    swapped = numbers["confusion"]["swapped"]
+    assert (np.diag(swapped) == 500).all() and swapped.sum() == 2000
+    repulsion, notes = measure_repulsion(near, Temperatures())
+    assert repulsion["compared_layer"] == "hidden" and repulsion["weight"] is None
+    share = repulsion["repulsion"]["same"]
+    assert share["weighted"] is None and share["without"].value > share["count"].value
+    assert all(a["holds"].value == 1 for a in repulsion["assumption_1"]["same"].values())
+    assert notes == ["without the layer 'projection' all is measured on 'hidden', and without g"]
 
 
 def test_shuffled_labels_have_the_rate_of_random_pairs(tmp_path: Path) -> None:
-    found = measure(clusters(tmp_path / "e", shuffled=True), Question(anchors=0))
-    near, chance = found.rates["same"]
+    e = clusters(tmp_path / "e", shuffled=True)
+    numbers = measure_labels(find_neighbours(e, Question(anchors=0)))
+    near, chance = (numbers["false_negatives"]["same"][name] for name in ("near", "random"))
     assert (near.low[2:] <= chance.value).all() and (chance.value <= near.high[2:]).all()
-    assert more_similar(found.histograms["same"], found.histograms["others"]) == pytest.approx(
-        0.5, abs=0.02
-    )
+    assert numbers["closer_than_random"] == pytest.approx(0.5, abs=0.02)
 
 
 def labelled_signs(folder: Path, weight: str) -> Embeddings:
@@ -69,23 +67,39 @@ def labelled_signs(folder: Path, weight: str) -> Embeddings:
 
 @pytest.mark.parametrize(("weight", "rank"), [("z", -1.0), ("-z", 1.0), ("constant", math.nan)])
 def test_planted_g(weight: str, rank: float, tmp_path: Path) -> None:
-    e = labelled_signs(tmp_path / "e", weight)
-    found = measure(e, Question("projection", 5, 0))
-    pushed = repulsion.measure(e, found.pairs, found.close, Temperatures(), 0)
-    assert pushed.weight is not None
-    # Levels that are equal in float64 may differ by rounding in g, hence not exactly 1.
-    for estimate in (pushed.weight.label_rank, pushed.weight.cosine_rank):
-        assert estimate.value == pytest.approx(rank, abs=0.03, nan_ok=True)
-    ratio = pushed.shares["close"].ratio
-    assert ratio is not None
+    near = find_neighbours(labelled_signs(tmp_path / "e", weight), Question("projection", 5, 0))
+    numbers, _ = measure_repulsion(near, Temperatures())
+    # Differences that are equal in float64 may differ by rounding in g, hence not exactly 1.
+    for name in ("label_rank", "cosine_rank"):
+        measured = numbers["weight"][name].value
+        assert measured == pytest.approx(rank, abs=0.03, nan_ok=True)
+    ratio = numbers["repulsion"]["close"]["ratio"]
     if weight == "constant":
         assert ratio.value == pytest.approx(1, rel=1e-6)
     else:
         assert (ratio.high < 1) if weight == "z" else (ratio.low > 1)
 
 
-def test_close_is_at_most_a_hundredth_of_random_pairs(tmp_path: Path) -> None:
-    e = labelled_signs(tmp_path / "e", "z")
-    cases = {(0, 1, 99): (1, 2), (0, 2, 98): (0, 2), (60, 30, 10): (0, 1), (1, 0, 99): (1, 2)}
-    for levels, expected in cases.items():
-        assert negatives.thresholds(np.array(levels), e) == expected
+def test_close_is_at_most_a_hundredth_of_random_pairs() -> None:
+    cases = {(0, 1, 99): 1, (0, 2, 98): 0, (60, 30, 10): 0, (1, 0, 99): 1}
+    for counts, close in cases.items():
+        assert close_difference(np.array(counts)) == close
+
+
+def test_hard_is_the_median_or_more_and_never_the_same() -> None:
+    cases = {(0, 1, 99): 2, (0, 60, 40): 1, (0, 50, 50): 2, (60, 0, 40): 2, (9, 1, 0): 1,
+             (9, 0, 0): 2, (0, 0, 0): 2, (40, 60): 1, (60, 40): 1}  # fmt: skip
+    for counts, hard in cases.items():
+        apart = np.repeat(np.arange(len(counts)), counts)
+        far = [d for d in apart if d > 0 and d >= np.median(apart)]
+        assert hard_difference(np.array(counts)) == hard == min(far, default=len(counts) - 1)
+
+
+def test_close_labels_are_never_hard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = (np.random.default_rng(5).random((60, 20)) < 0.5).astype(np.uint8)
+    vectors: dict[Any, Any] = {"hidden": np.random.default_rng(6).normal(size=(60, 4))}
+    e = made.embeddings(tmp_path / "e", vectors, targets, [f"l{i}" for i in range(20)])
+    of_an_outlier = np.ones(60, np.int64)  # whose median is within the close labels
+    monkeypatch.setattr(neighbours, "hard_difference", lambda counts: of_an_outlier)
+    near = find_neighbours(e, Question(k=5, anchors=0))
+    assert near.close > 0 and (near.hard == near.close + 1).all()

@@ -1,0 +1,228 @@
+"""The nearest samples of anchors, exact or as an index has them, and how they relate by labels."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.evaluation.knn import exact_nearest, without_own
+from heron.pipeline.negatives.definition import (
+    RELATIONS,
+    LabelPairs,
+    Numbers,
+    close_difference,
+    hard_difference,
+    label_difference,
+    relation,
+)
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.samples import Samples
+
+if TYPE_CHECKING:
+    from heron.pipeline.retrieval.index import Index
+
+KS = 1, 2, 5, 10, 20, 50
+OTHERS = 20_000  # samples that stand for all where anchors are compared with random ones
+EXAMPLES = 12  # pairs that are shown
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is measured."""
+
+    layer: Layer = "hidden"  # whose vectors say what is near, by cosine
+    k: int = 10  # neighbours that count for hard negatives and confused labels
+    anchors: int = 2000  # drawn from the samples with labels; 0: all of these
+    seed: int = 0  # of every draw
+
+
+@dataclass(frozen=True)
+class NearPairs:
+    """Anchors with their nearest neighbours; `pipeline.negatives.definition` has the terms."""
+
+    question: Question
+    embeddings: Embeddings
+    pairs: LabelPairs  # of the anchors and the others that stand for all
+    counts: Numbers  # how many others differ in 0, 1, ... labels, [anchors, differences]
+    close: int  # the largest label difference of close labels; 0: only the same are close
+    hard: Numbers  # the least label difference of hard negatives, above `close`, [anchors]
+    ks: tuple[int, ...]  # how many nearest neighbours the rates are of
+    numbers: Numbers  # the nearest neighbours, [anchors, greatest k]
+    cosine: Vectors  # of each with its anchor
+    difference: Numbers  # of their labels
+    notes: list[str]  # what was left out, and why
+
+    @property
+    def relation(self) -> Numbers:
+        """The place in `RELATIONS` of each neighbour."""
+        return relation(self.difference, self.close, self.hard[:, None])
+
+    def examples(self, name: str) -> list[tuple[int, int]]:
+        """Returns rows and columns of the most similar pairs of a relation, no sample twice.
+
+        Close labels count as `false`.
+        """
+        k = self.question.k
+        names = ["false", "close"] if name == "false" else [name]
+        wanted = np.isin(self.relation[:, :k], [RELATIONS.index(name) for name in names])
+        places = np.flatnonzero(wanted)
+        places = places[np.argsort(-self.cosine[:, :k].reshape(-1)[places])]
+        chosen: list[tuple[int, int]] = []
+        used: set[int] = set()
+        for place in places.tolist():
+            row, column = divmod(place, k)
+            pair = {int(self.pairs.anchors[row]), int(self.numbers[row, column])}
+            if not pair & used and len(chosen) < EXAMPLES:
+                used |= pair
+                chosen.append((row, column))
+        return chosen
+
+
+def find_neighbours(
+    embeddings: Embeddings, question: Question, index: "Index | None" = None
+) -> NearPairs:
+    """Finds the nearest samples with labels of a seeded draw of anchors, exactly or by an index.
+
+    Raises:
+        RetrievalError: there are no labels or all are the same, k is too large, the index is of
+            other embeddings or another layer, or vectors have no direction.
+    """
+    samples = embeddings.samples
+    labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
+    notes = _check(embeddings, question, labelled)
+    generator = np.random.default_rng(question.seed)
+    anchors, others = (
+        np.sort(generator.choice(labelled, count, replace=False))
+        if count < len(labelled)
+        else labelled
+        for count in (question.anchors or len(labelled), OTHERS)
+    )
+    if len(others) < len(labelled):
+        notes.append(
+            f"random pairs and sums over negatives are of {len(others):,} samples, drawn from "
+            f"{len(labelled):,}"
+        )
+    pairs = LabelPairs(samples.targets, samples.exclusive, anchors, others)
+    counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
+    if not counts[:, 1:].any():
+        raise RetrievalError(
+            f"all samples with labels in {embeddings.folder} have the same ones; expected two "
+            "classes or more, to tell negatives from positives; embed more of the data set"
+        )
+    close = close_difference(counts.sum(0))
+    ks = tuple(k for k in sorted({*KS, question.k}) if k < len(labelled))
+    if len(ks) < len({*KS, question.k}):
+        notes.append(f"rates are of k up to {ks[-1]}: {len(labelled):,} samples have labels")
+    if index is None:
+        numbers, cosine = _exact(embeddings, question.layer, anchors, ks[-1])
+    else:
+        numbers, cosine = _of_index(index, embeddings, question.layer, anchors, ks[-1])
+    return NearPairs(
+        question=question,
+        embeddings=embeddings,
+        pairs=pairs,
+        counts=counts,
+        close=close,
+        hard=np.maximum(hard_difference(counts), close + 1),
+        ks=ks,
+        numbers=numbers,
+        cosine=cosine,
+        difference=label_difference(pairs.targets, anchors[:, None], numbers, pairs.exclusive),
+        notes=notes,
+    )
+
+
+def _check(embeddings: Embeddings, question: Question, labelled: Numbers) -> list[str]:
+    """Refuses a question without an answer; returns what cannot be answered as asked."""
+    count = len(labelled)
+    embeddings.layer(question.layer)
+    if count < 2:
+        raise RetrievalError(
+            f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels; expected "
+            "two at least, to tell false negatives; embed a data set with labels"
+        )
+    if not 1 <= question.k < count:
+        raise RetrievalError(
+            f"k is {question.k}; expected 1 to {count - 1:,}, since {count:,} samples have "
+            "labels; give another --k"
+        )
+    if question.anchors < 0:
+        raise RetrievalError(
+            f"{question.anchors} anchors; expected a number of them, or 0 for all samples"
+        )
+    notes = []
+    if (without := len(embeddings) - count) > 0:
+        notes.append(f"{without:,} samples without labels are left out, as neighbours too")
+    if question.anchors > count:
+        notes.append(f"{question.anchors:,} anchors were asked for; {count:,} samples have labels")
+    return notes
+
+
+def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: int = 1) -> Vectors:
+    """Returns vectors of some samples, each view at length one: [views, *numbers, dim].
+
+    Raises:
+        RetrievalError: some have no direction; names their samples.
+    """
+    flat = numbers.reshape(-1)
+    vectors = embeddings.take(layer, flat).reshape(len(flat), views, -1)
+    by_view = _unit(vectors, embeddings.samples, flat).swapaxes(0, 1)
+    return np.ascontiguousarray(by_view).reshape(views, *numbers.shape, -1)
+
+
+def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    sound = (np.isfinite(lengths) & (lengths > 0)).reshape(len(vectors), -1).all(1)
+    if not sound.all():
+        keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~sound)[:5]]
+        raise RetrievalError(
+            f"the vectors of {int((~sound).sum()):,} samples are zero or not finite, the first "
+            f"{', '.join(keys)}; expected vectors with a direction; embed again, or leave them out"
+        )
+    return np.asarray(vectors / lengths, np.float32)
+
+
+def _exact(
+    embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
+) -> tuple[Numbers, Vectors]:
+    """Returns the k nearest samples with labels of each anchor and their cosine, [anchors, k]."""
+    samples = embeddings.samples
+
+    def labelled() -> Iterator[tuple[Numbers, Vectors]]:
+        for start, vectors in embeddings.blocks(layer):
+            rows = np.flatnonzero(samples.known[start : start + len(vectors)])
+            yield start + rows, _unit(vectors[rows], samples, start + rows)
+
+    return exact_nearest(labelled(), unit_vectors(embeddings, layer, anchors)[0], anchors, k)
+
+
+def _of_index(
+    index: "Index", embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
+) -> tuple[Numbers, Vectors]:
+    """Returns neighbours as an index has them, in its order; cosines are of the embeddings."""
+    index.check(embeddings)
+    if index.manifest.layer != layer:
+        raise RetrievalError(
+            f"the index is of the layer '{index.manifest.layer}'; expected '{layer}'; give --layer "
+            f"{index.manifest.layer}, or leave --index out for exact neighbours"
+        )
+    samples = embeddings.samples
+    allowed = None if samples.known.all() else np.asarray(samples.known)
+    near = index.search(embeddings.take(layer, anchors), k + 1, allowed).numbers
+    near = near[without_own(near, anchors)].reshape(len(anchors), k)
+    if (near < 0).any():
+        key = samples.key(int(anchors[(near < 0).any(1)][0]))
+        raise RetrievalError(
+            f"the index gave fewer than {k} neighbours of '{key}'; expected as many; give a "
+            "smaller --k, or leave --index out for exact neighbours"
+        )
+    queries, cosine = unit_vectors(embeddings, layer, anchors)[0], np.empty(near.shape, np.float32)
+    for column in range(k):  # not all at once: they may not fit into memory
+        vectors = unit_vectors(embeddings, layer, near[:, column])[0]
+        cosine[:, column] = np.einsum("nd,nd->n", queries, vectors)
+    return near, cosine
