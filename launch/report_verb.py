@@ -23,9 +23,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from heron.launch.studies.extrapolation import Assumed, section  # here, so that --help is quick
+    from heron.launch.studies.forecast import Assumed, section  # here, so that --help is quick
     from heron.launch.studies.report import Report
-    from heron.launch.studies.rows import read_results
+    from heron.launch.studies.results import read_results
 
     results = read_results(arguments.study)
     report = Report.of(results, arguments.x, arguments.y)
@@ -33,17 +33,16 @@ def _run(arguments: argparse.Namespace) -> int:
     assumed = Assumed(
         arguments.link_gbps, arguments.latency_us, arguments.overlap, arguments.global_batch
     )
-    scaling = ""
-    if results.done and (arguments.points or "workers" in results.varied):
+    part = scaling = ""
+    if len(results.done) and (arguments.points or "workers" in results.varied):
         studies = [results, *map(read_results, arguments.points)]
         part, scaling = section(studies, assumed, arguments.measure_contrast)
-        report = report.with_section(part)
-    path = report.write(out)
+    path = report.write(out, part)
     print((out / "table.md").read_text())
     if scaling:
         (out / "scaling.md").write_text(scaling)
         print(scaling)
-    print(report.state)
+    print(results.progress)
     print(f"report: {path}")
     return 0
 

@@ -1,13 +1,11 @@
 """Curves over what a study varies: a point is the mean of its repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from heron.launch.repeats import describe
-from heron.launch.studies.rows import (
+from heron.launch.studies.results import (
     BATCH,
     NEGATIVES,
     REPEATS,
@@ -19,40 +17,27 @@ from heron.launch.studies.rows import (
 )
 from heron.launch.studies.text import short
 
+# Curves by name: values of y, a line for each repeat, indexed by x, in order of x. The name tells a
+# curve from the others, and is empty where it is the only one.
+Curves = dict[str, pd.Series]
 
-@dataclass(frozen=True)
-class Curve:
-    """One column over another, everything else but repeats the same.
 
-    Attributes:
-        name: what tells it from the others; empty where it is the only one.
-        x: the column that it goes over.
-        y: the column that it shows.
-        values: of y, indexed by x, a line for each repeat, in order of x.
-    """
+def points(curve: pd.Series) -> pd.DataFrame:
+    """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats, indexed by x."""
+    described: pd.DataFrame = describe(curve.groupby(level=0, sort=False))
+    return described
 
-    name: str
-    x: str
-    y: str
-    values: pd.Series
 
-    @property
-    def numeric(self) -> bool:
-        """Whether x is a number."""
-        return bool(pd.api.types.is_numeric_dtype(self.values.index))
-
-    @property
-    def points(self) -> pd.DataFrame:
-        """`mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats, indexed by x."""
-        points: pd.DataFrame = describe(self.values.groupby(level=0, sort=False))
-        return points
+def is_numeric(curve: pd.Series) -> bool:
+    """Whether x is a number at every point."""
+    return bool(pd.api.types.is_numeric_dtype(curve.index))
 
 
 def natural_x(results: Results, x: str) -> str:
     """Returns |N_i| in place of the rows of a stream, where only those vary; else x."""
-    table = results.finished
+    table = results.done
     streams = x in ("data.batch.unlabelled", "data.batch.labelled")
-    if not (streams and results.done and BATCH in table and table[BATCH].notna().all()):
+    if not (streams and len(table) and BATCH in table and table[BATCH].notna().all()):
         return x
     return x if dividers(results, table, x) else NEGATIVES
 
@@ -74,35 +59,29 @@ def dividers(results: Results, table: pd.DataFrame, x: str) -> list[str]:
     return keys
 
 
-def curves(results: Results, x: str, y: str) -> list[Curve]:
-    """Returns every curve of y over x that has a point, of the trials that are done.
-
-    Args:
-        results: of the study.
-        x: a column.
-        y: a column of numbers.
-    """
-    table = results.finished[results.finished[x].notna()]
-    names = _names(table, dividers(results, table, x))
-    return _split(names, table[x].map(_place), numbers(table, y), x, y)
+def curves(results: Results, x: str, y: str) -> Curves:
+    """Returns every curve of y over x that has a point, of the trials that are done."""
+    table = results.done[results.done[x].notna()]
+    at = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
+    return _split(_names(table, dividers(results, table, x)), at, numbers(table, y))
 
 
-def worker_curves(results: Results, y: str) -> list[Curve]:
+def worker_curves(results: Results, y: str) -> Curves:
     """Returns curves of y over workers at a fixed global batch, and at a fixed share of each.
 
     Of trials that differ in nothing else, those of one global batch make a curve, and those of as
     many rows a worker; a curve has two numbers of workers or more.
     """
-    if BATCH not in results.finished:
-        return []
-    table = results.finished[results.finished[BATCH].notna()]
+    if BATCH not in results.done:
+        return {}
+    table = results.done[results.done[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
     rest = _names(table, others).map(lambda name: f", {name}" if name else "")
-    scaled = []
+    scaled = Curves()
     for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
         names = table[column].map(text.format) + rest
-        scaled += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
-    return [curve for curve in scaled if len(curve.points) > 1]
+        scaled |= _split(names, table["workers"].astype(float), numbers(table, y))
+    return {name: curve for name, curve in scaled.items() if curve.index.nunique() > 1}
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
@@ -120,7 +99,7 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
     columns, lines = (sorted(table[key].unique()) for key in keys)
     if 2 * len(table[keys].drop_duplicates()) < len(columns) * len(lines):
         return None
-    done = table.loc[table.index.intersection(results.finished.index)]
+    done = table[table["status"] == "done"]
     means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
@@ -131,7 +110,7 @@ def by_setting(results: Results, y: str) -> pd.DataFrame:
     Settings are named by the keys that are varied, repeats by `REPEATS`, where those have several
     values.
     """
-    table, keys = results.finished, list[str]()
+    table, keys = results.done, list[str]()
     for key in results.varied:
         if not keys or key not in followers(table, keys, [key]):
             keys.append(key)
@@ -140,24 +119,19 @@ def by_setting(results: Results, y: str) -> pd.DataFrame:
     return pd.DataFrame(parts | {y: numbers(table, y)}).pivot_table(y, "repeat", "setting")
 
 
-def _split(names: pd.Series, at: pd.Series, values: pd.Series, x: str, y: str) -> list[Curve]:
-    """Returns a curve for each name, in order of x where all of it are numbers."""
-    split = []
+def _split(names: pd.Series, at: pd.Series, values: pd.Series) -> Curves:
+    """Returns a curve for each name, named as its x and y, in order of x where x is a number."""
+    split = Curves()
     values = values.dropna()
     for name, part in values.groupby(names[values.index], sort=False):
-        curve = part.set_axis(pd.Index(at[part.index].tolist()))
-        numeric = pd.api.types.is_numeric_dtype(curve.index)
-        split.append(Curve(str(name), x, y, curve.sort_index() if numeric else curve))
+        curve = part.set_axis(pd.Index(at[part.index].tolist(), name=at.name))
+        split[str(name)] = curve.sort_index() if is_numeric(curve) else curve
     return split
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Returns what tells a trial's curve from others."""
+    """Returns the values of keys as text, which tells a trial's curve from others."""
     names = [
         ", ".join(f"{short(key)} {plain(row[key])}" for key in keys) for _, row in table.iterrows()
     ]
     return pd.Series(names, table.index, dtype=object)
-
-
-def _place(x: Any) -> float | str:
-    return float(x) if is_number(x) else plain(x)

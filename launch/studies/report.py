@@ -1,21 +1,32 @@
 """The report of a study: one HTML page that opens from disk, and the table in three formats."""
 
 import html
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from heron.launch.repeats import paired
-from heron.launch.studies import figures as draw
-from heron.launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
-from heron.launch.studies.fits import FITS, Law
-from heron.launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
-from heron.launch.studies.table import best, shown, write_tables
-from heron.launch.studies.text import cell, label, mean_std, number, scale, short
+from heron.launch.studies import figures
+from heron.launch.studies.curves import (
+    Curves,
+    by_setting,
+    curves,
+    grid,
+    is_numeric,
+    natural_x,
+    points,
+    worker_curves,
+)
+from heron.launch.studies.fits import Law, fit
+from heron.launch.studies.results import NEGATIVES, Results, is_cost, plain
+from heron.launch.studies.text import cell, label, markdown, mean_std, number, scale, short
 from heron.pipeline.training.page import heading, page, paragraph, table
 from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
+SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 MOST = 30  # settings that are compared with the best, so that the page stays one to read
 STYLE = """
 body { max-width: 70rem } td, th { white-space: nowrap }
@@ -29,16 +40,14 @@ class Report:
     """What the report is about.
 
     Attributes:
-        results: with its rows.
+        results: of the study.
         x: the column that figures go over.
         ys: the columns that they show.
-        sections: HTML of further parts, after the figures.
     """
 
     results: Results
     x: str
     ys: Sequence[str]
-    sections: Sequence[str] = ()
 
     @classmethod
     def of(cls, results: Results, x: str | None = None, ys: Sequence[str] = ()) -> "Report":
@@ -51,175 +60,210 @@ class Report:
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
-    def write(self, out: Path) -> Path:
+    def write(self, out: Path, section: str = "") -> Path:
         """Writes report.html, table.md, table.csv and table.parquet; returns the first's path.
+
+        Args:
+            out: a folder.
+            section: HTML of a further part, after the figures.
 
         Raises:
             ShardError: the disk is full.
         """
         out.mkdir(parents=True, exist_ok=True)
-        write_tables(self.results, self.ys, out)
-        body = "".join(self._body())
+        every = every_column(self.results)
+        with atomic_write(out / "table.md") as stream:
+            stream.write(markdown(*shown(self.results, self.ys)).encode())
+        with atomic_write(out / "table.csv") as stream:
+            stream.write(every.to_csv(index=False).encode())
+        with atomic_write(out / "table.parquet") as stream:
+            every.to_parquet(stream)
+        body = "".join(self._body(section))
         with atomic_write(out / "report.html") as stream:
             stream.write(page(self.results.study.title, body, STYLE).encode())
         return out / "report.html"
 
-    def with_section(self, section: str) -> "Report":
-        """Returns the same with a further part."""
-        return replace(self, sections=[*self.sections, section])
-
-    @property
-    def state(self) -> str:
-        """How far the study is, as a sentence."""
-        results, done = self.results, len(self.results.done)
-        counts = {s: sum(row.status == s for row in results.rows) for s in ("failed", "stopped")}
-        state = f"{done} trial{'' if done == 1 else 's'} done"
-        state += "".join(f", {n} {s}" for s, n in counts.items() if n)
-        unfinished, under_way = results.planned > len(results.rows), results.under_way
-        if unfinished or under_way:
-            state = f"The study is not finished: {state}"
-            state += f" of {results.planned}" if unfinished else ""
-            state += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
-        return state + "."
-
-    def _body(self) -> Iterator[str]:
-        results, state = self.results, self.state
-        note = f'<p class="note">{html.escape(state)}</p>'
-        yield note if "not finished" in state else paragraph(state)
+    def _body(self, section: str) -> Iterator[str]:
+        results, progress = self.results, self.results.progress
+        note = f'<p class="note">{html.escape(progress)}</p>'
+        yield note if "not finished" in progress else paragraph(progress)
         yield from map(paragraph, results.notes)
         yield self._best()
-        if not results.done:
+        if results.done.empty:
             yield paragraph("No trial is done, so that there is nothing to draw.")
         else:
             for y in self.ys:
-                yield from self._figure(y)
+                yield from self._curves(y)
             for y in self.ys:
                 yield from self._heat_map(y)
-            yield from self._paired()
+            for y in self.ys:
+                yield from self._paired(y)
             if "workers" in results.varied:
-                yield from self._workers()
-        yield from self.sections
+                yield from _workers(worker_curves(results, "samples_per_s"))
+        yield section
         yield heading("Every trial")
         yield table(*shown(results, self.ys))
         yield paragraph("The same with every column: table.csv, table.parquet.")
-        if any(row.error for row in results.rows):
+        errors = results.table.get("error", pd.Series()).dropna()
+        if len(errors):
             yield heading("What failed")
-            yield _lines(f"{row.trial}: {row.error}" for row in results.rows if row.error)
+            yield _lines(errors.items())
         yield heading("The command of each trial")
-        yield _lines(f"{row.trial}: {row.command}" for row in results.rows)
+        yield _lines(results.table.get("command", pd.Series()).items())
 
     def _best(self) -> str:
-        name = self.results.study.measure.score or self.ys[0]
-        trial = best(self.results, name, self._least(name))
+        results = self.results
+        name = results.study.measure.score or self.ys[0]
+        trial = results.best(name)
         if trial is None:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
-        row = self.results.table.loc[trial]
-        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in self.results.varied)
-        best_trial = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
-        return paragraph(f"{best_trial} ({varied or '–'}).")
+        row = results.table.loc[trial]
+        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in results.varied)
+        best = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
+        return paragraph(f"{best} ({varied or '–'}).")
 
-    def _least(self, name: str) -> bool:
-        """Whether the least of a column is best, by the study or else by the column's name."""
-        measure = self.results.study.measure
-        return measure.mode == "min" if name == measure.score else less_is_better(name)
-
-    def _figure(self, y: str) -> Iterator[str]:
+    def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
         x, asked = self.x, self.results.study.measure.fits
-        every = worker_curves(self.results, y) if x == "workers" else []
+        every = worker_curves(self.results, y) if x == "workers" else {}
         every = every or curves(self.results, x, y)
         yield heading(_upper(f"{label(y)} against {label(x)}"))
         if not every:
             yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
             return
-        if len(every) > draw.MOST:
+        if len(every) > figures.MOST:
             yield paragraph(
-                f"{len(every)} curves, of which the first {draw.MOST} are drawn; the table has all."
+                f"{len(every)} curves, of which the first {figures.MOST} are drawn; the table has "
+                "all."
             )
-        drawn = every[: draw.MOST]
-        fits = [[FITS[name](curve.values) for name in asked if is_cost(y)] for curve in drawn]
-        laws = [[law for law in of if isinstance(law, Law)] for of in fits]
-        square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
-        yield draw.curves(f"{y} against {x}", drawn, laws, square)
-        for curve, of in zip(drawn, fits, strict=True):
+        drawn = dict([*every.items()][: figures.MOST])
+        fits = [[fit(kind, one) for kind in asked if is_cost(y)] for one in drawn.values()]
+        # several curves have the first of their laws each, so that the figure stays one to read
+        first = 1 if len(drawn) > 1 else None
+        laws = [[law for law in of if isinstance(law, Law)][:first] for of in fits]
+        lines = [{law.name: law.at for law in of} for of in laws]
+        last = points([*drawn.values()][0])["mean"].tail(1)
+        square = x == NEGATIVES and y in TIMES and last.index[0] > 0
+        if square:
+            (at,), (time,) = last.index, last
+            lines[0]["x² (HeroCon, Figure 4b)"] = lambda x: time * (x / at) ** 2
+        yield figures.curves(f"{y} against {x}", drawn, lines)
+        for name, of in zip(drawn, fits, strict=True):
             for law in of:
                 sentence = law if isinstance(law, str) else f"{short(y)} = {law.says}."
-                yield paragraph(f"{curve.name}: {sentence}" if curve.name else sentence)
+                yield paragraph(f"{name}: {sentence}" if name else sentence)
                 if square and isinstance(law, Law) and law.name.startswith("x^"):
                     yield paragraph(_beside_the_square(law))
-        if any(curve.points["count"].max() > 1 for curve in drawn):
+        if any(points(curve)["count"].max() > 1 for curve in drawn.values()):
             yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if asked and not is_cost(y):
             yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
         if grid(self.results, y) is None:  # a heat map has the numbers
-            yield _points(every)
+            yield _points(every, x, y)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
         if means is not None:
             across, down = short(means.columns.name), short(means.index.name)
             yield heading(_upper(f"{label(y)} over {across} and {down}"))
-            yield draw.heat_map(y, means, self._least(y))
+            yield figures.heat_map(y, means, self.results.least(y))
             yield paragraph("Means over repeats; the best is framed, a cell without a trial grey.")
 
-    def _paired(self) -> Iterator[str]:
-        """The best setting of each score less every other, over the repeats of both."""
-        for y in self.ys:
-            scores = by_setting(self.results, y)
-            if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
-                continue
-            means = scores.mean()
-            first = means.idxmin() if self._least(y) else means.idxmax()
-            tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
-            lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
-            if lines:
-                yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
-                yield table(["other", "repeats", "difference", "t", "p"], lines)
-                yield paragraph(
-                    "Means over the repeats that both have, with Student's paired test, two-sided. "
-                    "The best is chosen by the scores that are tested: of many settings it leads "
-                    "by chance too, and p is then too small."
-                )
-
-    def _workers(self) -> Iterator[str]:
-        scaled = worker_curves(self.results, "samples_per_s")
-        yield heading("Workers: speed-up and efficiency")
-        if not scaled:
-            yield paragraph(
-                "No two numbers of workers have the same batch in all or the same rows a worker, "
-                "so that they cannot be compared."
-            )
+    def _paired(self, y: str) -> Iterator[str]:
+        """The best setting of a score less every other, over the repeats of both."""
+        scores = by_setting(self.results, y)
+        if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
             return
-        lines = []
-        for curve in scaled:
-            points = curve.points
-            times = points["mean"] / points["mean"].iloc[0]
-            efficiency = times / (points.index / points.index[0])
-            lines += [
-                [curve.name, f"{at:g}", mean_std(*point), f"{times[at]:.3f}", f"{share:.3f}"]
-                for (at, point), share in zip(points.iterrows(), efficiency, strict=True)
-            ]
-        yield draw.speed_up(scaled)
-        yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], lines)
+        means = scores.mean()
+        first = means.idxmin() if self.results.least(y) else means.idxmax()
+        tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
+        lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
+        if lines:
+            yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
+            yield table(["other", "repeats", "difference", "t", "p"], lines)
+            yield paragraph(
+                "Means over the repeats that both have, with Student's paired test, two-sided. The "
+                "best is chosen by the scores that are tested: of many settings it leads by chance "
+                "too, and p is then too small."
+            )
+
+
+def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and lines of the table that people read, without commands and errors."""
+    table = results.table
+    asked = dict.fromkeys([*(results.several or results.keys), NEGATIVES, *ys, *SHOWN])
+    names = [name for name in asked if name in table and table[name].notna().any()]
+    brief = [short(name) for name in names]
+    heads = [one if brief.count(one) == 1 else n for one, n in zip(brief, names, strict=True)]
+    heads = ["|N_i|" if head == NEGATIVES else head for head in heads]
+    lines = [
+        [str(trial), row["status"], *(cell(row[name], name) for name in names)]
+        for trial, row in table.iterrows()
+    ]
+    return ["trial", "status", *heads], lines
+
+
+def every_column(results: Results) -> pd.DataFrame:
+    """Returns every column of every row, each of one type: numbers, truths, or else text.
+
+    Nested values of results are left to the runs; nested values that are varied are JSON.
+    """
+    columns = {
+        name: _of_one_type(column)
+        for name, column in results.table.items()
+        if name in results.keys or not column.map(lambda v: isinstance(v, dict)).any()
+    }
+    return pd.DataFrame({"trial": pd.array(list(results.table.index), "string"), **columns})
+
+
+def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
+    array = pd.array(list(column))
+    if not isinstance(array, pd.arrays.NumpyExtensionArray):
+        return array
+    return pd.array([None if v is None else plain(v) for v in column], "string")
+
+
+def _workers(scaled: Curves) -> Iterator[str]:
+    """Samples a second against workers, beside what it would be if none were lost."""
+    yield heading("Workers: speed-up and efficiency")
+    if not scaled:
         yield paragraph(
-            "Speed-up is samples a second by those of the fewest workers of the curve; efficiency "
-            "is speed-up by as many times the workers."
+            "No two numbers of workers have the same batch in all or the same rows a worker, so "
+            "that they cannot be compared."
         )
+        return
+    cells, ideal = [], []
+    for name, curve in scaled.items():
+        means = points(curve)
+        fewest, rate = means.index[0], means["mean"].iloc[0]
+        ideal.append({"_ideal": lambda x, slope=rate / fewest: slope * x})
+        for workers, *point in means.itertuples():
+            times = point[0] / rate
+            efficiency = times * fewest / workers
+            rates = [f"{workers:g}", mean_std(*point), f"{times:.3f}", f"{efficiency:.3f}"]
+            cells.append([name, *rates])
+    title = "Samples a second by workers; broken lines: nothing lost"
+    yield figures.curves(title, scaled, ideal)
+    yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], cells)
+    yield paragraph(
+        "Speed-up is samples a second by those of the fewest workers of the curve; efficiency is "
+        "speed-up by as many times the workers."
+    )
 
 
-def _points(drawn: Sequence[Curve]) -> str:
+def _points(drawn: Curves, x: str, y: str) -> str:
     """Returns the points of curves as a table."""
-    unit, several = scale(drawn[0].y), len(drawn) > 1
+    unit, several = scale(y), len(drawn) > 1
     lines = [
         [
-            *([curve.name] if several else []),
-            number(x) if curve.numeric else str(x),
+            *([name] if several else []),
+            number(at) if is_numeric(curve) else str(at),
             mean_std(unit * mean, unit * std, count),
         ]
-        for curve in drawn
-        for x, mean, std, count in curve.points.itertuples()
+        for name, curve in drawn.items()
+        for at, mean, std, count in points(curve).itertuples()
     ]
-    heads = [label(drawn[0].x), label(drawn[0].y)]
+    heads = [label(x), label(y)]
     return table(["curve", *heads] if several else heads, lines)
 
 
@@ -235,13 +279,14 @@ def _beside_the_square(law: Law) -> str:
         "part that is constant still count."
     )
     return (
-        "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (dashed, through "
-        f"the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
+        "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (broken line, "
+        f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
     )
 
 
-def _lines(lines: Iterator[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+def _lines(named: Iterable[tuple[object, str]]) -> str:
+    text = "\n".join(f"{name}: {line}" for name, line in named)
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _upper(text: str) -> str:

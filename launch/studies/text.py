@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from heron.launch.studies.rows import NEGATIVES, is_number, plain
+from heron.launch.studies.results import NEGATIVES, is_number, plain
 
 UNITS = {
     NEGATIVES: "size of the negative set |N_i|",

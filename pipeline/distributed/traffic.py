@@ -54,6 +54,13 @@ class Exchange:
         return self.kind in ("gathered", "scattered")
 
     @property
+    def part(self) -> Literal["gathers", "norm", "gradients"]:
+        """What it is of: the vectors and labels of others, batch norm, or gradients."""
+        if self.what in ("moments", "sums"):
+            return "norm"
+        return "gathers" if self.of_parts else "gradients"
+
+    @property
     def bytes(self) -> int:
         """Of one process's part of a gather or a scatter; of the vector that is summed."""
         return self.rows * self.width * self.size

@@ -7,22 +7,12 @@ from functools import cached_property
 
 import pandas as pd
 
-from heron.launch.studies import figures as draw
+from heron.launch.studies import figures
 from heron.launch.studies.contrast import time_pair
-from heron.launch.studies.measured import Points
-from heron.launch.studies.rows import Results
-from heron.launch.studies.step_model import (
-    Link,
-    Memory,
-    Step,
-    StepModel,
-    fit,
-    fit_memory,
-    fit_without_each,
-    wire,
-)
+from heron.launch.studies.results import Results
+from heron.launch.studies.step_model import Link, Step, cost, fit, fit_without_each
 from heron.launch.studies.text import markdown, number
-from heron.launch.studies.workload import Setting
+from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.training.page import heading, paragraph, table
 
@@ -63,59 +53,75 @@ class Assumed:
                 raise StudyError(f"{name} is {value}; expected {expected}")
 
 
-class Extrapolation:
-    """A model of a step, fitted to some points, and what it says of more processes.
+class Forecast:
+    """What a model of a step, fitted to some points, says of more processes.
 
     Attributes:
-        model: of the step's time; or, in words, why there is none.
-        memory: of a process; or, in words, why there is none.
+        model: of the step.
+        base: the setting whose share of rows every process keeps.
     """
 
-    def __init__(self, points: Points, assumed: Assumed, pair: float | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        points: Sequence[Measured],
+        assumed: Assumed,
+        pair: float | None = None,
+    ) -> None:
         """Fits the model.
 
         Args:
-            points: that were measured.
+            workload: that was measured.
+            points: each setting once.
             assumed: of the table.
             pair: seconds that were measured of a pair of rows; None: it is fitted.
+
+        Raises:
+            StudyError: the points do not determine the model.
         """
-        self.points, self.assumed, self.pair = points, assumed, pair
-        self.model = fit(points.workload, points.measured, pair)
-        self.memory = fit_memory(points.workload, points.measured)
-        self.without_each = fit_without_each(points.workload, points.measured, pair)
-        self.base = max(points.measured, key=lambda p: (p.setting.world, p.setting.share)).setting
+        self.points, self._assumed, self._pair = points, assumed, pair
+        self.model = fit(workload, points, pair)
+        self._without_each = fit_without_each(workload, points, pair)
+        self.base = max((p.setting for p in points), key=lambda one: (one.world, one.share))
 
     @cached_property
-    def forecast(self) -> pd.DataFrame:
-        """What is predicted: a line for each of 8 to 4,096 processes with rows of every stream.
+    def table(self) -> pd.DataFrame:
+        """What is predicted, indexed by 8 to 4,096 processes, where each has rows of every stream.
 
-        Columns are `processes`, `rows`, the parts of a `Step` in seconds, `step` with messages
-        log2 P deep, `rings` with messages P - 1 deep, `least` and `most` of `step` by the fits
-        without one of the points, and of a process `sent` and `memory` in bytes.
+        Columns are `rows`, the parts of a `Step` in seconds, `step` with messages log2 P deep,
+        `rings` with messages P - 1 deep, `least` and `most` of `step` by the fits without one of
+        the points, `efficiency` beside one process, and `memory` of a process in bytes.
         """
-        lines = []
-        link, overlap = Link.of(self.assumed.gbps, self.assumed.microseconds), self.assumed.overlap
+        one, lines = self._setting(1), {}
+        alone = one.rows / self.model.step(one).total
+        link, overlap = (
+            Link.of(self._assumed.gbps, self._assumed.microseconds),
+            self._assumed.overlap,
+        )
+        fits = [model for model in self._without_each if model is not None]
         for setting in map(self._setting, WORLDS):
-            streams = [n for n in (setting.labelled, setting.unlabelled) if n]
-            if isinstance(self.model, str) or min(streams) < setting.world:
+            if min(n for n in (setting.labelled, setting.unlabelled) if n) < setting.world:
                 continue
             step = self.model.step(setting, link, overlap=overlap)
-            fits = [model for model in self.without_each if model is not None]
             others = [model.step(setting, link, overlap=overlap).total for model in fits]
-            memory = math.nan
-            if isinstance(self.memory, Memory):
-                memory = self.memory.bytes(self.points.workload, setting)
-            line = {"processes": setting.world, "rows": setting.rows, **step._asdict()}
-            line |= {"step": step.total, "least": min(others, default=math.nan)}
-            line |= {"most": max(others, default=math.nan), "memory": memory}
-            line["rings"] = self.model.step(setting, link, True, overlap).total
-            line["sent"] = wire(self.points.workload.exchanges(setting), setting)
-            lines.append(line)
-        return pd.DataFrame(lines)
+            rate = setting.rows / step.total
+            lines[setting.world] = {
+                "rows": setting.rows,
+                **step._asdict(),
+                "step": step.total,
+                "rings": self.model.step(setting, link, True, overlap).total,
+                "least": min(others, default=math.nan),
+                "most": max(others, default=math.nan),
+                "rate": rate,
+                "efficiency": rate / setting.world / alone,
+                "sent": cost(self.model.workload.exchanges(setting), setting, ring=False)[1],
+                "memory": self.model.memory(setting),
+            }
+        return pd.DataFrame.from_dict(lines, "index")
 
     def _setting(self, world: int) -> Setting:
         """Returns the base's share on more processes, or the batch that was asked for."""
-        base, rows = self.base, self.assumed.batch
+        base, rows = self.base, self._assumed.batch
         if rows is None:
             each = base.labelled // base.world, base.unlabelled // base.world
             return Setting(world, each[0] * world, each[1] * world, base.stage)
@@ -124,13 +130,11 @@ class Extrapolation:
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Returns the heads and the cells of the table, where there is one."""
-        assert isinstance(self.model, StepModel)
-        table, one = self.forecast, self._setting(1)
-        rate, alone = table["rows"] / table["step"], one.rows / self.model.step(one).total
+        table = self.table
         exchange = table[["gathers", "norm", "gradients"]].sum(axis=1)
         least, most = (_digits(table[name], 2) for name in ("least", "most"))
         texts = {
-            "processes": table["processes"].map("{:,}".format),
+            "processes": [f"{world:,}" for world in table.index],
             "rows": table["rows"].map("{:,}".format),
             "compute s": _digits(table["compute"]),
             "contrast s": _digits(table["contrast"]),
@@ -138,8 +142,8 @@ class Extrapolation:
             "step s": _digits(table["step"]),
             "in rings s": _digits(table["rings"]),
             "left-out fits s": (least + " to " + most).replace("– to –", "–"),
-            "samples / s": rate.map("{:,.0f}".format),
-            "efficiency": (rate / table["processes"] / alone).map("{:.3f}".format),
+            "samples / s": table["rate"].map("{:,.0f}".format),
+            "efficiency": table["efficiency"].map("{:.3f}".format),
             "GB sent": _digits(table["sent"] / 1e9),
             "memory GB": _digits(table["memory"] / 1e9),
         }
@@ -148,8 +152,6 @@ class Extrapolation:
     @property
     def why_no_table(self) -> str:
         """Why nothing is said of more processes, in words; empty where there is a table."""
-        if isinstance(self.model, str):
-            return self.model
         if not self.model.pair:
             return (
                 "No table of more processes: the steps of one process do not tell what a pair of "
@@ -157,53 +159,48 @@ class Extrapolation:
                 "processes. Larger batches tell it, or --measure-contrast, which times the "
                 "objective alone on this machine."
             )
-        if self.forecast.empty:
+        if self.table.empty:
             return "No table of more processes: there are fewer rows of a stream than processes."
         return ""
+
+    @property
+    def title(self) -> str:
+        """What the table is, and what it takes for granted."""
+        base, assumed = self.base, self._assumed
+        rows = (
+            f"{assumed.batch:,} rows in all" if assumed.batch else f"{base.share:,} rows a process"
+        )
+        return (
+            f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
+            f"{assumed.gbps:g} Gbit/s and {assumed.microseconds:g} µs a message for each process, "
+            f"{assumed.overlap:.0%} of the gradients' exchange hidden by backward"
+        )
 
     def markdown(self) -> str:
         """Returns the table in Markdown, headed by what it is; or why there is none."""
         if self.why_no_table:
             return f"{self.why_no_table}\n"
-        return f"{self._title()}\n\n{markdown(*self.cells())}"
+        return f"{self.title}\n\n{markdown(*self.cells())}"
 
-    def html(self) -> str:
-        """Returns the section of the report."""
-        return "".join(self._body())
-
-    def _title(self) -> str:
-        base, batch = self.base, self.assumed.batch
-        fixed = f"{base.share:,} rows a process" if batch is None else f"{batch:,} rows in all"
-        return (
-            f"Extrapolation, {fixed}: compute and contrast as measured here; assumed "
-            f"{self.assumed.gbps:g} Gbit/s and {self.assumed.microseconds:g} µs a message for each "
-            f"process, {self.assumed.overlap:.0%} of the gradients' exchange hidden by backward"
-        )
-
-    def _body(self) -> Iterator[str]:
-        yield heading(TITLE)
-        if self.points.left_out:
-            yield paragraph(f"{self.points.left_out}.")
-        if isinstance(self.model, str):
-            yield paragraph(self.model)
-            return
+    def html(self) -> Iterator[str]:
+        """Yields the section of the report, without its heading."""
         yield paragraph(
             "A step is compute (linear in the rows of a process) + contrast (linear in its rows "
             "times all rows) + exchange (messages and bytes of what is counted of a step), one "
             "after another. Constants by least squares of relative errors, none below 0:"
         )
-        yield table(["constant", "value", "from"], self._constants(self.model))
-        yield from self._errors(self.model)
-        if isinstance(self.memory, str):
-            yield paragraph(self.memory)
+        yield table(["constant", "value", "from"], self._constants())
+        yield from self._errors()
+        if math.isnan(self.model.base):
+            yield paragraph(
+                "No model of memory: what a row takes is told by 3 shares of a process or more."
+            )
         if self.why_no_table:
             yield paragraph(self.why_no_table)
             return
-        yield paragraph(f"{self._title()}.")
+        yield paragraph(f"{self.title}.")
         names = {"gathers": "gathered vectors", "norm": "batch norm"}
-        yield draw.extrapolated(
-            self.forecast["processes"], self.forecast[list(Step._fields)].rename(columns=names)
-        )
+        yield figures.extrapolated(self.table[list(Step._fields)].rename(columns=names))
         yield table(*self.cells())
         yield paragraph(
             "Every line is an extrapolation. 'step s' has messages log2 P deep (recursive "
@@ -216,11 +213,12 @@ class Extrapolation:
             "reading from a common disk."
         )
 
-    def _constants(self, model: StepModel) -> list[list[str]]:
-        alone = sum(p.setting.world == 1 for p in self.points.measured)
-        several = len(self.points.measured) - alone
-        of_one, of_more = f"one process, {alone} settings", f"several, {several} settings, in rings"
-        of_pair = of_one if self.pair is None else "the objective alone, timed on this machine"
+    def _constants(self) -> list[list[str]]:
+        model = self.model
+        alone = sum(p.setting.world == 1 for p in self.points)
+        several = f"several, {len(self.points) - alone} settings, in rings"
+        of_one, memory = f"one process, {alone} settings", "peak memory of the same"
+        of_pair = of_one if self._pair is None else "the objective alone, timed on this machine"
         constants = [
             ("fixed, ms a step", 1e3 * model.fixed, of_one),
             ("row, µs", 1e6 * model.row, of_one),
@@ -228,13 +226,11 @@ class Extrapolation:
         ]
         if (link := model.link) is not None:
             rate = 8e-9 / link.per_byte if link.per_byte else 0.0
-            constants.append(("latency, µs a message", 1e6 * link.latency, of_more))
-            constants.append(("bandwidth, Gbit/s", rate, of_more))
-        if isinstance(self.memory, Memory):
-            constants.append(("base, MB", self.memory.base / 1e6, "peak memory of the same"))
-            constants.append(
-                ("row in memory, kB", self.memory.row / 1e3, "peak memory of the same")
-            )
+            constants.append(("latency, µs a message", 1e6 * link.latency, several))
+            constants.append(("bandwidth, Gbit/s", rate, several))
+        if not math.isnan(model.base):
+            constants.append(("base, MB", model.base / 1e6, memory))
+            constants.append(("row in memory, kB", model.row_bytes / 1e3, memory))
         unknown = "0, or not told from the others"
         return [[name, number(v, 3) if v else unknown, source] for name, v, source in constants]
 
@@ -242,24 +238,21 @@ class Extrapolation:
     def judged(self) -> pd.DataFrame:
         """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
         lines = []
-        for (setting, seconds, _), other in zip(
-            self.points.measured, self.without_each, strict=True
-        ):
-            line = {"measured": seconds, "left_out": math.nan}
-            if isinstance(self.model, StepModel):
-                line["fitted"] = self.model.step(setting, ring=True).total
-            if other is not None and (setting.world == 1 or other.link is not None):
-                line["left_out"] = other.step(setting, ring=True).total
-            lines.append(line)
-        return pd.DataFrame(lines)
+        for (setting, seconds, _), other in zip(self.points, self._without_each, strict=True):
+            told = other is not None and (setting.world == 1 or other.link is not None)
+            left_out = other.step(setting, ring=True).total if told and other else math.nan
+            lines.append((seconds, self.model.step(setting, ring=True).total, left_out))
+        return pd.DataFrame(lines, columns=["measured", "fitted", "left_out"])
 
-    def _errors(self, model: StepModel) -> Iterator[str]:
+    def _errors(self) -> Iterator[str]:
         """Says how far the model is off, in a sentence and in a table of every point."""
         judged = self.judged
         errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
         fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
-        sentence = f"On the {len(fitted)} settings that were measured the model errs by "
-        sentence += f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
+        sentence = (
+            f"On the {len(fitted)} settings that were measured the model errs by "
+            f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
+        )
         if len(left):
             sentence += (
                 f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
@@ -267,21 +260,23 @@ class Extrapolation:
             )
         else:
             sentence += "; too few to leave one out"
-        if model.link is None:
+        if self.model.link is None:
             sentence += (
                 ". No step of several processes was measured: their exchange is assumed alone"
             )
         yield paragraph(f"{sentence}.")
-        heads = ["processes", "rows", "rows of one", "ZeRO", "measured s", "model s", "error"]
-        lines = []
-        for (setting, seconds, _), time, error in zip(
-            self.points.measured, judged["fitted"], errors.itertuples(), strict=True
-        ):
-            sizes = [f"{n:,}" for n in (setting.world, setting.rows, setting.share)]
-            stage = str(setting.stage) if setting.stage else "–"
-            times = number(seconds), number(time), _percent(error.fitted)
-            lines.append([*sizes, stage, *times, _percent(error.left_out)])
-        yield table([*heads, "left out"], lines)
+        settings = [p.setting for p in self.points]
+        texts = {
+            "processes": [f"{one.world:,}" for one in settings],
+            "rows": [f"{one.rows:,}" for one in settings],
+            "rows of one": [f"{one.share:,}" for one in settings],
+            "ZeRO": [str(one.stage or "–") for one in settings],
+            "measured s": judged["measured"].map(number),
+            "model s": judged["fitted"].map(number),
+            "error": errors["fitted"].map(_percent),
+            "left out": errors["left_out"].map(_percent),
+        }
+        yield table(list(texts), pd.DataFrame(texts).to_numpy().tolist())
 
 
 def section(
@@ -294,14 +289,16 @@ def section(
         assumed: of the table.
         time_contrast: time the objective alone here, instead of fitting what a pair of rows costs.
     """
+    head = heading(TITLE)
     try:
-        points = Points.of(studies)
-        largest = max((one.setting for one in points.measured), key=lambda one: one.share)
-        pair = time_pair(points.workload, largest) if time_contrast else None
-        extrapolation = Extrapolation(points, assumed, pair)
+        workload, points, left_out = measured_points(studies)
+        head += paragraph(f"{left_out}.") if left_out else ""
+        largest = max((one.setting for one in points), key=lambda one: one.share)
+        pair = time_pair(workload, largest) if time_contrast else None
+        forecast = Forecast(workload, points, assumed, pair)
     except StudyError as fault:
-        return heading(TITLE) + paragraph(f"{fault}."), f"{fault}.\n"
-    return extrapolation.html(), extrapolation.markdown()
+        return head + paragraph(f"{fault}."), f"{fault}.\n"
+    return head + "".join(forecast.html()), forecast.markdown()
 
 
 def _digits(column: pd.Series, digits: int = 3) -> pd.Series:
