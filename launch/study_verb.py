@@ -3,37 +3,10 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from heron.launch.verb import Verb
 
-if TYPE_CHECKING:
-    from heron.launch.studies.ledger import Ledger
-    from heron.launch.studies.study import Study
-
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
-
-
-def table(study: "Study", ledger: "Ledger") -> str:
-    """The rows as a Markdown table: what varied, what is measured, and how each ended."""
-    from heron.launch.studies.drive import shown
-    from heron.launch.studies.ledger import known
-
-    rows = [ledger.rows[name] for name in sorted(ledger.rows)]
-    varied = [
-        key
-        for key in dict.fromkeys(key for row in rows for key in row["values"])
-        if len({str(row["values"].get(key)) for row in rows}) > 1
-    ]
-    score = [study.measure.score] if study.measure.score else []
-    measured = [n for n in dict.fromkeys([*study.measure.y, *score]) if n not in varied]
-    lines = ["| " + " | ".join(["trial", *varied, *measured, "status"]) + " |"]
-    lines.append("|---" * (len(varied) + len(measured) + 2) + "|")
-    for row in rows:
-        cells = [row["trial"], *(shown(row["values"].get(key)) for key in varied)]
-        cells += [shown(known(row).get(name)) for name in measured]
-        lines.append("| " + " | ".join([*cells, row["status"]]) + " |")
-    return "\n".join(lines)
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -57,19 +30,18 @@ def _add(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from heron.launch.studies.ledger import Ledger, alone
     from heron.launch.studies.study import load_study
-    from heron.launch.studies.trials import check, command, plan, refuse_missing_data
+    from heron.launch.studies.trials import plan, refuse_missing_data
     from heron.pipeline.config.errors import ConfigError
 
     study = load_study(arguments.study, arguments.small, arguments.overrides)
     name = arguments.study.stem + ("-small" if arguments.small else "")
     out = arguments.out or Path("studies") / name
-    trials = plan(study)
-    configs = check(study, trials, out)
+    trials = plan(study, out)
+    configs = [trial.config() for trial in trials]  # all of them before the first starts
     print(f"{study.title}: {len(trials)} trials by {study.search.kind}, in {out}", flush=True)
     if arguments.dry_run:
         for trial in trials:
-            shown = ", ".join(f"{key}={value}" for key, value in trial.values.items())
-            print(f"{trial.name}: {shown}\n  {command(study, trial, out)}")
+            print(f"{trial.name}: {trial.shown}\n  {trial.command()}")
         try:
             refuse_missing_data(study, configs)
         except ConfigError as fault:
@@ -77,6 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     from heron.launch.studies.cluster import joined
     from heron.launch.studies.drive import drive
+    from heron.launch.studies.report import shown
+    from heron.launch.studies.results import read_results
+    from heron.launch.studies.text import markdown
 
     with alone(out):
         ledger = Ledger(study, out)
@@ -89,10 +64,12 @@ def _run(arguments: argparse.Namespace) -> int:
             if not (study.gpus or arguments.address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
             with joined(arguments.address):
-                ended = drive(study, trials, ledger, lambda line: print(line, flush=True))
-    print(table(study, ledger))
-    if best := ledger.best():
-        print(f"best: trial {best['trial']}: {best['command']}")
+                ended = drive(trials, ledger, lambda line: print(line, flush=True))
+    if ledger.rows:
+        results, score = read_results(out), study.measure.score
+        print(markdown(*shown(results, [*study.measure.y, *([score] if score else [])])), end="")
+        if score and (best := results.best(score)):
+            print(f"best: trial {best}: {results.table.loc[best, 'command']}")
     if not ended:
         print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
         return INTERRUPTED

@@ -78,7 +78,14 @@ def fit(kind: str, curve: pd.Series) -> Law | str:
     terms = zip(coefficients, reach, ("", " x", " x²")[: degree + 1], strict=True)
     law = " + ".join(f"({number(c, 3)} ± {number(r, 2)}){unit}" for c, r, unit in terms)
     says = f"{law}; ± is half of a {LEVEL:.0%} interval ({how})"
-    return Law(NAMES[kind], says, lambda x: np.polyval(found, x), coefficients, reach, r2)
+    return Law(
+        NAMES[kind],
+        says,
+        lambda x: np.asarray(np.polyval(found, x), float),
+        coefficients,
+        reach,
+        r2,
+    )
 
 
 def _why_not(curve: pd.Series, constants: int, power: bool) -> str:

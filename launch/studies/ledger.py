@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heron.launch.studies.study import Study, dump_study
-from heron.launch.studies.trials import Trial, command, configure
+from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import read_tree
 from heron.pipeline.training.run_lock import WITHOUT
@@ -18,7 +18,6 @@ from heron.pipeline.training.tracking import read_metrics
 from heron.shards.atomic import atomic_write
 
 STUDY, ROWS = "study.yaml", "trials.jsonl"
-RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
 WARM = 3  # first steps, which are slower than the others
 LOCK = ".lock"
 FREE = ("concurrent", "retries")  # may change between two starts of a study
@@ -53,6 +52,7 @@ class Ledger:
     """The rows of a study, written by the driver alone.
 
     Attributes:
+        study: that they are of.
         out: the study's folder.
         rows: of the trials that have ended, by name.
     """
@@ -64,16 +64,26 @@ class Ledger:
             ConfigError: the folder holds another study.
         """
         self.study, self.out = study, out
-        self._path = out / ROWS
-        self._refuse_another()
-        self.rows = {row["trial"]: row for row in read_metrics(self._path)}
+        if (out / STUDY).exists():
+            kept, asked = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
+            differing = [
+                f"{key} is {kept.get(key)}, not {asked.get(key)}"
+                for key in dict.fromkeys([*asked, *kept])
+                if kept.get(key) != asked.get(key) and key not in FREE
+            ]
+            if differing:
+                raise ConfigError(
+                    f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
+                    "remove it"
+                )
+        self.rows = {row["trial"]: row for row in read_metrics(out / ROWS)}
 
     def begin(self) -> None:
         """Writes the study into its folder: trials begin, nothing refuses them any more."""
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
-        write_rows(self._path, self.rows.values())  # without a row that was cut short
+        write_rows(self.out / ROWS, self.rows.values())  # without a row that was cut short
 
     def append(
         self,
@@ -92,22 +102,21 @@ class Ledger:
             rung: after how many steps it was stopped early.
             more: further keys of the row.
         """
-        run = trial.folder(self.out)
-        result = _result(run) if status != "failed" else None
-        seed = configure(self.study, trial, self.out).seed
-        launched = {"workers": trial.workers, "strategy": trial.strategy, "seed": seed}
+        path, failed = trial.run / "result.json", status == "failed"
+        result = json.loads(path.read_text()) if path.exists() and not failed else None
+        launched = {"workers": trial.workers, "strategy": trial.strategy}
         row = {
             "trial": trial.name,
             "status": status,
             "error": error,
-            "values": launched | trial.values,
-            "command": command(self.study, trial, self.out, rung),
-            "run": str(run.relative_to(self.out)),
+            "values": launched | {"seed": trial.config().seed} | trial.values,
+            "command": trial.command(rung),
+            "run": str(trial.run.relative_to(self.out)),
             "result": result,
-            "measured": measure(run, result) if status != "failed" else None,
+            "measured": None if failed else measure(trial.run, result),
             **more,
         }
-        with self._path.open("ab", buffering=0) as stream:  # one write: the whole line, or none
+        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
             stream.write((json.dumps(row) + "\n").encode())
             os.fsync(stream.fileno())
         self.rows[trial.name] = row
@@ -116,35 +125,6 @@ class Ledger:
     def forget_failed(self) -> None:
         """Takes the failed trials' rows out, so that they run again once the study begins."""
         self.rows = {name: row for name, row in self.rows.items() if row["status"] != "failed"}
-
-    def best(self) -> dict[str, Any] | None:
-        """Returns the row with the best score, not of trials that failed or were stopped early."""
-        measure = self.study.measure
-        score, pick = str(measure.score), max if measure.mode == "max" else min
-        done = [row for row in self.rows.values() if row["status"] == "done"]
-        scored = [row for row in done if known(row).get(score) is not None]
-        return pick(scored, key=lambda row: float(known(row)[score]), default=None)
-
-    def _refuse_another(self) -> None:
-        path = self.out / STUDY
-        if not path.exists():
-            return
-        kept, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
-        differing = [
-            f"{key} is {kept.get(key)}, not {asked.get(key)}"
-            for key in dict.fromkeys([*asked, *kept])
-            if kept.get(key) != asked.get(key) and key not in FREE
-        ]
-        if differing:
-            raise ConfigError(
-                f"{self.out} holds another study: {'; '.join(differing)}; choose another "
-                "--out, or remove it"
-            )
-
-
-def known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a row holds of its run: its result, and what was measured of its steps."""
-    return (row["result"] or {}) | (row["measured"] or {})
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -174,9 +154,3 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
         "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
         "counted_steps": len(counted),
     }
-
-
-def _result(run: Path) -> dict[str, Any] | None:
-    path = run / "result.json"
-    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return result

@@ -1,6 +1,7 @@
 """A study as its YAML file states it: a base experiment, what varies, what is measured."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -118,6 +119,12 @@ class Measure(Section):
     score: str | None = None
     mode: Literal["max", "min"] = "max"
 
+    def worth(self, score: float) -> float:
+        """Returns a score of which more is better; NaN is worth least."""
+        if math.isnan(score):
+            return -math.inf
+        return score if self.mode == "max" else -score
+
 
 class Study(Section):
     """Many runs of one experiment.
@@ -157,47 +164,52 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> "Study":
-        varied = [*self.vary, *(self.cases[0] if self.cases else [])]
-        for case in self.cases:
-            if case.keys() != self.cases[0].keys():
+        case = self.cases[0] if self.cases else {}
+        given = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
+        for other in self.cases:
+            if other.keys() != case.keys():
                 raise ValueError(
-                    f"cases have the keys {sorted(self.cases[0])} and {sorted(case)}; expected the "
-                    "same in every case"
+                    f"cases have the keys {sorted(case)} and {sorted(other)}; expected the same in "
+                    "every case"
                 )
-        for key in {*varied, *self.set} & {*OWN}:
-            raise ValueError(f"{key} is given to each trial by the study; take it out")
-        for key in self.set.keys() & {*LAUNCHED}:
-            raise ValueError(f"set has '{key}', which is no key of an experiment; write {key}: ...")
-        for key in {*varied} & self.set.keys() | ({*self.vary} & {*varied[len(self.vary) :]}):
-            raise ValueError(f"{key} is given twice, in {self._places(key)}; keep one of them")
-        if not varied:
+        for key in itertools.chain(*given.values()):
+            places = [place for place, keys in given.items() if key in keys]
+            if key in OWN:
+                raise ValueError(f"{key} is given to each trial by the study; take it out")
+            if key in LAUNCHED and key in self.set:
+                raise ValueError(
+                    f"set has '{key}', which is no key of an experiment; write {key}: ..."
+                )
+            if len(places) > 1:
+                raise ValueError(
+                    f"{key} is given twice, in {' and '.join(places)}; keep one of them"
+                )
+        if not (self.vary or case):
             raise ValueError("nothing varies; expected values in vary or cases")
-        ranges = [key for key, values in self.vary.items() if isinstance(values, Range)]
-        if isinstance(self.search, Grid) and ranges:
-            raise ValueError(
-                f"vary.{ranges[0]} is a range, and a grid has no end of numbers; expected a list, "
-                "or search: {kind: random, trials: 20}"
-            )
-        if isinstance(self.search, Asha | Pbt):
-            self._compared(varied)
+        for key, values in self.vary.items():
+            if isinstance(self.search, Grid) and isinstance(values, Range):
+                raise ValueError(
+                    f"vary.{key} is a range, and a grid has no end of numbers; expected a list, "
+                    "or search: {kind: random, trials: 20}"
+                )
         return self
 
-    def _places(self, key: str) -> str:
-        places = {"vary": self.vary, "cases": self.cases[0] if self.cases else {}, "set": self.set}
-        return " and ".join(name for name, keys in places.items() if key in keys)
-
-    def _compared(self, varied: list[str]) -> None:
+    @model_validator(mode="after")
+    def _comparable(self) -> "Study":
         """Refuses what does not go with trials that are compared on their way."""
-        kind = self.search.kind
+        kind, varied = self.search.kind, {*self.vary, *(key for case in self.cases for key in case)}
+        if not isinstance(self.search, Asha | Pbt):
+            return self
         if self.measure.score is None:
             raise ValueError(f"search {kind} compares trials; expected measure.score: f1_weighted")
         if "train.steps" in {*varied, *self.set}:
             raise ValueError(f"search.steps says how long a trial of {kind} is; drop train.steps")
-        if kind == "pbt" and (self.cases or {*varied} & {*LAUNCHED}):
+        if kind == "pbt" and (self.cases or varied & {*LAUNCHED}):
             raise ValueError(
                 "search pbt changes values of a run that is under way; expected keys of the "
                 "experiment in vary, and no cases, workers or strategy"
             )
+        return self
 
 
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
