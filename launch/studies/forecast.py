@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pandas as pd
@@ -10,8 +10,8 @@ import pandas as pd
 from heron.launch.studies import figures
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.results import Results
-from heron.launch.studies.step_model import Link, Step, cost, fit, fit_without_each
-from heron.launch.studies.text import markdown, number
+from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_without_each
+from heron.launch.studies.text import heads_and_lines, markdown, number
 from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.training.page import heading, paragraph, table
@@ -52,6 +52,18 @@ class Assumed:
             if not good:
                 raise StudyError(f"{name} is {value}; expected {expected}")
 
+    def link(self, model: StepModel) -> StepModel:
+        """Returns a model with this link in place of the one that was measured."""
+        return replace(model, latency=1e-6 * self.microseconds, per_byte=8e-9 / self.gbps)
+
+    def setting(self, base: Setting, world: int) -> Setting:
+        """Returns a setting's share of rows on more processes, or the batch that is asked for."""
+        if self.batch is None:
+            each = base.labelled // base.world, base.unlabelled // base.world
+            return Setting(world, each[0] * world, each[1] * world, base.stage)
+        labelled = round(self.batch * base.labelled / base.rows)
+        return Setting(world, labelled, self.batch - labelled, base.stage)
+
 
 class Forecast:
     """What a model of a step, fitted to some points, says of more processes.
@@ -68,86 +80,58 @@ class Forecast:
         assumed: Assumed,
         pair: float | None = None,
     ) -> None:
-        """Fits the model.
-
-        Args:
-            workload: that was measured.
-            points: each setting once.
-            assumed: of the table.
-            pair: seconds that were measured of a pair of rows; None: it is fitted.
+        """Fits the model; where `pair` is given, the seconds of a pair of rows were measured.
 
         Raises:
             StudyError: the points do not determine the model.
         """
-        self.points, self._assumed, self._pair = points, assumed, pair
+        self._points, self._assumed, self._pair = points, assumed, pair
         self.model = fit(workload, points, pair)
         self._without_each = fit_without_each(workload, points, pair)
         self.base = max((p.setting for p in points), key=lambda one: (one.world, one.share))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """What is predicted, indexed by 8 to 4,096 processes, where each has rows of every stream.
+        """What is predicted: a line for each of 8 to 4,096 processes with rows of every stream.
 
-        Columns are `rows`, the parts of a `Step` in seconds, `step` with messages log2 P deep,
-        `rings` with messages P - 1 deep, `least` and `most` of `step` by the fits without one of
-        the points, `efficiency` beside one process, and `memory` of a process in bytes.
+        `step s` has messages log2 P deep, `in rings s` P - 1 deep; `least s` and `most s` are of
+        `step s` by the fits without one of the points; the efficiency is beside one process.
         """
-        one, lines = self._setting(1), {}
-        alone = one.rows / self.model.step(one).total
-        link, overlap = (
-            Link.of(self._assumed.gbps, self._assumed.microseconds),
-            self._assumed.overlap,
-        )
-        fits = [model for model in self._without_each if model is not None]
-        for setting in map(self._setting, WORLDS):
-            if min(n for n in (setting.labelled, setting.unlabelled) if n) < setting.world:
+        assumed, lines = self._assumed, []
+        model, overlap = assumed.link(self.model), assumed.overlap
+        fits = [assumed.link(other) for other in self._without_each if other is not None]
+        one = assumed.setting(self.base, 1)
+        alone = one.rows / model.step(one).total
+        for world in WORLDS:
+            setting = assumed.setting(self.base, world)
+            if min(n for n in (setting.labelled, setting.unlabelled) if n) < world:
                 continue
-            step = self.model.step(setting, link, overlap=overlap)
-            others = [model.step(setting, link, overlap=overlap).total for model in fits]
-            rate = setting.rows / step.total
-            lines[setting.world] = {
-                "rows": setting.rows,
-                **step._asdict(),
-                "step": step.total,
-                "rings": self.model.step(setting, link, True, overlap).total,
-                "least": min(others, default=math.nan),
-                "most": max(others, default=math.nan),
-                "rate": rate,
-                "efficiency": rate / setting.world / alone,
-                "sent": cost(self.model.workload.exchanges(setting), setting, ring=False)[1],
-                "memory": self.model.memory(setting),
-            }
-        return pd.DataFrame.from_dict(lines, "index")
+            step = model.step(setting, overlap=overlap)
+            others = [other.step(setting, overlap=overlap).total for other in fits]
+            sent = cost(model.workload.exchanges(setting), setting, ring=False)[1]
+            lines.append(
+                {"processes": world, "rows": setting.rows}
+                | {f"{part} s": seconds for part, seconds in step._asdict().items()}
+                | {"step s": step.total}
+                | {"in rings s": model.step(setting, ring=True, overlap=overlap).total}
+                | {"least s": min(others, default=math.nan)}
+                | {"most s": max(others, default=math.nan)}
+                | {"samples / s": setting.rows / step.total}
+                | {"efficiency": setting.rows / step.total / world / alone}
+                | {"GB sent": sent / 1e9, "memory GB": model.memory(setting) / 1e9}
+            )
+        return pd.DataFrame(lines)
 
-    def _setting(self, world: int) -> Setting:
-        """Returns the base's share on more processes, or the batch that was asked for."""
-        base, rows = self.base, self._assumed.batch
-        if rows is None:
-            each = base.labelled // base.world, base.unlabelled // base.world
-            return Setting(world, each[0] * world, each[1] * world, base.stage)
-        labelled = round(rows * base.labelled / base.rows)
-        return Setting(world, labelled, rows - labelled, base.stage)
-
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the heads and the cells of the table, where there is one."""
-        table = self.table
-        exchange = table[["gathers", "norm", "gradients"]].sum(axis=1)
-        least, most = (_digits(table[name], 2) for name in ("least", "most"))
-        texts = {
-            "processes": [f"{world:,}" for world in table.index],
-            "rows": table["rows"].map("{:,}".format),
-            "compute s": _digits(table["compute"]),
-            "contrast s": _digits(table["contrast"]),
-            "exchange s": _digits(exchange),
-            "step s": _digits(table["step"]),
-            "in rings s": _digits(table["rings"]),
-            "left-out fits s": (least + " to " + most).replace("– to –", "–"),
-            "samples / s": table["rate"].map("{:,.0f}".format),
-            "efficiency": table["efficiency"].map("{:.3f}".format),
-            "GB sent": _digits(table["sent"] / 1e9),
-            "memory GB": _digits(table["memory"] / 1e9),
-        }
-        return list(texts), pd.DataFrame(texts).to_numpy().tolist()
+    @cached_property
+    def judged(self) -> pd.DataFrame:
+        """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
+        lines = []
+        for (setting, seconds, _), other in zip(self._points, self._without_each, strict=True):
+            left_out = math.nan
+            if other is not None and (setting.world == 1 or not math.isnan(other.latency)):
+                left_out = other.step(setting, ring=True).total
+            lines.append((seconds, self.model.step(setting, ring=True).total, left_out))
+        return pd.DataFrame(lines, columns=["measured", "fitted", "left_out"])
 
     @property
     def why_no_table(self) -> str:
@@ -166,21 +150,19 @@ class Forecast:
     @property
     def title(self) -> str:
         """What the table is, and what it takes for granted."""
-        base, assumed = self.base, self._assumed
-        rows = (
-            f"{assumed.batch:,} rows in all" if assumed.batch else f"{base.share:,} rows a process"
-        )
+        one = self._assumed
+        rows = f"{one.batch:,} rows in all" if one.batch else f"{self.base.share:,} rows a process"
         return (
             f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
-            f"{assumed.gbps:g} Gbit/s and {assumed.microseconds:g} µs a message for each process, "
-            f"{assumed.overlap:.0%} of the gradients' exchange hidden by backward"
+            f"{one.gbps:g} Gbit/s and {one.microseconds:g} µs a message for each process, "
+            f"{one.overlap:.0%} of the gradients' exchange hidden by backward"
         )
 
     def markdown(self) -> str:
         """Returns the table in Markdown, headed by what it is; or why there is none."""
         if self.why_no_table:
             return f"{self.why_no_table}\n"
-        return f"{self.title}\n\n{markdown(*self.cells())}"
+        return f"{self.title}\n\n{markdown(*heads_and_lines(self.table))}"
 
     def html(self) -> Iterator[str]:
         """Yields the section of the report, without its heading."""
@@ -189,7 +171,7 @@ class Forecast:
             "times all rows) + exchange (messages and bytes of what is counted of a step), one "
             "after another. Constants by least squares of relative errors, none below 0:"
         )
-        yield table(["constant", "value", "from"], self._constants())
+        yield self._constants()
         yield from self._errors()
         if math.isnan(self.model.base):
             yield paragraph(
@@ -199,84 +181,70 @@ class Forecast:
             yield paragraph(self.why_no_table)
             return
         yield paragraph(f"{self.title}.")
-        names = {"gathers": "gathered vectors", "norm": "batch norm"}
-        yield figures.extrapolated(self.table[list(Step._fields)].rename(columns=names))
-        yield table(*self.cells())
+        parts = self.table.set_index("processes")[[f"{part} s" for part in Step._fields]]
+        yield figures.extrapolated(parts)
+        yield table(*heads_and_lines(self.table))
         yield paragraph(
-            "Every line is an extrapolation. 'step s' has messages log2 P deep (recursive "
-            "doubling, trees), 'in rings s' P - 1 deep: a library lies between. 'left-out fits s': "
-            "the least and the most of 'step s' by the fits without one of the points, which is "
-            "how far the measured steps determine it. Efficiency is samples a second of a "
-            "process by those of one alone with the same rows; with a fixed "
-            "share the negative set grows with the processes, and what falls is mostly that more "
-            "is compared. Not in it: slower processes that others wait for, links that are shared, "
-            "reading from a common disk."
+            "Every line is an extrapolation. Messages of 'step s' are log2 P deep (recursive "
+            "doubling, trees), 'in rings s' P - 1 deep: a library lies between. 'least s' and "
+            "'most s' are of the fits without one of the points: how far the measured steps "
+            "determine 'step s'. Not in it: slower processes that others wait for, links that are "
+            "shared, reading from a common disk."
         )
 
-    def _constants(self) -> list[list[str]]:
+    def _constants(self) -> str:
         model = self.model
-        alone = sum(p.setting.world == 1 for p in self.points)
-        several = f"several, {len(self.points) - alone} settings, in rings"
+        alone = sum(p.setting.world == 1 for p in self._points)
         of_one, memory = f"one process, {alone} settings", "peak memory of the same"
         of_pair = of_one if self._pair is None else "the objective alone, timed on this machine"
-        constants = [
+        several = f"several, {len(self._points) - alone} settings, in rings"
+        gbps = 8e-9 / model.per_byte if model.per_byte else 0.0
+        rates = [
             ("fixed, ms a step", 1e3 * model.fixed, of_one),
             ("row, µs", 1e6 * model.row, of_one),
             ("pair of rows, ns", 1e9 * model.pair, of_pair),
+            ("latency, µs a message", 1e6 * model.latency, several),
+            ("bandwidth, Gbit/s", gbps, several),
+            ("base, MB", model.base / 1e6, memory),
+            ("row in memory, kB", model.row_bytes / 1e3, memory),
         ]
-        if (link := model.link) is not None:
-            rate = 8e-9 / link.per_byte if link.per_byte else 0.0
-            constants.append(("latency, µs a message", 1e6 * link.latency, several))
-            constants.append(("bandwidth, Gbit/s", rate, several))
-        if not math.isnan(model.base):
-            constants.append(("base, MB", model.base / 1e6, memory))
-            constants.append(("row in memory, kB", model.row_bytes / 1e3, memory))
         unknown = "0, or not told from the others"
-        return [[name, number(v, 3) if v else unknown, source] for name, v, source in constants]
-
-    @cached_property
-    def judged(self) -> pd.DataFrame:
-        """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
-        lines = []
-        for (setting, seconds, _), other in zip(self.points, self._without_each, strict=True):
-            told = other is not None and (setting.world == 1 or other.link is not None)
-            left_out = other.step(setting, ring=True).total if told and other else math.nan
-            lines.append((seconds, self.model.step(setting, ring=True).total, left_out))
-        return pd.DataFrame(lines, columns=["measured", "fitted", "left_out"])
+        lines = [
+            [name, number(value, 3) if value else unknown, source]
+            for name, value, source in rates
+            if not math.isnan(value)
+        ]
+        return table(["constant", "value", "from"], lines)
 
     def _errors(self) -> Iterator[str]:
         """Says how far the model is off, in a sentence and in a table of every point."""
-        judged = self.judged
+        judged, settings = self.judged, [p.setting for p in self._points]
         errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
         fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
         sentence = (
             f"On the {len(fitted)} settings that were measured the model errs by "
             f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
         )
-        if len(left):
-            sentence += (
-                f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
-                f"{left.median():.1%} and {left.max():.1%}"
-            )
-        else:
-            sentence += "; too few to leave one out"
-        if self.model.link is None:
-            sentence += (
-                ". No step of several processes was measured: their exchange is assumed alone"
-            )
-        yield paragraph(f"{sentence}.")
-        settings = [p.setting for p in self.points]
-        texts = {
-            "processes": [f"{one.world:,}" for one in settings],
-            "rows": [f"{one.rows:,}" for one in settings],
-            "rows of one": [f"{one.share:,}" for one in settings],
+        sentence += (
+            f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
+            f"{left.median():.1%} and {left.max():.1%}."
+            if len(left)
+            else "; too few to leave one out."
+        )
+        if math.isnan(self.model.latency):
+            sentence += " No step of several processes was measured: their exchange is assumed."
+        yield paragraph(sentence)
+        columns = {
+            "processes": [one.world for one in settings],
+            "rows": [one.rows for one in settings],
+            "rows of one": [one.share for one in settings],
             "ZeRO": [str(one.stage or "–") for one in settings],
-            "measured s": judged["measured"].map(number),
-            "model s": judged["fitted"].map(number),
-            "error": errors["fitted"].map(_percent),
-            "left out": errors["left_out"].map(_percent),
+            "measured s": judged["measured"],
+            "model s": judged["fitted"],
+            "error %": 100 * errors["fitted"].round(4),
+            "left out %": 100 * errors["left_out"].round(4),
         }
-        yield table(list(texts), pd.DataFrame(texts).to_numpy().tolist())
+        yield table(*heads_and_lines(pd.DataFrame(columns)))
 
 
 def section(
@@ -299,12 +267,3 @@ def section(
     except StudyError as fault:
         return head + paragraph(f"{fault}."), f"{fault}.\n"
     return head + "".join(forecast.html()), forecast.markdown()
-
-
-def _digits(column: pd.Series, digits: int = 3) -> pd.Series:
-    return column.map(lambda value: number(value, digits))
-
-
-def _percent(error: float) -> str:
-    text = "–" if math.isnan(error) else f"{error:+.1%}"
-    return "0.0%" if text in ("+0.0%", "-0.0%") else text

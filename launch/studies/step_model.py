@@ -3,13 +3,13 @@
     step = compute(b) + contrast(b, N) + exchange(P)
     compute  = fixed + row b              seconds; b rows of a process, forward and backward
     contrast = pair b N                   b anchors against the N rows of the global batch
-    exchange = latency S + W / bandwidth  S messages one after another, W bytes over the wire
-    memory   = base + row b + counted     bytes; see `Workload.counted`
+    exchange = latency S + per_byte W     S messages one after another, W bytes over the wire
+    memory   = base + row_bytes b + counted     bytes; see `Workload.counted`
 
-`fixed`, `row` and `pair` are fitted to steps of one process at several batches, where N = b;
-`latency` and `bandwidth` to those of several, or given. Of n bytes over P processes (Thakur,
-Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
-section 4; Patarasuk and Yuan 2009 for the ring):
+The first three rates are fitted to steps of one process at several batches, where N = b; those of
+the link to steps of several, or given. Of n bytes over P processes (Thakur, Rabenseifner and Gropp
+2005, "Optimization of Collective Communication Operations in MPICH", section 4; Patarasuk and Yuan
+2009 for the ring):
 
     all-gather, reduce-scatter  W = (P - 1) n, n of one process;  S = P - 1 in a ring
     all-reduce                  W = 2 n (P - 1) / P;              S = 2 (P - 1) in a ring
@@ -20,7 +20,7 @@ With recursive doubling, and with trees, W is the same and log2 P takes the plac
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,18 +34,6 @@ from heron.pipeline.distributed.traffic import Exchange
 FEWEST = 3  # batches of one process that tell rows from pairs, and something to be judged by
 DISTINCT = 100.0  # condition number up to which two columns are told apart
 BACKWARD = 2 / 3  # of compute: the part that an exchange of gradients can hide behind
-
-
-class Link(NamedTuple):
-    """What joins a process to the others: seconds a message, and seconds a byte."""
-
-    latency: float
-    per_byte: float
-
-    @classmethod
-    def of(cls, gbps: float, microseconds: float) -> "Link":
-        """Converts Gbit/s and microseconds."""
-        return cls(1e-6 * microseconds, 8e-9 / gbps)
 
 
 class Step(NamedTuple):
@@ -65,55 +53,41 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class StepModel:
-    """The model with its rates.
-
-    Attributes:
-        workload: whose bytes are predicted.
-        fixed: seconds of a step, whatever its rows.
-        row: seconds of a row of a process.
-        pair: seconds of a pair of rows.
-        link: fitted to several processes, which are taken to talk in rings; None: none were
-            measured.
-        base: bytes of a process beside what is counted; NaN where none were measured.
-        row_bytes: that a row of a process takes.
-    """
+    """The rates of a workload's step; those of link and memory are NaN where none were measured."""
 
     workload: Workload
     fixed: float
     row: float
     pair: float
-    link: Link | None = None
+    latency: float = math.nan
+    per_byte: float = math.nan
     base: float = math.nan
     row_bytes: float = math.nan
 
-    def step(
-        self, setting: Setting, link: Link | None = None, ring: bool = False, overlap: float = 0.0
-    ) -> Step:
-        """Predicts a step.
+    def step(self, setting: Setting, ring: bool = False, overlap: float = 0.0) -> Step:
+        """Predicts a step; without rates of a link, one that exchanges nothing.
 
         Args:
             setting: its processes and rows.
-            link: in place of the one that was measured.
             ring: every collective goes round a ring; else log2 P messages deep.
             overlap: share of the exchange of gradients that backward hides, from 0 to 1; of it
                 no more than backward takes, two thirds of compute.
         """
         compute = self.fixed + self.row * setting.share
         contrast = self.pair * setting.share * setting.rows
-        link = link or self.link
-        if setting.world == 1 or link is None:
+        if setting.world == 1 or math.isnan(self.latency):
             return Step(compute, contrast)
         parts: dict[str, float] = defaultdict(float)
         for one in self.workload.exchanges(setting):
             messages, sent = cost([one], setting, ring)
-            parts[one.part] += link.latency * messages + link.per_byte * sent
+            parts[one.part] += self.latency * messages + self.per_byte * sent
         parts["gradients"] -= min(overlap * parts["gradients"], BACKWARD * compute)
         return Step(compute, contrast, **parts)
 
     def memory(self, setting: Setting) -> float:
         """Predicts the bytes that a process holds at its peak."""
-        counted = self.workload.counted(setting)
-        return self.base + self.row_bytes * setting.share + sum(counted.values())
+        counted = sum(self.workload.counted(setting).values())
+        return self.base + self.row_bytes * setting.share + counted
 
 
 def cost(moved: Sequence[Exchange], setting: Setting, ring: bool) -> tuple[float, float]:
@@ -140,12 +114,7 @@ def fit(workload: Workload, points: Sequence[Measured], pair: float | None = Non
     """Fits the rates by least squares on relative errors, none below 0.
 
     A rate that the points cannot tell from another is left at 0, the later one of each list: row,
-    pair, fixed; latency, bandwidth; base, row in memory.
-
-    Args:
-        workload: whose bytes are predicted.
-        points: each setting once.
-        pair: seconds that were measured of a pair of rows, which then is not fitted.
+    pair, fixed; latency, bytes; base, row in memory. A given `pair`, in seconds, is not fitted.
 
     Raises:
         StudyError: what a row costs cannot be told; says what is missing.
@@ -166,20 +135,21 @@ def fit(workload: Workload, points: Sequence[Measured], pair: float | None = Non
     else:
         left = np.maximum(0.0, seconds - pair * rows[:, 1])
         row, fixed = _least_squares(rows[:, [0, 2]], left, seconds)
-    model, link = StepModel(workload, fixed, row, pair), None
+    model = StepModel(workload, fixed, row, pair)
     if several := [p for p in points if p.setting.world > 1]:
         seconds = np.array([p.seconds for p in several])
         left = np.maximum(0.0, seconds - [model.step(p.setting).total for p in several])
         costs = [cost(workload.exchanges(p.setting), p.setting, ring=True) for p in several]
-        link = Link(*_least_squares(np.array(costs), left, seconds))
-    base = row_bytes = math.nan
+        latency, per_byte = _least_squares(np.array(costs), left, seconds)
+        model = replace(model, latency=latency, per_byte=per_byte)
     known = [p for p in points if math.isfinite(p.memory)]
     if len({p.setting.share for p in known}) >= FEWEST:
         memory = np.array([p.memory for p in known])
         left = memory - [sum(workload.counted(p.setting).values()) for p in known]
         columns = np.array([[1.0, p.setting.share] for p in known])
         base, row_bytes = _least_squares(columns, left, memory)
-    return StepModel(workload, fixed, row, pair, link, base, row_bytes)
+        model = replace(model, base=base, row_bytes=row_bytes)
+    return model
 
 
 def fit_without_each(

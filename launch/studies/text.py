@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from heron.launch.studies.results import NEGATIVES, is_number, plain
 
@@ -60,6 +61,20 @@ def cell(value: Any, name: str) -> str:
     if name.endswith("_bytes") and is_number(value):
         return f"{value / 1e6:,.0f} MB"
     return number(value) if type(value) in (int, float) else plain(value)
+
+
+def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
+    texts = frame.map(
+        lambda value: (
+            value
+            if isinstance(value, str)
+            else number(value, 3)
+            if isinstance(value, float)
+            else f"{value:,}"
+        )
+    )
+    return list(frame), texts.to_numpy().tolist()
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
