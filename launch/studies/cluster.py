@@ -15,14 +15,9 @@ REACH_S = 10.0  # to connect to a cluster's head
 
 @contextmanager
 def joined(address: str | None) -> Iterator[None]:
-    """Lets this process drive a Ray cluster while it is open.
+    """Lets this process drive the Ray cluster at an address, or one that is begun here and ended.
 
-    Args:
-        address: of a cluster that runs, as `ray start` prints it; None: one is begun on this
-            machine, and ended.
-
-    Raises:
-        TrainingError: nothing answers there, or Ray does not begin here.
+    Raises a TrainingError where nothing answers there, or Ray does not begin here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a study is nobody else's business
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: what is timed would wait
@@ -64,14 +59,7 @@ def per_worker(study: Study) -> dict[str, int]:
 def trials_at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> int:
     """Returns how many trials run at once: what the nodes hold of the largest, or fewer.
 
-    Args:
-        study: says what a worker needs, which lies on one node.
-        trials: say how many workers there are.
-        nodes: their resources.
-
-    Raises:
-        TrainingError: one would wait for ever; names it, what it asks for, what there is, and the
-            remedy.
+    Raises a TrainingError where one would wait for ever: it names what is asked for and there is.
     """
     asked, largest = per_worker(study), max(trials, key=lambda trial: trial.workers)
     held = sum(min(int(node.get(kind, 0) // n) for kind, n in asked.items()) for node in nodes)

@@ -85,11 +85,7 @@ def worker_curves(results: Results, y: str) -> Curves:
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
-    """Returns the mean of y over the two keys that are varied, or nothing where it is no grid.
-
-    Returns:
-        Means, [lines, columns], named by their keys; NaN where no trial has one.
-    """
+    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid."""
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
     if len(keys) != 2 or len(results.varied) != 2:
@@ -105,11 +101,7 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
 
 
 def by_setting(results: Results, y: str) -> pd.DataFrame:
-    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none.
-
-    Settings are named by the keys that are varied, repeats by `REPEATS`, where those have several
-    values.
-    """
+    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none."""
     table, keys = results.done, list[str]()
     for key in results.varied:
         if not keys or key not in followers(table, keys, [key]):

@@ -25,12 +25,7 @@ Say = Callable[[str], None]
 
 
 def drive(trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
-    """Runs the trials that have no row yet, on the cluster that is joined.
-
-    Args:
-        trials: all of the study.
-        ledger: has the rows of those that have ended, and gets the others.
-        say: prints a line.
+    """Runs a study's trials that have no row yet, on the cluster that is joined.
 
     Returns:
         Whether all trials have ended; False where a signal came first.
@@ -120,13 +115,7 @@ def _fit(
 
 
 def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
-    """Returns a `ray.tune.Callback` that prints how trials go, and writes the rows of their ends.
-
-    Args:
-        trials: by name.
-        ledger: gets the rows.
-        say: prints a line.
-    """
+    """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends."""
     from ray import tune
 
     study = ledger.study

@@ -20,10 +20,8 @@ Lines = Mapping[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
 def curves(title: str, drawn: Curves, lines: Sequence[Lines] = ()) -> str:
     """Draws curves of one column over another, with bars of one standard deviation over repeats.
 
-    Args:
-        title: of the figure.
-        drawn: the curves; all have the same x and y.
-        lines: that are drawn beside each curve; one whose name begins with `_` has no legend.
+    All curves have the same x and y. `lines` are drawn beside each curve; one whose name begins
+    with `_` has no legend.
     """
     every = [*drawn.values()]
     x_name, y_name = str(every[0].index.name), str(every[0].name)
@@ -53,13 +51,7 @@ def curves(title: str, drawn: Curves, lines: Sequence[Lines] = ()) -> str:
 
 
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> str:
-    """Draws the mean of y over two keys that are varied: see `heron.launch.studies.curves.grid`.
-
-    Args:
-        y: the column.
-        means: of it; the best is framed, a missing one grey.
-        least: whether the best is the least.
-    """
+    """Draws the means of y from `curves.grid`: the best is framed, a missing one grey."""
     values = scale(y) * means.iloc[::-1]  # the least at the bottom, as of an axis
     values = values.rename_axis(
         index=html.escape(short(means.index.name)), columns=html.escape(short(means.columns.name))

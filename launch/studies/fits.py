@@ -43,10 +43,6 @@ def fit(kind: str, curve: pd.Series) -> Law | str:
     A value of x counts once, by the mean of its repeats (of a power the geometric one): those share
     what the law does not say, so counting each would make the interval too narrow.
 
-    Args:
-        kind: `power`, `linear` or `quadratic`.
-        curve: y, a line for each repeat, indexed by x.
-
     Returns:
         The law; or, in words, why there is none.
     """

@@ -16,13 +16,7 @@ def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool
     A trial goes on where it is among the best `1 / factor` of those that came to the rung so
     far, or is the best of fewer; one that went on counts before its equals. What was decided
     stays decided: a study that was interrupted goes on with the trials that went on, however
-    many came since.
-
-    Args:
-        study: by `asha`.
-        out: its folder.
-        trial: its name.
-        result: its `step`, the rung's, and its scores.
+    many came since. `result` has the rung's `step`, and the trial's scores.
     """
     assert isinstance(study.search, Asha)
     decided = read_metrics(out / HALVING)

@@ -25,13 +25,7 @@ FREE = ("concurrent", "retries")  # may change between two starts of a study
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lets no other driver work in a study's folder while it is open.
-
-    On a file system without locks it cannot know, and prints that.
-
-    Raises:
-        ConfigError: one does already.
-    """
+    """Refuses, by a ConfigError, that two drivers work in a study's folder; see docs/studies.md."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("w") as lock:
         try:
@@ -49,19 +43,12 @@ def alone(out: Path) -> Iterator[None]:
 
 
 class Ledger:
-    """The rows of a study, written by the driver alone.
-
-    Attributes:
-        study: that they are of.
-        out: the study's folder.
-        rows: of the trials that have ended, by name.
-    """
+    """The rows of the trials of a study that have ended, by name, in its folder `out`."""
 
     def __init__(self, study: Study, out: Path) -> None:
         """Reads what a folder holds of a study; nothing is written before `begin`.
 
-        Raises:
-            ConfigError: the folder holds another study.
+        Raises a ConfigError where the folder holds another study.
         """
         self.study, self.out = study, out
         if (out / STUDY).exists():
@@ -99,7 +86,7 @@ class Ledger:
             trial: with the values that it ended with.
             status: done, failed, or stopped by the scheduler.
             error: why it failed.
-            rung: after how many steps it was stopped early.
+            rung: steps after which it was stopped early.
             more: further keys of the row.
         """
         path, failed = trial.run / "result.json", status == "failed"
@@ -136,13 +123,8 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Returns medians over a run's steps without the first few; None where there are no steps.
 
-    Args:
-        run: the run's folder.
-        result: its result.json, which has its memory.
-
-    Returns:
-        `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
-        `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
+    They are `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
+    `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
     """
     steps = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
     counted = steps[min(WARM, len(steps) - 1) :] if steps else []

@@ -36,12 +36,8 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None
     one that was not. A trial that fails takes part no more; one that is run again follows the
     others, and is compared with them at rungs where they have not been compared yet.
 
-    Args:
-        trials: all of the study, which is by `pbt`.
-        ledger: has a row for each of those that have ended.
-        run: trains trials, with the values that they came to, to a rung, where each leaves its
-            scores in rungs.jsonl; a trial that fails, or is at the last rung, gets its row.
-        say: prints a line.
+    `run` trains trials, with the values that they came to, to a rung, where each leaves its scores
+    in rungs.jsonl; a trial that fails, or is at the last rung, gets its row.
 
     Raises:
         CheckpointError: weights that are to be taken over are damaged.
@@ -83,12 +79,7 @@ def choose_donors(
     """Returns which trials take over weights: the worst quarter, from one of the best each.
 
     Donors and perturbations are drawn with (`seed`, trial, step), whatever has been drawn before.
-
-    Args:
-        study: by `pbt`.
-        step: of the rung.
-        scores: of the trials there, by name; one that is not a number is the worst.
-        values: that they have.
+    Scores and values are by the trial's name; a score that is not a number is the worst.
 
     Returns:
         By name of the trial, `from`, whose weights it takes, and `values`, its own from there on.

@@ -37,13 +37,7 @@ pre { font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
 
 @dataclass(frozen=True)
 class Report:
-    """What the report is about.
-
-    Attributes:
-        results: of the study.
-        x: the column that figures go over.
-        ys: the columns that they show.
-    """
+    """What the report is about: figures of the columns `ys` over the column `x`."""
 
     results: Results
     x: str
@@ -51,36 +45,28 @@ class Report:
 
     @classmethod
     def of(cls, results: Results, x: str | None = None, ys: Sequence[str] = ()) -> "Report":
-        """Reports what the study asks to be shown, or what is asked for here in its place.
-
-        Raises:
-            StudyError: no trial has such a column.
-        """
+        """Reports what the study asks for, or this in its place; StudyError: no such column."""
         x, ys = x or results.study.measure.x, ys or results.study.measure.y
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
     def write(self, out: Path, section: str = "") -> Path:
-        """Writes report.html, table.md, table.csv and table.parquet; returns the first's path.
+        """Writes the page, with a further section of HTML, and its tables; returns its path.
 
-        Args:
-            out: a folder.
-            section: HTML of a further part, after the figures.
-
-        Raises:
-            ShardError: the disk is full.
+        Raises a ShardError where the disk is full.
         """
         out.mkdir(parents=True, exist_ok=True)
         every = every_column(self.results)
-        with atomic_write(out / "table.md") as stream:
-            stream.write(markdown(*shown(self.results, self.ys)).encode())
-        with atomic_write(out / "table.csv") as stream:
-            stream.write(every.to_csv(index=False).encode())
-        with atomic_write(out / "table.parquet") as stream:
-            every.to_parquet(stream)
-        body = "".join(self._body(section))
-        with atomic_write(out / "report.html") as stream:
-            stream.write(page(self.results.study.title, body, STYLE).encode())
+        body = page(self.results.study.title, "".join(self._body(section)), STYLE)
+        files = {
+            "table.md": markdown(*shown(self.results, self.ys)).encode(),
+            "table.csv": every.to_csv(index=False).encode(),
+            "table.parquet": every.to_parquet(),
+            "report.html": body.encode(),
+        }
+        for name, content in files.items():
+            with atomic_write(out / name) as stream:
+                stream.write(content)
         return out / "report.html"
 
     def _body(self, section: str) -> Iterator[str]:
@@ -253,34 +239,28 @@ def _workers(scaled: Curves) -> Iterator[str]:
 
 def _points(drawn: Curves, x: str, y: str) -> str:
     """Returns the points of curves as a table."""
-    unit, several = scale(y), len(drawn) > 1
+    unit, alone = scale(y), len(drawn) == 1
     lines = [
         [
-            *([name] if several else []),
+            name,
             number(at) if is_numeric(curve) else str(at),
             mean_std(unit * mean, unit * std, count),
         ]
         for name, curve in drawn.items()
         for at, mean, std, count in points(curve).itertuples()
     ]
-    heads = [label(x), label(y)]
-    return table(["curve", *heads] if several else heads, lines)
+    heads = ["curve", label(x), label(y)]
+    return table(heads[alone:], [line[alone:] for line in lines])
 
 
 def _beside_the_square(law: Law) -> str:
     """Returns the measured exponent beside the published one."""
     exponent, reach = law.coefficients[1], law.reach[1]
-    where = (
-        "inside its interval."
-        if abs(exponent - 2) <= reach
-        else "under its interval: time rises faster than the square."
-        if exponent > 2
-        else "over its interval: the part of a step that is linear in the rows (encoders) and the "
-        "part that is constant still count."
-    )
+    where = "inside" if abs(exponent - 2) <= reach else "under" if exponent > 2 else "over"
     return (
         "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (broken line, "
-        f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
+        f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where} its interval. "
+        "What is linear in the rows (encoders), and what is constant, makes it smaller."
     )
 
 

@@ -37,11 +37,7 @@ class Row(BaseModel):
     measured: dict[str, Any] | None = None
 
     def cells(self, folder: Path) -> dict[str, Any]:
-        """Returns the trial's cells by column; of two of one name, the first counts.
-
-        Args:
-            folder: of the study.
-        """
+        """Returns the trial's cells by column; of two of one name the first counts."""
         result, measured = self.result or {}, self.measured or {}
         workers = int(self.values.get("workers", result.get("world_size", 1)))
         more: dict[str, Any] = {"workers": workers}
@@ -108,16 +104,9 @@ class Results:
         return f"{text}."
 
     def refuse_unknown(self, names: Sequence[str]) -> None:
-        """Refuses a column that no trial has.
-
-        Raises:
-            StudyError: names the column, and those that there are.
-        """
-        known = [
-            name
-            for name in self.table
-            if name not in ("status", "error", "command", "run") and self.table[name].notna().any()
-        ]
+        """Raises a StudyError that names a column that no trial has, and those that there are."""
+        of_rows = ["status", "error", "command", "run"]
+        known = [*self.table.drop(columns=of_rows, errors="ignore").dropna(axis=1, how="all")]
         for name in names:
             if len(self.done) and name not in known:
                 raise StudyError(
@@ -141,8 +130,7 @@ class Results:
 def read_results(folder: Path) -> Results:
     """Reads a study's folder, also while it is still running.
 
-    Raises:
-        StudyError: the folder is no study, a file is missing, or a line is damaged.
+    Raises a StudyError where the folder is no study, a file is missing, or a line is damaged.
     """
     study = _study(folder)
     path = folder / ROWS
@@ -215,10 +203,8 @@ def less_is_better(name: str) -> bool:
 
 
 def is_cost(name: str) -> bool:
-    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate.
-
-    To these a law may be fitted; a score has an upper bound, which no power and no polynomial has.
-    """
+    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate."""
+    # a law is fitted to these alone: a score has an upper bound, which no law has
     return name.endswith((*LESS, "_per_s"))
 
 

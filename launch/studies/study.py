@@ -215,11 +215,8 @@ class Study(Section):
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
     """Reads a study; its section `small` holds what differs in its small version.
 
-    Args:
-        path: a YAML file.
-        small: the small version; a key in it takes the place of the study's.
-        overrides: `key=value` of every trial; of a key in `vary`, the values that it takes; of
-            `OPTIONS`, how trials are run.
+    Overrides are `key=value` of every trial; of a key in `vary`, the values that it takes; of
+    `OPTIONS`, how trials are run.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, or a key or value does not fit, in

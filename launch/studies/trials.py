@@ -25,14 +25,7 @@ LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a study.
-
-    Attributes:
-        study: that it is of.
-        out: the study's folder.
-        name: its number, as of its folder: 003.
-        values: of what varies.
-    """
+    """A run of a study, whose folder is `out`; the name is its number (003)."""
 
     study: Study
     out: Path
@@ -73,11 +66,7 @@ class Trial:
         return replace(self, values=dict(past[-1]["values"])) if past else self
 
     def overrides(self, rung: int | None = None) -> list[str]:
-        """Returns what a person would type for this trial, without `run.dir`.
-
-        Args:
-            rung: steps to end after, where trials are compared on their way; None: at the end.
-        """
+        """Returns what a person would type for this trial, to a rung or the end, but `run.dir`."""
         tree = self.study.set | {k: v for k, v in self.values.items() if k not in LAUNCHED}
         if (steps := rung or self.study.rungs[-1]) is not None:
             tree["train.steps"] = steps
@@ -86,11 +75,7 @@ class Trial:
         return [f"{key}={_typed(value)}" for key, value in tree.items()]
 
     def config(self, rung: int | None = None) -> Config:
-        """Returns the configuration that the trial runs with; see `overrides`.
-
-        Raises:
-            ConfigError: the values do not fit the experiment; says which trial.
-        """
+        """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
         own = [f"run.dir={self.run}", "run.resume=auto"]
         try:
             return load_config(self.study.base, [*self.overrides(rung), *own])
@@ -122,14 +107,7 @@ def plan(study: Study, out: Path = Path()) -> list[Trial]:
     """Returns the trials in the order in which they start: of a grid the last key varies fastest.
 
     A drawn trial has values of its own, drawn with (`seed`, number): more trials leave those
-    before as they are.
-
-    Args:
-        study: that they are of.
-        out: its folder.
-
-    Raises:
-        ConfigError: a number of workers, or a strategy, is none.
+    before as they are. Raises a ConfigError where a number of workers, or a strategy, is none.
     """
     search, cases = study.search, study.cases or [{}]
     chosen = []

@@ -76,11 +76,7 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
 
 
 def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
-    """Trains on the trial's workers; workers that die are started again, and go on.
-
-    Raises:
-        TrainingError: it cannot be run, or workers died once too often.
-    """
+    """Trains on the trial's workers, which are started again where they die; or says why not."""
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -120,10 +116,7 @@ def run_worker(given: dict[str, Any]) -> None:
     """Runs one process of a run: what `accelerate launch` would start, with what it would set.
 
     Ray has set the rank and joined the processes. What the process prints goes to a file of its
-    own in the run's folder.
-
-    Args:
-        given: `config`, the `root` of relative paths, and what `environment` needs.
+    own in the run's folder. `given` has `config`, `root`, `strategy` and `gpus`.
     """
     os.chdir(given["root"])
     os.environ.update(environment(given["strategy"], given["gpus"]))

@@ -29,14 +29,7 @@ HELD = 3  # times a gathered vector lies in memory: itself, its gradient, and on
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is laid out.
-
-    Attributes:
-        world: processes.
-        labelled: rows of the global batch.
-        unlabelled: rows of the global batch.
-        stage: of ZeRO; 0 also stands for DistributedDataParallel.
-    """
+    """How a step is laid out: processes, rows of the global batch, and ZeRO's stage (0 of DDP)."""
 
     world: int
     labelled: int
@@ -60,13 +53,7 @@ class Setting:
 
 
 class Measured(NamedTuple):
-    """A setting whose step was measured: the means of its repeats.
-
-    Attributes:
-        setting: how it was laid out.
-        seconds: of a step.
-        memory: bytes of a process at its peak; NaN where it was not measured.
-    """
+    """A step's seconds and a process's peak bytes (NaN: unknown), the means of repeats."""
 
     setting: Setting
     seconds: float
@@ -75,10 +62,10 @@ class Measured(NamedTuple):
 
 @dataclass(eq=False)
 class Workload:
-    """The step of an experiment.
+    """The step of an experiment, whatever its batch.
 
     Attributes:
-        config: the experiment; its batch is one of many.
+        config: the experiment.
         shapes: of one sample of each view.
         labels: width of a row's labels.
         levels: of hierarchical labels.
@@ -93,8 +80,7 @@ class Workload:
     def of_run(cls, run: Path) -> "Workload":
         """Returns the workload of a run, from its newest checkpoint.
 
-        Raises:
-            StudyError: it has none, it cannot be read, or a term exchanges what is not modelled.
+        Raises a StudyError where none can be read, or a term exchanges what is not modelled.
         """
         try:
             checkpoint = locate(run)
@@ -185,10 +171,7 @@ def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured
 
     Returns:
         The workload of all of them; the points; how many trials are not in them, and why (empty
-        where all are).
-
-    Raises:
-        StudyError: no trial can be used; says why not.
+        where all are). A StudyError says why no trial can be used.
     """
     repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
     notes: list[str] = []
@@ -205,8 +188,8 @@ def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured
                 continue
             taken = trial["step_s"], trial["peak_memory_bytes"]
             repeats[workload.setting(trial)].append(taken)
-    left_out = f"Left out of the scaling model: {len(notes)} of the trials; the first: "
-    left_out = left_out + notes[0] if notes else ""
+    many = f"Left out of the scaling model: {len(notes)} of the trials; the first: "
+    left_out = many + notes[0] if notes else ""
     if first is None:
         raise StudyError(left_out or "No trial is done: no scaling model")
     order = sorted(repeats, key=lambda s: (s.world, s.rows, s.stage))
