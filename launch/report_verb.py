@@ -26,13 +26,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from heron.launch.studies.forecast import Assumed, section  # here, so that --help is quick
     from heron.launch.studies.report import Report
     from heron.launch.studies.results import read_results
+    from heron.pipeline.config.sections import check
 
     results = read_results(arguments.study)
     report = Report.of(results, arguments.x, arguments.y)
     out = arguments.out or arguments.study / "report"
-    assumed = Assumed(
-        arguments.link_gbps, arguments.latency_us, arguments.overlap, arguments.global_batch
-    )
+    options = {name: getattr(arguments, name) for name in Assumed.model_fields}
+    assumed = check(Assumed, options, "heron report")
     part = scaling = ""
     if len(results.done) and (arguments.points or "workers" in results.varied):
         studies = [results, *map(read_results, arguments.points)]

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field
 
 from heron.launch.studies import figures
 from heron.launch.studies.contrast import time_pair
@@ -14,55 +16,32 @@ from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_with
 from heron.launch.studies.text import heads_and_lines, markdown, number
 from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
+from heron.pipeline.config.sections import Natural, Positive, Section, Share
 from heron.pipeline.training.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
 TITLE = "More processes than were measured"
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """What the table of more processes takes for granted.
+class Assumed(Section):
+    """What the table takes for granted, as options of `heron report` say it."""
 
-    Attributes:
-        gbps: of the link of each process, Gbit/s.
-        microseconds: latency of a message.
-        overlap: share of the exchange of gradients that backward hides, from 0 to 1.
-        batch: rows of the global batch; None: every process keeps its share.
-    """
-
-    gbps: float = 200.0
-    microseconds: float = 5.0
-    overlap: float = 0.0
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses what is no link.
-
-        Raises:
-            StudyError: names the option, what was found and what is expected.
-        """
-        checks = {
-            "--link-gbps": (self.gbps, self.gbps > 0, "above 0"),
-            "--latency-us": (self.microseconds, self.microseconds >= 0, "0 or more"),
-            "--overlap": (self.overlap, 0 <= self.overlap <= 1, "0 to 1"),
-            "--global-batch": (self.batch, self.batch is None or self.batch > 0, "above 0"),
-        }
-        for name, (value, good, expected) in checks.items():
-            if not good:
-                raise StudyError(f"{name} is {value}; expected {expected}")
+    link_gbps: Positive = 200.0
+    latency_us: Annotated[float, Field(ge=0)] = 5.0
+    overlap: Share = 0.0
+    global_batch: Natural | None = None
 
     def link(self, model: StepModel) -> StepModel:
         """Returns a model with this link in place of the one that was measured."""
-        return replace(model, latency=1e-6 * self.microseconds, per_byte=8e-9 / self.gbps)
+        return replace(model, latency=1e-6 * self.latency_us, per_byte=8e-9 / self.link_gbps)
 
     def setting(self, base: Setting, world: int) -> Setting:
         """Returns a setting's share of rows on more processes, or the batch that is asked for."""
-        if self.batch is None:
+        if self.global_batch is None:
             each = base.labelled // base.world, base.unlabelled // base.world
             return Setting(world, each[0] * world, each[1] * world, base.stage)
-        labelled = round(self.batch * base.labelled / base.rows)
-        return Setting(world, labelled, self.batch - labelled, base.stage)
+        labelled = round(self.global_batch * base.labelled / base.rows)
+        return Setting(world, labelled, self.global_batch - labelled, base.stage)
 
 
 class Forecast:
@@ -150,11 +129,11 @@ class Forecast:
     @property
     def title(self) -> str:
         """What the table is, and what it takes for granted."""
-        one = self._assumed
-        rows = f"{one.batch:,} rows in all" if one.batch else f"{self.base.share:,} rows a process"
+        one, batch = self._assumed, self._assumed.global_batch
+        rows = f"{batch:,} rows in all" if batch else f"{self.base.share:,} rows a process"
         return (
             f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
-            f"{one.gbps:g} Gbit/s and {one.microseconds:g} µs a message for each process, "
+            f"{one.link_gbps:g} Gbit/s and {one.latency_us:g} µs a message for each process, "
             f"{one.overlap:.0%} of the gradients' exchange hidden by backward"
         )
 

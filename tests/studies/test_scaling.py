@@ -57,7 +57,7 @@ def test_messages_and_bytes_by_hand() -> None:
 def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     """The workload: 31 rows, two views of 16 and 12 wide layers, projections of 8."""
     model = StepModel(workload, fixed=0.01, row=1e-3, pair=1e-6)
-    linked = Assumed(gbps=1, microseconds=50).link(model)
+    linked = Assumed(link_gbps=1, latency_us=50).link(model)
     setting = Setting(4, 40, 84)
     alone = model.step(Setting(1, 10, 21))
     assert alone.total == pytest.approx(0.01 + 31e-3 + 31 * 31e-6)
@@ -71,7 +71,7 @@ def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     assert step.norm > 50e-6 * (12 * 3 + 12 * 2 * 3)
     hidden = linked.step(setting, ring=True, overlap=0.5)
     assert hidden.gradients == pytest.approx(step.gradients / 2)
-    slow = Assumed(gbps=1e-4, microseconds=0).link(model)
+    slow = Assumed(link_gbps=1e-4, latency_us=0).link(model)
     bare, covered = slow.step(setting), slow.step(setting, overlap=1.0)
     assert bare.gradients - covered.gradients == pytest.approx(2 / 3 * step.compute)
 
@@ -186,7 +186,7 @@ def test_the_report_extrapolates(
     assert table in capsys.readouterr().out
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
     assert [line[0] for line in lines[2:]] == [f"{2**n:,}" for n in range(3, 13)]
-    model = Assumed(100, 10).link(StepModel(workload, **KNOWN))
+    model = Assumed(link_gbps=100, latency_us=10).link(StepModel(workload, **KNOWN))
     last = Setting(4096, 128 * 4096, 384 * 4096)
     step, one = model.step(last), model.step(Setting(1, 128, 384))
     heads = [head for head in lines[0]]
@@ -205,7 +205,7 @@ def test_a_fixed_batch_ends_where_its_rows_do(
     tmp_path: Path, run: Path, workload: Workload
 ) -> None:
     results = read_results(studies(tmp_path / "study", run, workload))
-    found = Forecast(*measured_points([results])[:2], Assumed(batch=256))
+    found = Forecast(*measured_points([results])[:2], Assumed(global_batch=256))
     assert list(found.table["processes"]) == [8, 16, 32, 64]
     assert set(found.table["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
@@ -254,10 +254,16 @@ def test_no_checkpoint_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--link-gbps", "0"], "--link-gbps is 0.0; expected above 0"),
-        (["--latency-us", "-1"], "--latency-us is -1.0; expected 0 or more"),
-        (["--overlap", "2"], "--overlap is 2.0; expected 0 to 1"),
-        (["--global-batch", "0"], "--global-batch is 0; expected above 0"),
+        (["--link-gbps", "0"], "link_gbps: found 0.0; input should be greater than 0"),
+        (
+            ["--latency-us", "-1"],
+            "latency_us: found -1.0; input should be greater than or equal to 0",
+        ),
+        (["--overlap", "2"], "overlap: found 2.0; input should be less than or equal to 1"),
+        (
+            ["--global-batch", "0"],
+            "global_batch: found 0; input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_no_link_is_refused(
@@ -265,7 +271,7 @@ def test_no_link_is_refused(
 ) -> None:
     folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
     assert main(["report", str(folder), *words]) == 1
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert capsys.readouterr().err == f"error: heron report does not fit:\n  {message}\n"
 
 
 def test_a_setting_is_that_of_the_run(tmp_path: Path, run: Path) -> None:
