@@ -153,17 +153,17 @@ class Workload:
         stage = int(strategy[-1]) if strategy.startswith("zero") else 0
         return Setting(int(trial["workers"]), labelled, rows - labelled, stage)
 
-    def differs_in(self, other: "Workload") -> list[str]:
-        """Returns in what two workloads differ that are to be measured together."""
-        return [name for name, part in self._identity.items() if part != other._identity[name]]
-
     @cached_property
-    def _identity(self) -> dict[str, Any]:
-        tree = self.config.model_dump(mode="json")
-        train = {key: tree["train"][key] for key in ("precision", "micro_batch", "cpu_threads")}
-        parts = {"model": tree["model"], "objective": tree["objective"], "shapes": self.shapes}
-        optim, views = tree["optim"]["kind"], tree["data"]["views"]
-        return parts | {"optim": optim, "train": train, "views": views}
+    def identity(self) -> dict[str, Any]:
+        """What workloads that are measured together have in common."""
+        same: dict[str, Any] = {
+            "model": True,
+            "objective": True,
+            "optim": {"kind"},
+            "data": {"views"},
+        }
+        same["train"] = {"precision", "micro_batch", "cpu_threads"}
+        return self.config.model_dump(mode="json", include=same) | {"shapes": self.shapes}
 
 
 def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured], str]:
@@ -181,19 +181,20 @@ def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured
             try:
                 workload = _workload(trial, results.folder)
                 first = first or workload
-                if differing := first.differs_in(workload):
+                known, other = first.identity, workload.identity
+                if differing := [key for key in known if known[key] != other[key]]:
                     raise StudyError(f"other than the first in {', '.join(differing)}")
             except StudyError as fault:
                 notes.append(f"trial {name} of {results.folder.name}: {fault}")
                 continue
-            taken = trial["step_s"], trial["peak_memory_bytes"]
-            repeats[workload.setting(trial)].append(taken)
+            measured = trial["step_s"], trial["peak_memory_bytes"]
+            repeats[workload.setting(trial)].append(measured)
     many = f"Left out of the scaling model: {len(notes)} of the trials; the first: "
     left_out = many + notes[0] if notes else ""
     if first is None:
         raise StudyError(left_out or "No trial is done: no scaling model")
-    order = sorted(repeats, key=lambda s: (s.world, s.rows, s.stage))
-    return first, [Measured(s, *map(float, np.mean(repeats[s], 0))) for s in order], left_out
+    order = sorted(repeats, key=lambda one: (one.world, one.rows, one.stage))
+    return first, [Measured(one, *map(float, np.mean(repeats[one], 0))) for one in order], left_out
 
 
 def _workload(trial: pd.Series, folder: Path) -> Workload:
