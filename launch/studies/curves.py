@@ -17,20 +17,16 @@ from heron.launch.studies.results import (
 )
 from heron.launch.studies.text import short
 
-# Curves by name: values of y, a line for each repeat, indexed by x, in order of x. The name tells a
-# curve from the others, and is empty where it is the only one.
-Curves = dict[str, pd.Series]
 
+def points(curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats at each x.
 
-def points(curve: pd.Series) -> pd.DataFrame:
-    """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats, indexed by x."""
-    described: pd.DataFrame = describe(curve.groupby(level=0, sort=False))
+    Args:
+        curves: from `curves` or `worker_curves`; `curve` and `x` are columns of the points too.
+    """
+    repeats = curves.groupby(["curve", "x"], sort=False)["y"]
+    described: pd.DataFrame = describe(repeats).reset_index()
     return described
-
-
-def is_numeric(curve: pd.Series) -> bool:
-    """Whether x is a number at every point."""
-    return bool(pd.api.types.is_numeric_dtype(curve.index))
 
 
 def natural_x(results: Results, x: str) -> str:
@@ -59,29 +55,34 @@ def dividers(results: Results, table: pd.DataFrame, x: str) -> list[str]:
     return keys
 
 
-def curves(results: Results, x: str, y: str) -> Curves:
-    """Returns every curve of y over x that has a point, of the trials that are done."""
+def curves(results: Results, x: str, y: str) -> pd.DataFrame:
+    """Returns every curve of y over x, of the trials that are done: a line for each repeat.
+
+    Columns are `curve`, what tells it from the others (empty where it is the only one), `x` and
+    `y`; where every x is a number, lines are in order of x.
+    """
     table = results.done[results.done[x].notna()]
     at = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
-    return _split(_names(table, dividers(results, table, x)), at, numbers(table, y))
+    return _repeats(_names(table, dividers(results, table, x)), at, numbers(table, y))
 
 
-def worker_curves(results: Results, y: str) -> Curves:
+def worker_curves(results: Results, y: str) -> pd.DataFrame:
     """Returns curves of y over workers at a fixed global batch, and at a fixed share of each.
 
     Of trials that differ in nothing else, those of one global batch make a curve, and those of as
-    many rows a worker; a curve has two numbers of workers or more.
+    many rows a worker; a curve has two numbers of workers or more. See `curves` for the columns.
     """
     if BATCH not in results.done:
-        return {}
+        return pd.DataFrame(columns=["curve", "x", "y"])
     table = results.done[results.done[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
     rest = _names(table, others).map(lambda name: f", {name}" if name else "")
-    scaled = Curves()
+    scaled = []
     for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
         names = table[column].map(text.format) + rest
-        scaled |= _split(names, table["workers"].astype(float), numbers(table, y))
-    return {name: curve for name, curve in scaled.items() if curve.index.nunique() > 1}
+        scaled.append(_repeats(names, table["workers"], numbers(table, y)))
+    both = pd.concat(scaled, ignore_index=True)
+    return both[both.groupby("curve")["x"].transform("nunique") > 1]
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
@@ -111,14 +112,13 @@ def by_setting(results: Results, y: str) -> pd.DataFrame:
     return pd.DataFrame(parts | {y: numbers(table, y)}).pivot_table(y, "repeat", "setting")
 
 
-def _split(names: pd.Series, at: pd.Series, values: pd.Series) -> Curves:
-    """Returns a curve for each name, named as its x and y, in order of x where x is a number."""
-    split = Curves()
-    values = values.dropna()
-    for name, part in values.groupby(names[values.index], sort=False):
-        curve = part.set_axis(pd.Index(at[part.index].tolist(), name=at.name))
-        split[str(name)] = curve.sort_index() if is_numeric(curve) else curve
-    return split
+def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
+    """Returns a line for each y that there is, curve by curve, in order of x if it is a number."""
+    lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
+    if not pd.api.types.is_numeric_dtype(lines["x"]):
+        return lines
+    order = lines["curve"].map({name: i for i, name in enumerate(lines["curve"].unique())})
+    return lines.assign(order=order).sort_values(["order", "x"]).drop(columns="order")
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:

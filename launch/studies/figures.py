@@ -1,53 +1,53 @@
 """The figures of a study, each as HTML: curves with error bars, a heat map, parts of a step."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from heron.launch.studies.curves import Curves, is_numeric, points
 from heron.launch.studies.results import less_is_better
 from heron.launch.studies.text import label, number, scale, short
 from heron.pipeline.training.page import embedded, plot, png
 
 WIDE = 6.0  # times the least: an axis of such numbers is logarithmic
 MOST = 10  # curves whose colours can be told apart
-Lines = Mapping[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
+Lines = dict[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
 
 
-def curves(title: str, drawn: Curves, lines: Sequence[Lines] = ()) -> str:
-    """Draws curves of one column over another, with bars of one standard deviation over repeats.
+def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> str:
+    """Draws points with bars of one standard deviation over repeats, a curve each name.
 
-    All curves have the same x and y. `lines` are drawn beside each curve; one whose name begins
-    with `_` has no legend.
+    Args:
+        drawn: from `curves.points`.
+        x: the column that they are over.
+        y: the column that they show.
+        lines: that are drawn beside a curve; one whose name begins with `_` has no legend.
     """
-    every = [*drawn.values()]
-    x_name, y_name = str(every[0].index.name), str(every[0].name)
-    numeric, unit = all(map(is_numeric, every)), scale(y_name)
-    figure, axes = plot(label(x_name), label(y_name))
-    for i, (name, curve) in enumerate(drawn.items()):
-        means, color = points(curve), f"C{i}"
-        x = means.index if numeric else means.index.map(str)
-        beside = lines[i] if lines and numeric else {}
+    figure, axes = plot(label(x), label(y))
+    numeric, unit = pd.api.types.is_numeric_dtype(drawn["x"]), scale(y)
+    for i, (name, curve) in enumerate(drawn.groupby("curve", sort=False)):
+        at, color = curve["x"] if numeric else curve["x"].map(str), f"C{i}"
+        beside = lines.get(name, {}) if numeric else {}
         shown = name or ("measured" if beside else None)
         # of a point without repeats the bar is NaN, and is not drawn
-        axes.errorbar(x, unit * means["mean"], yerr=unit * means["std"], fmt="o-" if numeric else
-                      "o", markersize=5, capsize=3, color=color, label=shown)  # fmt: skip
-        for (line, at), style in zip(beside.items(), ("--", "-.", ":"), strict=False):
-            along = np.geomspace(x[0], x[-1], 60) if x[0] > 0 else np.linspace(x[0], x[-1], 60)
-            axes.plot(along, unit * at(along), style, color=color, label=line)
+        axes.errorbar(at, unit * curve["mean"], yerr=unit * curve["std"], markersize=5, capsize=3,
+                      fmt="o-" if numeric else "o", color=color, label=shown)  # fmt: skip
+        for (line, law), style in zip(beside.items(), ("--", "-.", ":"), strict=False):
+            space = np.geomspace if at.min() > 0 else np.linspace
+            along = space(at.min(), at.max(), 60)
+            axes.plot(along, unit * law(along), style, color=color, label=line)
     if numeric:
-        means = unit * pd.concat([points(curve)["mean"] for curve in every])
-        _log(axes, means.index.to_numpy(), "x")
-        if less_is_better(y_name):
-            _log(axes, means.to_numpy(), "y")
+        means = unit * drawn["mean"].to_numpy()
+        _log(axes, drawn["x"].to_numpy(), "x")
+        if less_is_better(y):
+            _log(axes, means, "y")
             axes.set_ylim(bottom=means.min() / 2 if axes.get_yscale() == "log" else None)
     else:
         axes.tick_params(axis="x", rotation=20)
     _legend(axes)
-    return embedded(title, png(figure))
+    return embedded(f"{y} against {x}", png(figure))
 
 
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> str:
@@ -56,7 +56,8 @@ def heat_map(y: str, means: pd.DataFrame, least: bool) -> str:
     values = values.rename_axis(
         index=html.escape(short(means.index.name)), columns=html.escape(short(means.columns.name))
     )
-    style = values.style.format(lambda value: number(value, 3), na_rep="none")
+    style = values.style.set_uuid(y.encode().hex()).set_properties(padding=".4rem .8rem")
+    style = style.format(lambda value: number(value, 3), na_rep="none")
     style = style.format_index("{:g}").format_index("{:g}", axis=1)
     style = style.background_gradient("viridis", axis=None)
     style = style.highlight_null(props="background: #d9d9d9; color: #555")

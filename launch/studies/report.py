@@ -3,29 +3,39 @@
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from heron.launch.repeats import paired
 from heron.launch.studies import figures
 from heron.launch.studies.curves import (
-    Curves,
     by_setting,
     curves,
     grid,
-    is_numeric,
     natural_x,
     points,
     worker_curves,
 )
 from heron.launch.studies.fits import Law, fit
-from heron.launch.studies.results import NEGATIVES, Results, is_cost, plain
-from heron.launch.studies.text import cell, label, markdown, mean_std, number, scale, short
+from heron.launch.studies.results import NEGATIVES, Results, is_cost, is_number, plain
+from heron.launch.studies.text import (
+    cell,
+    heads_and_lines,
+    label,
+    markdown,
+    mean_std,
+    number,
+    scale,
+    short,
+)
 from heron.pipeline.training.page import heading, page, paragraph, table
 from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
+SQUARE = "x² (HeroCon, Figure 4b)"
 SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 MOST = 30  # settings that are compared with the best, so that the page stays one to read
 STYLE = """
@@ -111,41 +121,44 @@ class Report:
     def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
         x, asked = self.x, self.results.study.measure.fits
-        every = worker_curves(self.results, y) if x == "workers" else {}
-        every = every or curves(self.results, x, y)
+        every = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
+        every = every if len(every) else curves(self.results, x, y)
         yield heading(_upper(f"{label(y)} against {label(x)}"))
-        if not every:
+        if every.empty:
             yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
             return
-        if len(every) > figures.MOST:
+        names = every["curve"].unique()
+        if len(names) > figures.MOST:
             yield paragraph(
-                f"{len(every)} curves, of which the first {figures.MOST} are drawn; the table has "
+                f"{len(names)} curves, of which the first {figures.MOST} are drawn; the table has "
                 "all."
             )
-        drawn = dict([*every.items()][: figures.MOST])
-        fits = [[fit(kind, one) for kind in asked if is_cost(y)] for one in drawn.values()]
-        # several curves have the first of their laws each, so that the figure stays one to read
-        first = 1 if len(drawn) > 1 else None
-        laws = [[law for law in of if isinstance(law, Law)][:first] for of in fits]
-        lines = [{law.name: law.at for law in of} for of in laws]
-        last = points([*drawn.values()][0])["mean"].tail(1)
-        square = x == NEGATIVES and y in TIMES and last.index[0] > 0
-        if square:
-            (at,), (time,) = last.index, last
-            lines[0]["x² (HeroCon, Figure 4b)"] = lambda x: time * (x / at) ** 2
-        yield figures.curves(f"{y} against {x}", drawn, lines)
-        for name, of in zip(drawn, fits, strict=True):
-            for law in of:
-                sentence = law if isinstance(law, str) else f"{short(y)} = {law.says}."
-                yield paragraph(f"{name}: {sentence}" if name else sentence)
+        drawn = every[every["curve"].isin(names[: figures.MOST])]
+        lines: dict[str, figures.Lines] = {}
+        sentences = []
+        square = x == NEGATIVES and y in TIMES
+        for name, curve in drawn.groupby("curve", sort=False):
+            fits = [fit(kind, curve.set_index("x")["y"]) for kind in asked if is_cost(y)]
+            laws = [law for law in fits if isinstance(law, Law)]
+            # several curves have the first of their laws each, so that the figure stays readable
+            lines[name] = {law.name: law.at for law in laws[: 1 if len(names) > 1 else None]}
+            for law in fits:
+                text = law if isinstance(law, str) else f"{short(y)} = {law.says}."
+                sentences.append(f"{name}: {text}" if name else text)
                 if square and isinstance(law, Law) and law.name.startswith("x^"):
-                    yield paragraph(_beside_the_square(law))
-        if any(points(curve)["count"].max() > 1 for curve in drawn.values()):
+                    sentences.append(_beside_the_square(law))
+        means = points(drawn)
+        if square:
+            last = means[means["curve"] == names[0]].iloc[-1]
+            lines[names[0]] |= {SQUARE: lambda x: last["mean"] * (x / last["x"]) ** 2}
+        yield figures.curves(means, x, y, lines)
+        yield from map(paragraph, sentences)
+        if means["count"].max() > 1:
             yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if asked and not is_cost(y):
             yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
         if grid(self.results, y) is None:  # a heat map has the numbers
-            yield _points(every, x, y)
+            yield _points(points(every), x, y)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
@@ -209,48 +222,50 @@ def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
     return pd.array([None if v is None else plain(v) for v in column], "string")
 
 
-def _workers(scaled: Curves) -> Iterator[str]:
+def _workers(scaled: pd.DataFrame) -> Iterator[str]:
     """Samples a second against workers, beside what it would be if none were lost."""
     yield heading("Workers: speed-up and efficiency")
-    if not scaled:
+    if scaled.empty:
         yield paragraph(
             "No two numbers of workers have the same batch in all or the same rows a worker, so "
             "that they cannot be compared."
         )
         return
-    cells, ideal = [], []
-    for name, curve in scaled.items():
-        means = points(curve)
-        fewest, rate = means.index[0], means["mean"].iloc[0]
-        ideal.append({"_ideal": lambda x, slope=rate / fewest: slope * x})
-        for workers, *point in means.itertuples():
-            times = point[0] / rate
-            efficiency = times * fewest / workers
-            rates = [f"{workers:g}", mean_std(*point), f"{times:.3f}", f"{efficiency:.3f}"]
-            cells.append([name, *rates])
-    title = "Samples a second by workers; broken lines: nothing lost"
-    yield figures.curves(title, scaled, ideal)
-    yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], cells)
+    means = points(scaled)
+    first = means.groupby("curve", sort=False)[["x", "mean"]].transform("first")
+    times = means["mean"] / first["mean"]
+    slopes = (first["mean"] / first["x"]).groupby(means["curve"]).first()
+    ideal = {name: {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()}
+    yield figures.curves(means, "workers", "samples_per_s", ideal)
+    columns = {
+        "fixed": means["curve"],
+        "workers": means["x"],
+        "samples / s": _mean_std(means),
+        "speed-up": times.map("{:.3f}".format),
+        "efficiency": (times * first["x"] / means["x"]).map("{:.3f}".format),
+    }
+    yield table(*heads_and_lines(pd.DataFrame(columns)))
     yield paragraph(
-        "Speed-up is samples a second by those of the fewest workers of the curve; efficiency is "
-        "speed-up by as many times the workers."
+        "Speed-up is samples a second by those of the fewest workers of the curve (the broken line "
+        "is what it would be if nothing were lost); efficiency is speed-up by as many times the "
+        "workers."
     )
 
 
-def _points(drawn: Curves, x: str, y: str) -> str:
+def _points(means: pd.DataFrame, x: str, y: str) -> str:
     """Returns the points of curves as a table."""
-    unit, alone = scale(y), len(drawn) == 1
-    lines = [
-        [
-            name,
-            number(at) if is_numeric(curve) else str(at),
-            mean_std(unit * mean, unit * std, count),
-        ]
-        for name, curve in drawn.items()
-        for at, mean, std, count in points(curve).itertuples()
-    ]
-    heads = ["curve", label(x), label(y)]
-    return table(heads[alone:], [line[alone:] for line in lines])
+    columns = {
+        "curve": means["curve"],
+        label(x): [number(at) if is_number(at) else at for at in means["x"]],
+        label(y): _mean_std(means, scale(y)),
+    }
+    frame = pd.DataFrame(columns)
+    return table(*heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:]))
+
+
+def _mean_std(means: pd.DataFrame, unit: float = 1.0) -> list[str]:
+    repeats = zip(unit * means["mean"], unit * means["std"], means["count"], strict=True)
+    return [mean_std(*of) for of in repeats]
 
 
 def _beside_the_square(law: Law) -> str:

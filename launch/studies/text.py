@@ -65,16 +65,11 @@ def cell(value: Any, name: str) -> str:
 
 def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
-    texts = frame.map(
-        lambda value: (
-            value
-            if isinstance(value, str)
-            else number(value, 3)
-            if isinstance(value, float)
-            else f"{value:,}"
-        )
-    )
-    return list(frame), texts.to_numpy().tolist()
+    shown = {str: str, int: "{:,}".format, float: lambda value: number(value, 3)}
+    lines = [
+        [shown[type(value)](value) for value in line] for line in frame.to_dict("split")["data"]
+    ]
+    return list(frame), lines
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

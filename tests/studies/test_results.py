@@ -128,14 +128,14 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
     lines[-1] |= {"status": "failed", "error": "no luck"}
     results = read_results(made.study(tmp_path / "study", lines))
     assert followers(results.done, ["optim.lr"], results.varied) == ["train.epochs"]
-    found = curves(results, "optim.lr", "f1_weighted")
-    assert list(found) == ["optim.kind sgd", "optim.kind adam"]
-    sgd, adam = map(points, found.values())
+    found = points(curves(results, "optim.lr", "f1_weighted"))
+    assert list(found["curve"].unique()) == ["optim.kind sgd", "optim.kind adam"]
+    sgd, adam = (part.set_index("x") for _, part in found.groupby("curve", sort=False))
     assert sgd["count"].to_dict() == {0.1: 2, 0.2: 2}
     assert list(sgd["mean"]) == pytest.approx([0.6, 0.7])
     assert sgd["std"][0.1] == pytest.approx(0.5**0.5)
     assert list(adam["count"]) == [1, 2]  # one of 0.1 failed
-    assert mean_std(*adam.loc[0.1]) == "10.1"
+    assert mean_std(*adam.loc[0.1, ["mean", "std", "count"]]) == "10.1"
     assert results.table["f1_weighted"][results.best("f1_weighted")] == 11.2
 
 
@@ -164,8 +164,8 @@ def test_workers_at_one_batch_and_at_one_share(tmp_path: Path) -> None:
         values = {"workers": workers, "data.batch.unlabelled": rows}
         lines.append(made.trial(name, values, measured={"samples_per_s": 100.0 * workers}))
     results = read_results(made.study(tmp_path / "study", lines, batches))
-    scaled = worker_curves(results, "samples_per_s")
-    found = {name: list(points(curve).index) for name, curve in scaled.items()}
+    scaled = points(worker_curves(results, "samples_per_s"))
+    found = {name: list(workers) for name, workers in scaled.groupby("curve")["x"]}
     assert found == {"64 rows in all": [1, 2], "64 rows a worker": [1, 2, 4]}
 
 
@@ -173,8 +173,9 @@ def test_the_negative_set_stands_for_the_rows_of_a_stream(tmp_path: Path) -> Non
     results = read_results(made.negatives(tmp_path / "study"))
     assert natural_x(results, "data.batch.unlabelled") == "negatives"
     assert natural_x(results, "optim.lr") == "optim.lr"
-    (curve,) = curves(results, "negatives", "step_s").values()
-    assert list(points(curve).index) == [100, 250, 500, 1000, 2500, 5000]
+    found = points(curves(results, "negatives", "step_s"))
+    assert set(found["curve"]) == {""}
+    assert list(found["x"]) == [100, 250, 500, 1000, 2500, 5000]
 
 
 def test_of_what_less_is_better() -> None:
@@ -197,8 +198,8 @@ def test_the_group_names_the_curves(tmp_path: Path) -> None:
             lines.append(made.trial(f"{len(lines):03}", values | {"data.build.noise": noise}))
     measure = {"x": "data.build.noise", "y": ["f1_weighted"], "group": "w.weight"}
     results = read_results(made.study(tmp_path / "study", lines, measure=measure))
-    found = curves(results, "data.build.noise", "f1_weighted")
-    assert {name: len(points(curve)) for name, curve in found.items()} == {
+    found = points(curves(results, "data.build.noise", "f1_weighted"))
+    assert found["curve"].value_counts().to_dict() == {
         "w.weight 0.0": 3,
         "w.weight 0.1": 3,
     }
