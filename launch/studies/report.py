@@ -235,7 +235,9 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
     first = means.groupby("curve", sort=False)[["x", "mean"]].transform("first")
     times = means["mean"] / first["mean"]
     slopes = (first["mean"] / first["x"]).groupby(means["curve"]).first()
-    ideal = {name: {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()}
+    ideal: dict[str, figures.Lines] = {
+        str(name): {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()
+    }
     yield figures.curves(means, "workers", "samples_per_s", ideal)
     columns = {
         "fixed": means["curve"],

@@ -1,7 +1,7 @@
 """Numbers, columns and tables as people read them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,11 @@ def cell(value: Any, name: str) -> str:
 
 def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
-    shown = {str: str, int: "{:,}".format, float: lambda value: number(value, 3)}
+    shown: dict[type, Callable[[Any], str]] = {
+        str: str,
+        int: "{:,}".format,
+        float: lambda value: number(value, 3),
+    }
     lines = [
         [shown[type(value)](value) for value in line] for line in frame.to_dict("split")["data"]
     ]
