@@ -100,12 +100,12 @@ class Report:
         yield heading("Every trial")
         yield table(*shown(results, self.ys))
         yield paragraph("The same with every column: table.csv, table.parquet.")
-        errors = results.table.get("error", pd.Series()).dropna()
+        errors = results.table["error"].dropna()
         if len(errors):
             yield heading("What failed")
             yield _lines(errors.items())
         yield heading("The command of each trial")
-        yield _lines(results.table.get("command", pd.Series()).items())
+        yield _lines(results.table["command"].items())
 
     def _best(self) -> str:
         results = self.results

@@ -19,6 +19,7 @@ from heron.pipeline.training.tracking import read_metrics
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
 BATCH, NEGATIVES, SHARE = "batch", "negatives", "batch / workers"
+OF_ROWS = ["status", "error", "command", "run"]  # columns that are neither varied nor measured
 LESS = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # of which less is better
 
 
@@ -105,8 +106,7 @@ class Results:
 
     def refuse_unknown(self, names: Sequence[str]) -> None:
         """Raises a StudyError that names a column that no trial has, and those that there are."""
-        of_rows = ["status", "error", "command", "run"]
-        known = [*self.table.drop(columns=of_rows, errors="ignore").dropna(axis=1, how="all")]
+        known = [*self.table.drop(columns=OF_ROWS).dropna(axis=1, how="all")]
         for name in names:
             if len(self.done) and name not in known:
                 raise StudyError(
@@ -150,7 +150,7 @@ def read_results(folder: Path) -> Results:
         by_trial[row.trial] = row
     names = sorted(by_trial)
     cells = [by_trial[name].cells(folder) for name in names]
-    bare = None if cells else ["status", "run"]
+    bare = None if cells else OF_ROWS
     table = pd.DataFrame(cells, index=names, columns=bare, dtype=object)
     keys = list(dict.fromkeys(key for name in names for key in by_trial[name].values))
     return Results(folder, study, table.where(table.notna(), None), keys, notes)

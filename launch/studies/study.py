@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -164,52 +164,44 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> "Study":
-        case = self.cases[0] if self.cases else {}
-        given = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        """Yields what does not go together."""
+        case, kind = self.cases[0] if self.cases else {}, self.search.kind
         for other in self.cases:
             if other.keys() != case.keys():
-                raise ValueError(
-                    f"cases have the keys {sorted(case)} and {sorted(other)}; expected the same in "
-                    "every case"
-                )
+                keys = f"{sorted(case)} and {sorted(other)}"
+                yield f"cases have the keys {keys}; expected the same in every case"
+        given = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
         for key in itertools.chain(*given.values()):
             places = [place for place, keys in given.items() if key in keys]
             if key in OWN:
-                raise ValueError(f"{key} is given to each trial by the study; take it out")
+                yield f"{key} is given to each trial by the study; take it out"
             if key in LAUNCHED and key in self.set:
-                raise ValueError(
-                    f"set has '{key}', which is no key of an experiment; write {key}: ..."
-                )
+                yield f"set has '{key}', which is no key of an experiment; write {key}: ..."
             if len(places) > 1:
-                raise ValueError(
-                    f"{key} is given twice, in {' and '.join(places)}; keep one of them"
-                )
+                yield f"{key} is given twice, in {' and '.join(places)}; keep one of them"
         if not (self.vary or case):
-            raise ValueError("nothing varies; expected values in vary or cases")
+            yield "nothing varies; expected values in vary or cases"
         for key, values in self.vary.items():
             if isinstance(self.search, Grid) and isinstance(values, Range):
-                raise ValueError(
+                yield (
                     f"vary.{key} is a range, and a grid has no end of numbers; expected a list, "
                     "or search: {kind: random, trials: 20}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _comparable(self) -> "Study":
-        """Refuses what does not go with trials that are compared on their way."""
-        kind, varied = self.search.kind, {*self.vary, *(key for case in self.cases for key in case)}
-        if not isinstance(self.search, Asha | Pbt):
-            return self
-        if self.measure.score is None:
-            raise ValueError(f"search {kind} compares trials; expected measure.score: f1_weighted")
-        if "train.steps" in {*varied, *self.set}:
-            raise ValueError(f"search.steps says how long a trial of {kind} is; drop train.steps")
-        if kind == "pbt" and (self.cases or varied & {*LAUNCHED}):
-            raise ValueError(
+        if isinstance(self.search, Asha | Pbt):
+            if self.measure.score is None:
+                yield f"search {kind} compares trials; expected measure.score: f1_weighted"
+            if "train.steps" in {*self.vary, *case, *self.set}:
+                yield f"search.steps says how long a trial of {kind} is; drop train.steps"
+        if kind == "pbt" and (self.cases or self.vary.keys() & {*LAUNCHED}):
+            yield (
                 "search pbt changes values of a run that is under way; expected keys of the "
                 "experiment in vary, and no cases, workers or strategy"
             )
-        return self
 
 
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
