@@ -88,17 +88,20 @@ class Forecast:
             step = model.step(setting, overlap=overlap)
             others = [other.step(setting, overlap=overlap).total for other in fits]
             sent = cost(model.workload.exchanges(setting), setting, ring=False)[1]
-            lines.append(
-                {"processes": world, "rows": setting.rows}
-                | {f"{part} s": seconds for part, seconds in step._asdict().items()}
-                | {"step s": step.total}
-                | {"in rings s": model.step(setting, ring=True, overlap=overlap).total}
-                | {"least s": min(others, default=math.nan)}
-                | {"most s": max(others, default=math.nan)}
-                | {"samples / s": setting.rows / step.total}
-                | {"efficiency": setting.rows / step.total / world / alone}
-                | {"GB sent": sent / 1e9, "memory GB": model.memory(setting) / 1e9}
-            )
+            line = {
+                "processes": world,
+                "rows": setting.rows,
+                **{f"{part} s": seconds for part, seconds in step._asdict().items()},
+                "step s": step.total,
+                "in rings s": model.step(setting, ring=True, overlap=overlap).total,
+                "least s": min(others, default=math.nan),
+                "most s": max(others, default=math.nan),
+                "samples / s": setting.rows / step.total,
+                "efficiency": setting.rows / step.total / world / alone,
+                "GB sent": sent / 1e9,
+                "memory GB": model.memory(setting) / 1e9,
+            }
+            lines.append(line)
         return pd.DataFrame(lines)
 
     @cached_property

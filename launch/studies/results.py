@@ -43,7 +43,7 @@ class Row(BaseModel):
         workers = int(self.values.get("workers", result.get("world_size", 1)))
         more: dict[str, Any] = {"workers": workers}
         for line in read_metrics(folder / self.run / "metrics.jsonl"):
-            if "samples_per_s" in line and "seconds" in line:  # as the step itself counted them
+            if line.get("samples_per_s") and line.get("seconds"):  # as the step counted them
                 rows = round(float(line["samples_per_s"]) * float(line["seconds"]))
                 more |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
                 break

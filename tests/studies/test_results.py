@@ -58,6 +58,14 @@ def test_how_many_trials_there_will_be(tmp_path: Path, asked: dict[str, Any], co
     assert results.progress == f"The study is not finished: 0 trials done of {count}."
 
 
+def test_a_step_whose_rate_is_no_number_tells_no_batch(tmp_path: Path) -> None:
+    """A run writes null for what is not finite."""
+    folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
+    line = {"step": 0, "loss": None, "samples_per_s": None, "seconds": 0.1}
+    (folder / "trials" / "000" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "batch" not in read_results(folder).table
+
+
 def test_trials_that_are_under_way(tmp_path: Path) -> None:
     folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
     (folder / "trials" / "001").mkdir()
