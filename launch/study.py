@@ -2,14 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from heron.launch.arguments import Override
 from heron.pipeline.config.errors import ConfigError
-
-if TYPE_CHECKING:
-    from heron.launch.studies.ledger import Ledger
-    from heron.launch.studies.study import Study
 
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
@@ -32,17 +28,16 @@ def study(
     """
     from heron.launch.studies.ledger import Ledger, alone
     from heron.launch.studies.study import load_study
-    from heron.launch.studies.trials import check, command, plan, refuse_missing_data
+    from heron.launch.studies.trials import plan, refuse_missing_data
 
     asked = load_study(study, small, overrides)
     out = out or Path("studies") / (study.stem + ("-small" if small else ""))
-    trials = plan(asked)
-    configs = check(asked, trials, out)
+    trials = plan(asked, out)
+    configs = [trial.config() for trial in trials]  # all of them before the first starts
     print(f"{asked.title}: {len(trials)} trials by {asked.search.kind}, in {out}", flush=True)
     if dry_run:
         for trial in trials:
-            values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
-            print(f"{trial.name}: {values}\n  {command(asked, trial, out)}")
+            print(f"{trial.name}: {trial.shown}\n  {trial.command()}")
         try:
             refuse_missing_data(asked, configs)
         except ConfigError as fault:
@@ -50,6 +45,9 @@ def study(
         return 0
     from heron.launch.studies.cluster import joined
     from heron.launch.studies.drive import drive
+    from heron.launch.studies.report import shown
+    from heron.launch.studies.results import read_results
+    from heron.launch.studies.text import markdown
 
     with alone(out):
         ledger = Ledger(asked, out)
@@ -62,10 +60,12 @@ def study(
             if not (asked.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
             with joined(address):
-                ended = drive(asked, trials, ledger, lambda line: print(line, flush=True))
-    print(table(asked, ledger))
-    if best := ledger.best():
-        print(f"best: trial {best['trial']}: {best['command']}")
+                ended = drive(trials, ledger, lambda line: print(line, flush=True))
+    if ledger.rows:
+        results, score = read_results(out), asked.measure.score
+        print(markdown(*shown(results, [*asked.measure.y, *([score] if score else [])])), end="")
+        if score and (best := results.best(score)):
+            print(f"best: trial {best}: {results.table.loc[best, 'command']}")
     if not ended:
         print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
         return INTERRUPTED
@@ -73,24 +73,6 @@ def study(
     if failed:
         print(f"failed: {', '.join(failed)}; --retry-failed runs them again")
     return 1 if failed else 0
-
-
-def table(study: "Study", ledger: "Ledger") -> str:
-    """Returns the rows as Markdown: what varied, what is measured, and how each ended."""
-    from heron.launch.studies.drive import shown
-    from heron.launch.studies.ledger import known
-
-    rows = [ledger.rows[name] for name in sorted(ledger.rows)]
-    keys = dict.fromkeys(key for row in rows for key in row["values"])
-    varied = [key for key in keys if len({str(row["values"].get(key)) for row in rows}) > 1]
-    score = [study.measure.score] if study.measure.score else []
-    measured = [name for name in dict.fromkeys([*study.measure.y, *score]) if name not in varied]
-    lines = [["trial", *varied, *measured, "status"], ["---"] * (len(varied) + len(measured) + 2)]
-    for row in rows:
-        values = [row["values"].get(key) for key in varied]
-        values += [known(row).get(name) for name in measured]
-        lines.append([row["trial"], *map(shown, values), row["status"]])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def report(
@@ -110,23 +92,24 @@ def report(
 
     heron report studies/negatives
     """
-    from heron.launch.studies.extrapolation import Assumed, section
+    from heron.launch.studies.forecast import Assumed, section
     from heron.launch.studies.report import Report
-    from heron.launch.studies.rows import read_results
+    from heron.launch.studies.results import read_results
+    from heron.pipeline.config.sections import check
 
     results = read_results(study)
     made = Report.of(results, x, y)
     out = out or study / "report"
-    assumed = Assumed(link_gbps, latency_us, overlap, global_batch)
-    scaling = ""
-    if results.done and (points or "workers" in results.varied):
+    given = {"link_gbps": link_gbps, "latency_us": latency_us, "overlap": overlap}
+    assumed = check(Assumed, given | {"global_batch": global_batch}, "heron report")
+    forecast = scaling = ""
+    if len(results.done) and (points or "workers" in results.varied):
         studies = [results, *map(read_results, points)]
         forecast, scaling = section(studies, assumed, measure_contrast)
-        made = made.with_section(forecast)
-    path = made.write(out)
+    path = made.write(out, forecast)
     print((out / "table.md").read_text())
     if scaling:
         (out / "scaling.md").write_text(scaling)
         print(scaling)
-    print(made.state)
+    print(results.progress)
     print(f"report: {path}")

@@ -23,34 +23,27 @@ def time_pair(workload: Workload, setting: Setting) -> float:
     four times the other: what it takes more is of the pairs that it has more. As large a part of
     the rows is labelled as in the setting, with one label each, or under `bce` a fifth of all.
     On a CPU it is the processor's time over the threads, which no other work lengthens.
-
-    Args:
-        workload: whose objective it is.
-        setting: whose share a process has, and whose part of the rows is labelled.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(workload.config.train.cpu_threads or threads)
     share = setting.share
-    rows = max(MANY * share, PAIRS // share)
+    many = max(MANY * share, PAIRS // share)
+    least = []
     try:
-        few, many = (_seconds(workload, setting, n, device) for n in (rows // 4, rows))
+        for rows in (many // 4, many):
+            taken = []
+            for seed in range(TIMES):
+                batch, leaves = _batch(workload, setting, rows, seed, device)
+                started = _clock(device)
+                loss, _ = workload.objective(batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                assert any(leaf.grad is not None for leaf in leaves)
+                taken.append(_clock(device) - started)
+            least.append(min(taken))
     finally:
         torch.set_num_threads(threads)
-    return max(0.0, (many - few) / (share * (rows - rows // 4)))
-
-
-def _seconds(workload: Workload, setting: Setting, rows: int, device: torch.device) -> float:
-    """Returns the least that a step of the objective took."""
-    taken = []
-    for seed in range(TIMES):
-        batch, leaves = _batch(workload, setting, rows, seed, device)
-        started = _clock(device)
-        loss, _ = workload.objective(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert any(leaf.grad is not None for leaf in leaves)
-        taken.append(_clock(device) - started)
-    return min(taken)
+    return max(0.0, (least[1] - least[0]) / (share * (many - many // 4)))
 
 
 def _clock(device: torch.device) -> float:

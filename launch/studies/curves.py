@@ -1,13 +1,11 @@
 """Curves over what a study varies: a point is the mean of its repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from heron.launch.repeats import describe
-from heron.launch.studies.rows import (
+from heron.launch.studies.results import (
     BATCH,
     NEGATIVES,
     REPEATS,
@@ -20,39 +18,22 @@ from heron.launch.studies.rows import (
 from heron.launch.studies.text import short
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One column over another, everything else but repeats the same.
+def points(curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats at each x.
 
-    Attributes:
-        name: what tells it from the others; empty where it is the only one.
-        x: the column that it goes over.
-        y: the column that it shows.
-        values: of y, indexed by x, a line for each repeat, in order of x.
+    Args:
+        curves: from `curves` or `worker_curves`; `curve` and `x` are columns of the points too.
     """
-
-    name: str
-    x: str
-    y: str
-    values: pd.Series
-
-    @property
-    def numeric(self) -> bool:
-        """Whether x is a number."""
-        return bool(pd.api.types.is_numeric_dtype(self.values.index))
-
-    @property
-    def points(self) -> pd.DataFrame:
-        """`mean`, `std` (n - 1 below; NaN of one) and `count` of the repeats, indexed by x."""
-        points: pd.DataFrame = describe(self.values.groupby(level=0, sort=False))
-        return points
+    repeats = curves.groupby(["curve", "x"], sort=False)["y"]
+    described: pd.DataFrame = describe(repeats).reset_index()
+    return described
 
 
 def natural_x(results: Results, x: str) -> str:
     """Returns |N_i| in place of the rows of a stream, where only those vary; else x."""
-    table = results.finished
+    table = results.done
     streams = x in ("data.batch.unlabelled", "data.batch.labelled")
-    if not (streams and results.done and BATCH in table and table[BATCH].notna().all()):
+    if not (streams and len(table) and BATCH in table and table[BATCH].notna().all()):
         return x
     return x if dividers(results, table, x) else NEGATIVES
 
@@ -74,43 +55,38 @@ def dividers(results: Results, table: pd.DataFrame, x: str) -> list[str]:
     return keys
 
 
-def curves(results: Results, x: str, y: str) -> list[Curve]:
-    """Returns every curve of y over x that has a point, of the trials that are done.
+def curves(results: Results, x: str, y: str) -> pd.DataFrame:
+    """Returns every curve of y over x, of the trials that are done: a line for each repeat.
 
-    Args:
-        results: of the study.
-        x: a column.
-        y: a column of numbers.
+    Columns are `curve`, what tells it from the others (empty where it is the only one), `x` and
+    `y`; where every x is a number, lines are in order of x.
     """
-    table = results.finished[results.finished[x].notna()]
-    names = _names(table, dividers(results, table, x))
-    return _split(names, table[x].map(_place), numbers(table, y), x, y)
+    table = results.done[results.done[x].notna()]
+    at = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
+    return _repeats(_names(table, dividers(results, table, x)), at, numbers(table, y))
 
 
-def worker_curves(results: Results, y: str) -> list[Curve]:
+def worker_curves(results: Results, y: str) -> pd.DataFrame:
     """Returns curves of y over workers at a fixed global batch, and at a fixed share of each.
 
     Of trials that differ in nothing else, those of one global batch make a curve, and those of as
-    many rows a worker; a curve has two numbers of workers or more.
+    many rows a worker; a curve has two numbers of workers or more. See `curves` for the columns.
     """
-    if BATCH not in results.finished:
-        return []
-    table = results.finished[results.finished[BATCH].notna()]
+    if BATCH not in results.done:
+        return pd.DataFrame(columns=["curve", "x", "y"])
+    table = results.done[results.done[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
     rest = _names(table, others).map(lambda name: f", {name}" if name else "")
     scaled = []
     for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
         names = table[column].map(text.format) + rest
-        scaled += _split(names, table["workers"].map(float), numbers(table, y), "workers", y)
-    return [curve for curve in scaled if len(curve.points) > 1]
+        scaled.append(_repeats(names, table["workers"], numbers(table, y)))
+    both = pd.concat(scaled, ignore_index=True)
+    return both[both.groupby("curve")["x"].transform("nunique") > 1]
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
-    """Returns the mean of y over the two keys that are varied, or nothing where it is no grid.
-
-    Returns:
-        Means, [lines, columns], named by their keys; NaN where no trial has one.
-    """
+    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid."""
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
     if len(keys) != 2 or len(results.varied) != 2:
@@ -120,18 +96,14 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
     columns, lines = (sorted(table[key].unique()) for key in keys)
     if 2 * len(table[keys].drop_duplicates()) < len(columns) * len(lines):
         return None
-    done = table.loc[table.index.intersection(results.finished.index)]
+    done = table[table["status"] == "done"]
     means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
 
 def by_setting(results: Results, y: str) -> pd.DataFrame:
-    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none.
-
-    Settings are named by the keys that are varied, repeats by `REPEATS`, where those have several
-    values.
-    """
-    table, keys = results.finished, list[str]()
+    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none."""
+    table, keys = results.done, list[str]()
     for key in results.varied:
         if not keys or key not in followers(table, keys, [key]):
             keys.append(key)
@@ -140,24 +112,18 @@ def by_setting(results: Results, y: str) -> pd.DataFrame:
     return pd.DataFrame(parts | {y: numbers(table, y)}).pivot_table(y, "repeat", "setting")
 
 
-def _split(names: pd.Series, at: pd.Series, values: pd.Series, x: str, y: str) -> list[Curve]:
-    """Returns a curve for each name, in order of x where all of it are numbers."""
-    split = []
-    values = values.dropna()
-    for name, part in values.groupby(names[values.index], sort=False):
-        curve = part.set_axis(pd.Index(at[part.index].tolist()))
-        numeric = pd.api.types.is_numeric_dtype(curve.index)
-        split.append(Curve(str(name), x, y, curve.sort_index() if numeric else curve))
-    return split
+def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
+    """Returns a line for each y that there is, curve by curve, in order of x if it is a number."""
+    lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
+    if not pd.api.types.is_numeric_dtype(lines["x"]):
+        return lines
+    order = lines["curve"].map({name: i for i, name in enumerate(lines["curve"].unique())})
+    return lines.assign(order=order).sort_values(["order", "x"]).drop(columns="order")
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Returns what tells a trial's curve from others."""
+    """Returns the values of keys as text, which tells a trial's curve from others."""
     names = [
         ", ".join(f"{short(key)} {plain(row[key])}" for key in keys) for _, row in table.iterrows()
     ]
     return pd.Series(names, table.index, dtype=object)
-
-
-def _place(x: Any) -> float | str:
-    return float(x) if is_number(x) else plain(x)

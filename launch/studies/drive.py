@@ -4,36 +4,28 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heron.launch.studies import lineage
-from heron.launch.studies.cluster import at_once, nodes, refuse_unmet
-from heron.launch.studies.halving import Halving, scheduler
-from heron.launch.studies.ledger import Ledger, known
-from heron.launch.studies.population import current, run_pbt
+from heron.launch.studies.cluster import nodes, trials_at_once
+from heron.launch.studies.halving import scheduler
+from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.population import run_pbt
 from heron.launch.studies.study import Asha, Pbt, Study
-from heron.launch.studies.trials import Trial, check, refuse_missing_data
-from heron.launch.studies.worker import ERROR, Task, run_trial
+from heron.launch.studies.text import cell
+from heron.launch.studies.trials import Trial, refuse_missing_data
+from heron.launch.studies.worker import ERROR, RAY, run_trial
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.streams import build_data
 from heron.shards.errors import ShardError, SourceError
 
 Say = Callable[[str], None]
-RAY = "ray"  # what Ray writes of a study that is under way, in its folder; nothing reads it again
 
 
-def drive(study: Study, trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
-    """Runs the trials that have no row yet, on the cluster that is joined.
-
-    Args:
-        study: that they are of.
-        trials: all of them.
-        ledger: has the rows of those that have ended, and gets the others.
-        say: prints a line.
+def drive(trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
+    """Runs a study's trials that have no row yet, on the cluster that is joined.
 
     Returns:
         Whether all trials have ended; False where a signal came first.
@@ -44,20 +36,21 @@ def drive(study: Study, trials: Sequence[Trial], ledger: Ledger, say: Say) -> bo
         ShardError: the data cannot be made.
         CheckpointError: of a population, weights that are to be taken over are damaged.
     """
+    study = ledger.study
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
-    cluster = nodes()
-    refuse_unmet(study, waiting, cluster)
-    configs = check(study, waiting, ledger.out)
+    together = trials_at_once(study, waiting, nodes())
+    configs = [trial.config() for trial in waiting]
     refuse_missing_data(study, configs)
-    fit = partial(_fit, study, ledger, at_once(study, waiting, cluster), say)
     with _interruptible():
         _make_data(study, configs)
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
         if isinstance(study.search, Pbt):
-            run_pbt(study, trials, ledger, lambda some, rung: fit(some, [rung]), say)
+            run_pbt(
+                trials, ledger, lambda some, rung: _fit(some, [rung], ledger, together, say), say
+            )
         else:
-            fit(waiting, study.rungs)
+            _fit(waiting, study.rungs, ledger, together, say)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
     return all(trial.name in ledger.rows for trial in trials)
 
@@ -92,111 +85,78 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 
 
 def _fit(
-    study: Study,
-    ledger: Ledger,
-    together: int,
-    say: Say,
-    trials: Sequence[Trial],
-    rungs: Sequence[int | None],
+    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, together: int, say: Say
 ) -> None:
     """Lets Tune run trials over some rungs, so many together, until they end."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other prints also where it is told not to
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
-    by_name = {trial.name: current(trial, ledger.out) for trial in trials}
-    task = Task(study, ledger.out, Path.cwd(), by_name, rungs)
-    halved = isinstance(study.search, Asha)
-    tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(run_trial, task=task), {"memory": 1}),
+    study, by_name = ledger.study, {trial.name: trial.current() for trial in trials}
+    run = tune.with_parameters(run_trial, trials=by_name, rungs=rungs, root=Path.cwd())
+    halved = scheduler(study, ledger.out) if isinstance(study.search, Asha) else None
+    tune.Tuner(
+        tune.with_resources(run, {"memory": 1}),
         param_space={"trial": tune.grid_search([*by_name])},
         tune_config=tune.TuneConfig(
-            scheduler=scheduler(Halving(study, ledger.out)) if halved else None,
+            scheduler=halved,
             max_concurrent_trials=together,
-            trial_name_creator=_name,
-            trial_dirname_creator=_name,
+            trial_name_creator=lambda trial: trial.config["trial"],
+            trial_dirname_creator=lambda trial: trial.config["trial"],
         ),
         run_config=tune.RunConfig(
             name=f"tune-{rungs[-1] or 'all'}",
             storage_path=str((ledger.out / RAY).absolute()),
-            callbacks=[callback(study, task, ledger, say)],
+            callbacks=[callback(by_name, ledger, say)],
             failure_config=tune.FailureConfig(max_failures=study.retries),
             verbose=0,
         ),
-    )
-    tuner.fit()
+    ).fit()
 
 
-def callback(study: Study, task: Task, ledger: Ledger, say: Say) -> Any:
-    """Returns a `ray.tune.Callback` that prints how trials go, and writes the rows of their ends.
-
-    Args:
-        study: that the trials are of.
-        task: what they run.
-        ledger: gets the rows.
-        say: prints a line.
-    """
+def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
+    """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends."""
     from ray import tune
 
-    last = study.rungs[-1]
+    study = ledger.study
+    measure, pbt, last = study.measure, isinstance(study.search, Pbt), study.rungs[-1]
 
     class Rows(tune.Callback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
-            values = task.trials[str(trial)].values
-            shown = ", ".join(f"{key}={value}" for key, value in values.items())
-            say(f"{trial} runs: {shown}")
+            say(f"{trial} runs: {trials[str(trial)].shown}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
-            score = study.measure.score
-            if last is not None and score in result:
-                say(f"{trial} at step {result['step']}: {score} {result[score]:.4f}")
+            if last is not None and measure.score in result:
+                score = result[measure.score]
+                say(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
 
         def on_trial_recover(self, trial: Any, **_: Any) -> None:
             say(f"{trial} is lost, and goes on: {_died(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
-            ended = task.trials[str(trial)]
-            run = ended.folder(ledger.out)
-            if (run / ERROR).exists():
-                self._failed(trial, (run / ERROR).read_text())
-                return
-            step = trial.last_result.get("step")
-            if step is None:
-                self._failed(trial, f"it ended without a result; see {run}/log-0.txt")
-                return
-            if isinstance(study.search, Pbt) and step != last:
-                return  # the others are waited for
-            early = step if last is not None and step < last else None
-            status = "done" if early is None else "stopped"
-            pbt = isinstance(study.search, Pbt)
-            more: dict[str, Any] = {"lineage": lineage.of(run)} if pbt else {}
-            row = ledger.append(ended, status, rung=early, **more)
-            say(f"{trial} {status}: {summary(study, row)}")
+            ended, step = trials[str(trial)], trial.last_result.get("step")
+            if (ended.run / ERROR).exists():
+                self._failed(trial, (ended.run / ERROR).read_text())
+            elif step is None:
+                self._failed(trial, f"it ended without a result; see {ended.run}/log-0.txt")
+            elif not pbt or step == last:  # else the others are waited for
+                early = step if last is not None and step < last else None
+                status = "done" if early is None else "stopped"
+                more: dict[str, Any] = {"lineage": ended.lineage()} if pbt else {}
+                row = ledger.append(ended, status, rung=early, **more)
+                known = (row["result"] or {}) | (row["measured"] or {})
+                names = [n for n in dict.fromkeys([*measure.y, measure.score]) if n]
+                told = ", ".join(f"{name} {cell(known.get(name), name)}" for name in names)
+                say(f"{trial} {status}: {told}")
 
         def on_trial_error(self, trial: Any, **_: Any) -> None:
             self._failed(trial, _died(trial))
 
         def _failed(self, trial: Any, text: str) -> None:
-            ledger.append(task.trials[str(trial)], "failed", text)
+            ledger.append(trials[str(trial)], "failed", text)
             say(f"{trial} failed: {text}")
 
     return Rows()
-
-
-def summary(study: Study, row: dict[str, Any]) -> str:
-    """Returns what is measured of a trial, in a line."""
-    names = dict.fromkeys([*study.measure.y, study.measure.score])
-    return ", ".join(f"{name} {shown(known(row).get(name))}" for name in names if name)
-
-
-def shown(value: Any) -> str:
-    """Returns a number as people read it."""
-    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _name(trial: Any) -> str:
-    name: str = trial.config["trial"]
-    return name
 
 
 def _died(trial: Any) -> str:

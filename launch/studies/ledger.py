@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heron.launch.studies.study import Study, dump_study
-from heron.launch.studies.trials import Trial, command, configure
+from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import read_tree
 from heron.pipeline.training.run_lock import WITHOUT
@@ -18,7 +18,6 @@ from heron.pipeline.training.tracking import read_metrics
 from heron.shards.atomic import atomic_write
 
 STUDY, ROWS = "study.yaml", "trials.jsonl"
-RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
 WARM = 3  # first steps, which are slower than the others
 LOCK = ".lock"
 FREE = ("concurrent", "retries")  # may change between two starts of a study
@@ -26,13 +25,7 @@ FREE = ("concurrent", "retries")  # may change between two starts of a study
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lets no other driver work in a study's folder while it is open.
-
-    On a file system without locks it cannot know, and prints that.
-
-    Raises:
-        ConfigError: one does already.
-    """
+    """Refuses, by a ConfigError, that two drivers work in a study's folder; see docs/studies.md."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("w") as lock:
         try:
@@ -50,30 +43,34 @@ def alone(out: Path) -> Iterator[None]:
 
 
 class Ledger:
-    """The rows of a study, written by the driver alone.
-
-    Attributes:
-        out: the study's folder.
-        rows: of the trials that have ended, by name.
-    """
+    """The rows of the trials of a study that have ended, by name, in its folder `out`."""
 
     def __init__(self, study: Study, out: Path) -> None:
         """Reads what a folder holds of a study; nothing is written before `begin`.
 
-        Raises:
-            ConfigError: the folder holds another study.
+        Raises a ConfigError where the folder holds another study.
         """
         self.study, self.out = study, out
-        self._path = out / ROWS
-        self._refuse_another()
-        self.rows = {row["trial"]: row for row in read_metrics(self._path)}
+        if (out / STUDY).exists():
+            kept, asked = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
+            differing = [
+                f"{key} is {kept.get(key)}, not {asked.get(key)}"
+                for key in dict.fromkeys([*asked, *kept])
+                if kept.get(key) != asked.get(key) and key not in FREE
+            ]
+            if differing:
+                raise ConfigError(
+                    f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
+                    "remove it"
+                )
+        self.rows = {row["trial"]: row for row in read_metrics(out / ROWS)}
 
     def begin(self) -> None:
         """Writes the study into its folder: trials begin, nothing refuses them any more."""
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
-        write_rows(self._path, self.rows.values())  # without a row that was cut short
+        write_rows(self.out / ROWS, self.rows.values())  # without a row that was cut short
 
     def append(
         self,
@@ -89,25 +86,24 @@ class Ledger:
             trial: with the values that it ended with.
             status: done, failed, or stopped by the scheduler.
             error: why it failed.
-            rung: after how many steps it was stopped early.
+            rung: steps after which it was stopped early.
             more: further keys of the row.
         """
-        run = trial.folder(self.out)
-        result = _result(run) if status != "failed" else None
-        seed = configure(self.study, trial, self.out).seed
-        launched = {"workers": trial.workers, "strategy": trial.strategy, "seed": seed}
+        path, failed = trial.run / "result.json", status == "failed"
+        result = json.loads(path.read_text()) if path.exists() and not failed else None
+        launched = {"workers": trial.workers, "strategy": trial.strategy}
         row = {
             "trial": trial.name,
             "status": status,
             "error": error,
-            "values": launched | trial.values,
-            "command": command(self.study, trial, self.out, rung),
-            "run": str(run.relative_to(self.out)),
+            "values": launched | {"seed": trial.config().seed} | trial.values,
+            "command": trial.command(rung),
+            "run": str(trial.run.relative_to(self.out)),
             "result": result,
-            "measured": measure(run, result) if status != "failed" else None,
+            "measured": None if failed else measure(trial.run, result),
             **more,
         }
-        with self._path.open("ab", buffering=0) as stream:  # one write: the whole line, or none
+        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
             stream.write((json.dumps(row) + "\n").encode())
             os.fsync(stream.fileno())
         self.rows[trial.name] = row
@@ -116,35 +112,6 @@ class Ledger:
     def forget_failed(self) -> None:
         """Takes the failed trials' rows out, so that they run again once the study begins."""
         self.rows = {name: row for name, row in self.rows.items() if row["status"] != "failed"}
-
-    def best(self) -> dict[str, Any] | None:
-        """Returns the row with the best score, not of trials that failed or were stopped early."""
-        measure = self.study.measure
-        score, pick = str(measure.score), max if measure.mode == "max" else min
-        done = [row for row in self.rows.values() if row["status"] == "done"]
-        scored = [row for row in done if known(row).get(score) is not None]
-        return pick(scored, key=lambda row: float(known(row)[score]), default=None)
-
-    def _refuse_another(self) -> None:
-        path = self.out / STUDY
-        if not path.exists():
-            return
-        kept, asked = read_tree(path, "study", "base"), self.study.model_dump(mode="json")
-        differing = [
-            f"{key} is {kept.get(key)}, not {asked.get(key)}"
-            for key in dict.fromkeys([*asked, *kept])
-            if kept.get(key) != asked.get(key) and key not in FREE
-        ]
-        if differing:
-            raise ConfigError(
-                f"{self.out} holds another study: {'; '.join(differing)}; choose another "
-                "--out, or remove it"
-            )
-
-
-def known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a row holds of its run: its result, and what was measured of its steps."""
-    return (row["result"] or {}) | (row["measured"] or {})
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -156,13 +123,8 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Returns medians over a run's steps without the first few; None where there are no steps.
 
-    Args:
-        run: the run's folder.
-        result: its result.json, which has its memory.
-
-    Returns:
-        `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
-        `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
+    They are `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
+    `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
     """
     steps = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
     counted = steps[min(WARM, len(steps) - 1) :] if steps else []
@@ -174,9 +136,3 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
         "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
         "counted_steps": len(counted),
     }
-
-
-def _result(run: Path) -> dict[str, Any] | None:
-    path = run / "result.json"
-    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return result

@@ -1,7 +1,7 @@
 """Population based training: at each rung the worst trials take over weights of the best."""
 
-import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from heron.launch.studies import lineage
-from heron.launch.studies.ledger import RUNGS, Ledger, write_rows
+from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.study import Pbt, Range, Study
-from heron.launch.studies.trials import Trial, configure
+from heron.launch.studies.trials import LINEAGE, Trial
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.data.mined import MINED
+from heron.pipeline.training import checkpoint
+from heron.pipeline.training.run_lock import Hold
 from heron.pipeline.training.tracking import read_metrics
 
 POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
@@ -24,7 +28,7 @@ Run = Callable[[Sequence[Trial], int], None]
 Say = Callable[[str], None]
 
 
-def run_pbt(study: Study, trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None:
+def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None:
     """Runs a population to its end, all trials at a rung before any goes on.
 
     Source: Jaderberg et al. 2017. What has been decided at a rung stays decided, and is written
@@ -32,26 +36,38 @@ def run_pbt(study: Study, trials: Sequence[Trial], ledger: Ledger, run: Run, say
     one that was not. A trial that fails takes part no more; one that is run again follows the
     others, and is compared with them at rungs where they have not been compared yet.
 
-    Args:
-        study: by `pbt`.
-        trials: all of its trials.
-        ledger: has a row for each of those that have ended.
-        run: trains trials, with the values that they came to, to a rung, where each leaves its
-            scores in rungs.jsonl; a trial that fails, or is at the last rung, gets its row.
-        say: prints a line.
+    `run` trains trials, with the values that they came to, to a rung, where each leaves its scores
+    in rungs.jsonl; a trial that fails, or is at the last rung, gets its row.
+
+    Raises:
+        CheckpointError: weights that are to be taken over are damaged.
+        Held: a worker still has the folder of a run that takes over.
     """
+    study, path = ledger.study, ledger.out / POPULATION
     for rung in study.rungs:
         assert rung is not None  # `Study.rungs` has None for searches without rungs alone
         last = rung == study.rungs[-1]
         going = [trial for trial in trials if trial.name not in ledger.rows]
-        if waiting := [t for t in going if last or rung not in _scores(t, ledger.out)]:
+        if waiting := [trial for trial in going if last or rung not in trial.scores()]:
             run(waiting, rung)
         there = [trial for trial in going if trial.name not in ledger.rows]
-        if last or not there or any(rung not in _scores(t, ledger.out) for t in there):
+        if last or not there or any(rung not in trial.scores() for trial in there):
             return  # the end, or Tune was stopped from outside
-        if rung not in _decisions(ledger.out):
-            _decide(study, there, ledger.out, rung)
-        _exploit(study, trials, ledger.out, rung, say)
+        decided = {line["step"]: line for line in read_metrics(path)}
+        if rung not in decided:
+            score = str(study.measure.score)
+            scores = {trial.name: float(trial.scores()[rung][score]) for trial in there}
+            values = {trial.name: trial.current().values for trial in there}
+            takes = choose_donors(study, rung, scores, values)
+            decided[rung] = {"step": rung, "scores": scores, "takes": takes}
+            write_rows(path, decided.values())
+        by_name = {trial.name: trial for trial in trials}
+        for name, take in decided[rung]["takes"].items():
+            if rung not in {line["step"] for line in by_name[name].lineage()}:
+                trial = replace(by_name[name], values=take["values"])
+                source = by_name[take["from"]].run / "checkpoints" / "latest"
+                exploit(source, trial.config(rung), trial.values)
+                say(f"{name} at step {rung} goes on from {take['from']}'s weights: {trial.shown}")
 
 
 def choose_donors(
@@ -63,26 +79,18 @@ def choose_donors(
     """Returns which trials take over weights: the worst quarter, from one of the best each.
 
     Donors and perturbations are drawn with (`seed`, trial, step), whatever has been drawn before.
-
-    Args:
-        study: by `pbt`.
-        step: of the rung.
-        scores: of the trials there, by name; one that is not a number is the worst.
-        values: that they have.
+    Scores and values are by the trial's name; a score that is not a number is the worst.
 
     Returns:
         By name of the trial, `from`, whose weights it takes, and `values`, its own from there on.
     """
-    search, sign = study.search, 1 if study.measure.mode == "max" else -1
-    assert isinstance(search, Pbt)
-    by_score = sorted(
-        scores, key=lambda n: (-math.inf if math.isnan(scores[n]) else sign * scores[n], n)
-    )
+    assert isinstance(study.search, Pbt)
+    by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))
     count = min(math.ceil(QUANTILE * len(by_score)), len(by_score) // 2)
     best = by_score[len(by_score) - count :]
     takes = {}
     for name in by_score[:count]:
-        random = np.random.default_rng([search.seed, int(name), step])
+        random = np.random.default_rng([study.search.seed, int(name), step])
         donor = best[int(random.integers(count))]
         takes[name] = {"from": donor, "values": perturb(study, values[donor], random)}
     return takes
@@ -102,38 +110,37 @@ def perturb(study: Study, values: Mapping[str, Any], random: np.random.Generator
     return near
 
 
-def current(trial: Trial, out: Path) -> Trial:
-    """Returns a trial with the values that it came to, where it has taken over another's."""
-    past = lineage.of(trial.folder(out))
-    return replace(trial, values=dict(past[-1]["values"])) if past else trial
+def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
+    """Makes a run go on from a copy of another run's checkpoint, under its own configuration.
 
+    The optimiser's state and mined negatives come along; the checkpoint then says that it was made
+    with the new values, so that `run.resume=auto` goes on from it. The run's lineage.jsonl, which
+    says which weights it had when, is written last: after an interruption all of it is done again.
 
-def _decide(study: Study, there: Sequence[Trial], out: Path, rung: int) -> None:
-    """Writes down what the trials at a rung have scored, and who takes over what."""
-    score = str(study.measure.score)
-    scores = {trial.name: float(_scores(trial, out)[rung][score]) for trial in there}
-    values = {trial.name: current(trial, out).values for trial in there}
-    takes = choose_donors(study, rung, scores, values)
-    line = {"step": rung, "scores": scores, "takes": takes}
-    write_rows(out / POPULATION, [*read_metrics(out / POPULATION), line])
+    Args:
+        source: a checkpoint's folder, at a step that the run that takes it has not passed.
+        config: of the run that takes it.
+        values: of what varies, in `config`.
 
-
-def _exploit(study: Study, trials: Sequence[Trial], out: Path, rung: int, say: Say) -> None:
-    """Lets trials take over the weights that were decided, those that have not yet."""
-    by_name = {trial.name: trial for trial in trials}
-    for name, take in _decisions(out)[rung]["takes"].items():
-        trial = replace(by_name[name], values=take["values"])
-        if rung in {line["step"] for line in lineage.of(trial.folder(out))}:
-            continue
-        source = by_name[take["from"]].folder(out) / "checkpoints" / "latest"
-        lineage.exploit(source, configure(study, trial, out, rung), trial.values)
-        shown = ", ".join(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
-        say(f"{name} at step {rung} goes on from {take['from']}'s weights: {shown}")
-
-
-def _decisions(out: Path) -> dict[int, dict[str, Any]]:
-    return {line["step"]: line for line in read_metrics(out / POPULATION)}
-
-
-def _scores(trial: Trial, out: Path) -> dict[int, dict[str, Any]]:
-    return {line["step"]: line for line in read_metrics(trial.folder(out) / RUNGS)}
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        Held: a worker still has the run's folder.
+    """
+    if fault := checkpoint.damage(source):
+        raise CheckpointError(
+            f"{source} is damaged ({fault}), and {config.run.dir} was to go on from it; bring it "
+            "back, or begin the study anew in another folder"
+        )
+    donor, run = load_config(source / "config.yaml"), Path(config.run.dir)
+    snapshot, mined = checkpoint.load(source, donor), Path(donor.run.dir) / MINED
+    model = (source / "model.json").read_text()
+    texts = {"config.yaml": dump_config(config), "model.json": model}
+    name = Path(donor.run.dir).name
+    line = {"step": snapshot.position.step, "from": name, "values": dict(values)}
+    with Hold(run) as hold:
+        hold.acquire()
+        shutil.rmtree(run / MINED, ignore_errors=True)
+        if mined.is_dir():
+            shutil.copytree(mined, run / MINED)
+        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are of no use now
+        write_rows(run / LINEAGE, [*read_metrics(run / LINEAGE), line])

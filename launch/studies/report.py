@@ -1,21 +1,42 @@
 """The report of a study: one HTML page that opens from disk, and the table in three formats."""
 
 import html
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from heron.launch.repeats import paired
-from heron.launch.studies import figures as draw
-from heron.launch.studies.curves import Curve, by_setting, curves, grid, natural_x, worker_curves
-from heron.launch.studies.fits import FITS, Law
-from heron.launch.studies.rows import NEGATIVES, Results, is_cost, less_is_better
-from heron.launch.studies.table import best, shown, write_tables
-from heron.launch.studies.text import cell, label, mean_std, number, scale, short
+from heron.launch.studies import figures
+from heron.launch.studies.curves import (
+    by_setting,
+    curves,
+    grid,
+    natural_x,
+    points,
+    worker_curves,
+)
+from heron.launch.studies.fits import Law, fit
+from heron.launch.studies.results import NEGATIVES, Results, is_cost, is_number, plain
+from heron.launch.studies.text import (
+    cell,
+    heads_and_lines,
+    label,
+    markdown,
+    mean_std,
+    number,
+    scale,
+    short,
+)
 from heron.pipeline.training.page import heading, page, paragraph, table
 from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
+SQUARE = "x² (HeroCon, Figure 4b)"
+SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 MOST = 30  # settings that are compared with the best, so that the page stays one to read
 STYLE = """
 body { max-width: 70rem } td, th { white-space: nowrap }
@@ -26,222 +47,243 @@ pre { font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
 
 @dataclass(frozen=True)
 class Report:
-    """What the report is about.
-
-    Attributes:
-        results: with its rows.
-        x: the column that figures go over.
-        ys: the columns that they show.
-        sections: HTML of further parts, after the figures.
-    """
+    """What the report is about: figures of the columns `ys` over the column `x`."""
 
     results: Results
     x: str
     ys: Sequence[str]
-    sections: Sequence[str] = ()
 
     @classmethod
     def of(cls, results: Results, x: str | None = None, ys: Sequence[str] = ()) -> "Report":
-        """Reports what the study asks to be shown, or what is asked for here in its place.
-
-        Raises:
-            StudyError: no trial has such a column.
-        """
+        """Reports what the study asks for, or this in its place; StudyError: no such column."""
         x, ys = x or results.study.measure.x, ys or results.study.measure.y
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
-    def write(self, out: Path) -> Path:
-        """Writes report.html, table.md, table.csv and table.parquet; returns the first's path.
+    def write(self, out: Path, section: str = "") -> Path:
+        """Writes the page, with a further section of HTML, and its tables; returns its path.
 
-        Raises:
-            ShardError: the disk is full.
+        Raises a ShardError where the disk is full.
         """
         out.mkdir(parents=True, exist_ok=True)
-        write_tables(self.results, self.ys, out)
-        body = "".join(self._body())
-        with atomic_write(out / "report.html") as stream:
-            stream.write(page(self.results.study.title, body, STYLE).encode())
+        every = every_column(self.results)
+        body = page(self.results.study.title, "".join(self._body(section)), STYLE)
+        files = {
+            "table.md": markdown(*shown(self.results, self.ys)).encode(),
+            "table.csv": every.to_csv(index=False).encode(),
+            "table.parquet": every.to_parquet(),
+            "report.html": body.encode(),
+        }
+        for name, content in files.items():
+            with atomic_write(out / name) as stream:
+                stream.write(content)
         return out / "report.html"
 
-    def with_section(self, section: str) -> "Report":
-        """Returns the same with a further part."""
-        return replace(self, sections=[*self.sections, section])
-
-    @property
-    def state(self) -> str:
-        """How far the study is, as a sentence."""
-        results, done = self.results, len(self.results.done)
-        counts = {s: sum(row.status == s for row in results.rows) for s in ("failed", "stopped")}
-        state = f"{done} trial{'' if done == 1 else 's'} done"
-        state += "".join(f", {n} {s}" for s, n in counts.items() if n)
-        unfinished, under_way = results.planned > len(results.rows), results.under_way
-        if unfinished or under_way:
-            state = f"The study is not finished: {state}"
-            state += f" of {results.planned}" if unfinished else ""
-            state += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
-        return state + "."
-
-    def _body(self) -> Iterator[str]:
-        results, state = self.results, self.state
-        note = f'<p class="note">{html.escape(state)}</p>'
-        yield note if "not finished" in state else paragraph(state)
+    def _body(self, section: str) -> Iterator[str]:
+        results, progress = self.results, self.results.progress
+        note = f'<p class="note">{html.escape(progress)}</p>'
+        yield note if "not finished" in progress else paragraph(progress)
         yield from map(paragraph, results.notes)
         yield self._best()
-        if not results.done:
+        if results.done.empty:
             yield paragraph("No trial is done, so that there is nothing to draw.")
         else:
             for y in self.ys:
-                yield from self._figure(y)
+                yield from self._curves(y)
             for y in self.ys:
                 yield from self._heat_map(y)
-            yield from self._paired()
+            for y in self.ys:
+                yield from self._paired(y)
             if "workers" in results.varied:
-                yield from self._workers()
-        yield from self.sections
+                yield from _workers(worker_curves(results, "samples_per_s"))
+        yield section
         yield heading("Every trial")
         yield table(*shown(results, self.ys))
         yield paragraph("The same with every column: table.csv, table.parquet.")
-        if any(row.error for row in results.rows):
+        errors = results.table["error"].dropna()
+        if len(errors):
             yield heading("What failed")
-            yield _lines(f"{row.trial}: {row.error}" for row in results.rows if row.error)
+            yield _lines(errors.items())
         yield heading("The command of each trial")
-        yield _lines(f"{row.trial}: {row.command}" for row in results.rows)
+        yield _lines(results.table["command"].items())
 
     def _best(self) -> str:
-        name = self.results.study.measure.score or self.ys[0]
-        trial = best(self.results, name, self._least(name))
+        results = self.results
+        name = results.study.measure.score or self.ys[0]
+        trial = results.best(name)
         if trial is None:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
-        row = self.results.table.loc[trial]
-        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in self.results.varied)
-        best_trial = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
-        return paragraph(f"{best_trial} ({varied or '–'}).")
+        row = results.table.loc[trial]
+        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in results.varied)
+        best = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
+        return paragraph(f"{best} ({varied or '–'}).")
 
-    def _least(self, name: str) -> bool:
-        """Whether the least of a column is best, by the study or else by the column's name."""
-        measure = self.results.study.measure
-        return measure.mode == "min" if name == measure.score else less_is_better(name)
-
-    def _figure(self, y: str) -> Iterator[str]:
+    def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
         x, asked = self.x, self.results.study.measure.fits
-        every = worker_curves(self.results, y) if x == "workers" else []
-        every = every or curves(self.results, x, y)
+        every = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
+        every = every if len(every) else curves(self.results, x, y)
         yield heading(_upper(f"{label(y)} against {label(x)}"))
-        if not every:
+        if every.empty:
             yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
             return
-        if len(every) > draw.MOST:
+        names = every["curve"].unique()
+        if len(names) > figures.MOST:
             yield paragraph(
-                f"{len(every)} curves, of which the first {draw.MOST} are drawn; the table has all."
+                f"{len(names)} curves, of which the first {figures.MOST} are drawn; the table has "
+                "all."
             )
-        drawn = every[: draw.MOST]
-        fits = [[FITS[name](curve.values) for name in asked if is_cost(y)] for curve in drawn]
-        laws = [[law for law in of if isinstance(law, Law)] for of in fits]
-        square = x == NEGATIVES and y in TIMES and len(drawn[0].points) > 1
-        yield draw.curves(f"{y} against {x}", drawn, laws, square)
-        for curve, of in zip(drawn, fits, strict=True):
-            for law in of:
-                sentence = law if isinstance(law, str) else f"{short(y)} = {law.says}."
-                yield paragraph(f"{curve.name}: {sentence}" if curve.name else sentence)
+        drawn = every[every["curve"].isin(names[: figures.MOST])]
+        lines: dict[str, figures.Lines] = {}
+        sentences = []
+        square = x == NEGATIVES and y in TIMES
+        for name, curve in drawn.groupby("curve", sort=False):
+            fits = [fit(kind, curve.set_index("x")["y"]) for kind in asked if is_cost(y)]
+            laws = [law for law in fits if isinstance(law, Law)]
+            # several curves have the first of their laws each, so that the figure stays readable
+            lines[name] = {law.name: law.at for law in laws[: 1 if len(names) > 1 else None]}
+            for law in fits:
+                text = law if isinstance(law, str) else f"{short(y)} = {law.says}."
+                sentences.append(f"{name}: {text}" if name else text)
                 if square and isinstance(law, Law) and law.name.startswith("x^"):
-                    yield paragraph(_beside_the_square(law))
-        if any(curve.points["count"].max() > 1 for curve in drawn):
+                    sentences.append(_beside_the_square(law))
+        means = points(drawn)
+        if square:
+            last = means[means["curve"] == names[0]].iloc[-1]
+            lines[names[0]] |= {SQUARE: lambda x: last["mean"] * (x / last["x"]) ** 2}
+        yield figures.curves(means, x, y, lines)
+        yield from map(paragraph, sentences)
+        if means["count"].max() > 1:
             yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if asked and not is_cost(y):
             yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
         if grid(self.results, y) is None:  # a heat map has the numbers
-            yield _points(every)
+            yield _points(points(every), x, y)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
         if means is not None:
             across, down = short(means.columns.name), short(means.index.name)
             yield heading(_upper(f"{label(y)} over {across} and {down}"))
-            yield draw.heat_map(y, means, self._least(y))
+            yield figures.heat_map(y, means, self.results.least(y))
             yield paragraph("Means over repeats; the best is framed, a cell without a trial grey.")
 
-    def _paired(self) -> Iterator[str]:
-        """The best setting of each score less every other, over the repeats of both."""
-        for y in self.ys:
-            scores = by_setting(self.results, y)
-            if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
-                continue
-            means = scores.mean()
-            first = means.idxmin() if self._least(y) else means.idxmax()
-            tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
-            lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
-            if lines:
-                yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
-                yield table(["other", "repeats", "difference", "t", "p"], lines)
-                yield paragraph(
-                    "Means over the repeats that both have, with Student's paired test, two-sided. "
-                    "The best is chosen by the scores that are tested: of many settings it leads "
-                    "by chance too, and p is then too small."
-                )
-
-    def _workers(self) -> Iterator[str]:
-        scaled = worker_curves(self.results, "samples_per_s")
-        yield heading("Workers: speed-up and efficiency")
-        if not scaled:
-            yield paragraph(
-                "No two numbers of workers have the same batch in all or the same rows a worker, "
-                "so that they cannot be compared."
-            )
+    def _paired(self, y: str) -> Iterator[str]:
+        """The best setting of a score less every other, over the repeats of both."""
+        scores = by_setting(self.results, y)
+        if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
             return
-        lines = []
-        for curve in scaled:
-            points = curve.points
-            times = points["mean"] / points["mean"].iloc[0]
-            efficiency = times / (points.index / points.index[0])
-            lines += [
-                [curve.name, f"{at:g}", mean_std(*point), f"{times[at]:.3f}", f"{share:.3f}"]
-                for (at, point), share in zip(points.iterrows(), efficiency, strict=True)
-            ]
-        yield draw.speed_up(scaled)
-        yield table(["fixed", "workers", "samples / s", "speed-up", "efficiency"], lines)
-        yield paragraph(
-            "Speed-up is samples a second by those of the fewest workers of the curve; efficiency "
-            "is speed-up by as many times the workers."
-        )
+        means = scores.mean()
+        first = means.idxmin() if self.results.least(y) else means.idxmax()
+        tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
+        lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
+        if lines:
+            yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
+            yield table(["other", "repeats", "difference", "t", "p"], lines)
+            yield paragraph(
+                "Means over the repeats that both have, with Student's paired test, two-sided. The "
+                "best is chosen by the scores that are tested: of many settings it leads by chance "
+                "too, and p is then too small."
+            )
 
 
-def _points(drawn: Sequence[Curve]) -> str:
-    """Returns the points of curves as a table."""
-    unit, several = scale(drawn[0].y), len(drawn) > 1
+def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and lines of the table that people read, without commands and errors."""
+    table = results.table
+    asked = dict.fromkeys([*(results.several or results.keys), NEGATIVES, *ys, *SHOWN])
+    names = [name for name in asked if name in table and table[name].notna().any()]
+    brief = [short(name) for name in names]
+    heads = [one if brief.count(one) == 1 else n for one, n in zip(brief, names, strict=True)]
+    heads = ["|N_i|" if head == NEGATIVES else head for head in heads]
     lines = [
-        [
-            *([curve.name] if several else []),
-            number(x) if curve.numeric else str(x),
-            mean_std(unit * mean, unit * std, count),
-        ]
-        for curve in drawn
-        for x, mean, std, count in curve.points.itertuples()
+        [str(trial), row["status"], *(cell(row[name], name) for name in names)]
+        for trial, row in table.iterrows()
     ]
-    heads = [label(drawn[0].x), label(drawn[0].y)]
-    return table(["curve", *heads] if several else heads, lines)
+    return ["trial", "status", *heads], lines
+
+
+def every_column(results: Results) -> pd.DataFrame:
+    """Returns every column of every row, each of one type: numbers, truths, or else text.
+
+    Nested values of results are left to the runs; nested values that are varied are JSON.
+    """
+    columns = {
+        name: _of_one_type(column)
+        for name, column in results.table.items()
+        if name in results.keys or not column.map(lambda v: isinstance(v, dict)).any()
+    }
+    return pd.DataFrame({"trial": pd.array(list(results.table.index), "string"), **columns})
+
+
+def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
+    array = pd.array(list(column))
+    if not isinstance(array, pd.arrays.NumpyExtensionArray):
+        return array
+    return pd.array([None if v is None else plain(v) for v in column], "string")
+
+
+def _workers(scaled: pd.DataFrame) -> Iterator[str]:
+    """Samples a second against workers, beside what it would be if none were lost."""
+    yield heading("Workers: speed-up and efficiency")
+    if scaled.empty:
+        yield paragraph(
+            "No two numbers of workers have the same batch in all or the same rows a worker, so "
+            "that they cannot be compared."
+        )
+        return
+    means = points(scaled)
+    first = means.groupby("curve", sort=False)[["x", "mean"]].transform("first")
+    times = means["mean"] / first["mean"]
+    slopes = (first["mean"] / first["x"]).groupby(means["curve"]).first()
+    ideal: dict[str, figures.Lines] = {
+        str(name): {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()
+    }
+    yield figures.curves(means, "workers", "samples_per_s", ideal)
+    columns = {
+        "fixed": means["curve"],
+        "workers": means["x"],
+        "samples / s": _mean_std(means),
+        "speed-up": times.map("{:.3f}".format),
+        "efficiency": (times * first["x"] / means["x"]).map("{:.3f}".format),
+    }
+    yield table(*heads_and_lines(pd.DataFrame(columns)))
+    yield paragraph(
+        "Speed-up is samples a second by those of the fewest workers of the curve (the broken line "
+        "is what it would be if nothing were lost); efficiency is speed-up by as many times the "
+        "workers."
+    )
+
+
+def _points(means: pd.DataFrame, x: str, y: str) -> str:
+    """Returns the points of curves as a table."""
+    columns = {
+        "curve": means["curve"],
+        label(x): [number(at) if is_number(at) else at for at in means["x"]],
+        label(y): _mean_std(means, scale(y)),
+    }
+    frame = pd.DataFrame(columns)
+    return table(*heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:]))
+
+
+def _mean_std(means: pd.DataFrame, unit: float = 1.0) -> list[str]:
+    repeats = zip(unit * means["mean"], unit * means["std"], means["count"], strict=True)
+    return [mean_std(*of) for of in repeats]
 
 
 def _beside_the_square(law: Law) -> str:
     """Returns the measured exponent beside the published one."""
     exponent, reach = law.coefficients[1], law.reach[1]
-    where = (
-        "inside its interval."
-        if abs(exponent - 2) <= reach
-        else "under its interval: time rises faster than the square."
-        if exponent > 2
-        else "over its interval: the part of a step that is linear in the rows (encoders) and the "
-        "part that is constant still count."
-    )
+    where = "inside" if abs(exponent - 2) <= reach else "under" if exponent > 2 else "over"
     return (
-        "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (dashed, through "
-        f"the last point). Measured: exponent {exponent:.2f}; 2 is {where}"
+        "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (broken line, "
+        f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where} its interval. "
+        "What is linear in the rows (encoders), and what is constant, makes it smaller."
     )
 
 
-def _lines(lines: Iterator[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+def _lines(named: Iterable[tuple[object, str]]) -> str:
+    text = "\n".join(f"{name}: {line}" for name, line in named)
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _upper(text: str) -> str:

@@ -1,7 +1,8 @@
 """A study as its YAML file states it: a base experiment, what varies, what is measured."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,6 +119,12 @@ class Measure(Section):
     score: str | None = None
     mode: Literal["max", "min"] = "max"
 
+    def worth(self, score: float) -> float:
+        """Returns a score of which more is better; NaN is worth least."""
+        if math.isnan(score):
+            return -math.inf
+        return score if self.mode == "max" else -score
+
 
 class Study(Section):
     """Many runs of one experiment.
@@ -157,44 +164,41 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> "Study":
-        varied = [*self.vary, *(self.cases[0] if self.cases else [])]
-        for case in self.cases:
-            if case.keys() != self.cases[0].keys():
-                raise ValueError(
-                    f"cases have the keys {sorted(self.cases[0])} and {sorted(case)}; expected the "
-                    "same in every case"
-                )
-        for key in {*varied, *self.set} & {*OWN}:
-            raise ValueError(f"{key} is given to each trial by the study; take it out")
-        for key in self.set.keys() & {*LAUNCHED}:
-            raise ValueError(f"set has '{key}', which is no key of an experiment; write {key}: ...")
-        for key in {*varied} & self.set.keys() | ({*self.vary} & {*varied[len(self.vary) :]}):
-            raise ValueError(f"{key} is given twice, in {self._places(key)}; keep one of them")
-        if not varied:
-            raise ValueError("nothing varies; expected values in vary or cases")
-        ranges = [key for key, values in self.vary.items() if isinstance(values, Range)]
-        if isinstance(self.search, Grid) and ranges:
-            raise ValueError(
-                f"vary.{ranges[0]} is a range, and a grid has no end of numbers; expected a list, "
-                "or search: {kind: random, trials: 20}"
-            )
-        if isinstance(self.search, Asha | Pbt):
-            self._compared(varied)
+        for fault in self._faults():
+            raise ValueError(fault)
         return self
 
-    def _places(self, key: str) -> str:
-        places = {"vary": self.vary, "cases": self.cases[0] if self.cases else {}, "set": self.set}
-        return " and ".join(name for name, keys in places.items() if key in keys)
-
-    def _compared(self, varied: list[str]) -> None:
-        """Refuses what does not go with trials that are compared on their way."""
-        kind = self.search.kind
-        if self.measure.score is None:
-            raise ValueError(f"search {kind} compares trials; expected measure.score: f1_weighted")
-        if "train.steps" in {*varied, *self.set}:
-            raise ValueError(f"search.steps says how long a trial of {kind} is; drop train.steps")
-        if kind == "pbt" and (self.cases or {*varied} & {*LAUNCHED}):
-            raise ValueError(
+    def _faults(self) -> Iterator[str]:
+        """Yields what does not go together."""
+        case, kind = self.cases[0] if self.cases else {}, self.search.kind
+        for other in self.cases:
+            if other.keys() != case.keys():
+                keys = f"{sorted(case)} and {sorted(other)}"
+                yield f"cases have the keys {keys}; expected the same in every case"
+        given = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
+        for key in itertools.chain(*given.values()):
+            places = [place for place, keys in given.items() if key in keys]
+            if key in OWN:
+                yield f"{key} is given to each trial by the study; take it out"
+            if key in LAUNCHED and key in self.set:
+                yield f"set has '{key}', which is no key of an experiment; write {key}: ..."
+            if len(places) > 1:
+                yield f"{key} is given twice, in {' and '.join(places)}; keep one of them"
+        if not (self.vary or case):
+            yield "nothing varies; expected values in vary or cases"
+        for key, values in self.vary.items():
+            if isinstance(self.search, Grid) and isinstance(values, Range):
+                yield (
+                    f"vary.{key} is a range, and a grid has no end of numbers; expected a list, "
+                    "or search: {kind: random, trials: 20}"
+                )
+        if isinstance(self.search, Asha | Pbt):
+            if self.measure.score is None:
+                yield f"search {kind} compares trials; expected measure.score: f1_weighted"
+            if "train.steps" in {*self.vary, *case, *self.set}:
+                yield f"search.steps says how long a trial of {kind} is; drop train.steps"
+        if kind == "pbt" and (self.cases or self.vary.keys() & {*LAUNCHED}):
+            yield (
                 "search pbt changes values of a run that is under way; expected keys of the "
                 "experiment in vary, and no cases, workers or strategy"
             )
@@ -203,11 +207,8 @@ class Study(Section):
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
     """Reads a study; its section `small` holds what differs in its small version.
 
-    Args:
-        path: a YAML file.
-        small: the small version; a key in it takes the place of the study's.
-        overrides: `key=value` of every trial; of a key in `vary`, the values that it takes; of
-            `OPTIONS`, how trials are run.
+    Overrides are `key=value` of every trial; of a key in `vary`, the values that it takes; of
+    `OPTIONS`, how trials are run.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, or a key or value does not fit, in

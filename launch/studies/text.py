@@ -1,12 +1,13 @@
 """Numbers, columns and tables as people read them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from heron.launch.studies.rows import NEGATIVES, is_number, plain
+from heron.launch.studies.results import NEGATIVES, is_number, plain
 
 UNITS = {
     NEGATIVES: "size of the negative set |N_i|",
@@ -60,6 +61,19 @@ def cell(value: Any, name: str) -> str:
     if name.endswith("_bytes") and is_number(value):
         return f"{value / 1e6:,.0f} MB"
     return number(value) if type(value) in (int, float) else plain(value)
+
+
+def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
+    shown: dict[type, Callable[[Any], str]] = {
+        str: str,
+        int: "{:,}".format,
+        float: lambda value: number(value, 3),
+    }
+    lines = [
+        [shown[type(value)](value) for value in line] for line in frame.to_dict("split")["data"]
+    ]
+    return list(frame), lines
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,104 +13,125 @@ import yaml
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.training.tracking import read_metrics
 from heron.shards.manifest import MANIFEST
 
 ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own
 AGAIN = "again"  # where a row's command leaves its run, beside the study's
+RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
+LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and its values then
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a study.
+    """A run of a study, whose folder is `out`; the name is its number (003)."""
 
-    Attributes:
-        name: its number, as of its folder: 003.
-        values: of what varies.
-        workers: processes that train together.
-        strategy: that they train under.
-    """
-
+    study: Study
+    out: Path
     name: str
     values: dict[str, Any]
-    workers: int
-    strategy: str
 
-    def folder(self, out: Path) -> Path:
-        """Returns the run's folder in the study's."""
-        return out / TRIALS / self.name
+    @property
+    def run(self) -> Path:
+        """The run's folder in the study's."""
+        return self.out / TRIALS / self.name
+
+    @property
+    def workers(self) -> int:
+        """Processes that train together."""
+        return int(self.values.get("workers", self.study.workers))
+
+    @property
+    def strategy(self) -> str:
+        """That they train under."""
+        return str(self.values.get("strategy", self.study.strategy))
+
+    @property
+    def shown(self) -> str:
+        """Its values, as they are typed."""
+        return ", ".join(f"{key}={_typed(value)}" for key, value in self.values.items())
+
+    def scores(self) -> dict[int, dict[str, Any]]:
+        """Returns what the run has scored so far, by the rung."""
+        return {line["step"]: line for line in read_metrics(self.run / RUNGS)}
+
+    def lineage(self) -> list[dict[str, Any]]:
+        """Returns what the run has taken over: at which step, from whom, and its values then."""
+        return read_metrics(self.run / LINEAGE)
+
+    def current(self) -> "Trial":
+        """Returns the trial with the values that it came to, where it has taken over another's."""
+        past = self.lineage()
+        return replace(self, values=dict(past[-1]["values"])) if past else self
+
+    def overrides(self, rung: int | None = None) -> list[str]:
+        """Returns what a person would type for this trial, to a rung or the end, but `run.dir`."""
+        tree = self.study.set | {k: v for k, v in self.values.items() if k not in LAUNCHED}
+        if (steps := rung or self.study.rungs[-1]) is not None:
+            tree["train.steps"] = steps
+        if not self.study.gpus:  # each worker has CPUs of its own, and its threads no more
+            tree.setdefault("train.cpu_threads", self.study.cpus_per_worker)
+        return [f"{key}={_typed(value)}" for key, value in tree.items()]
+
+    def config(self, rung: int | None = None) -> Config:
+        """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
+        own = [f"run.dir={self.run}", "run.resume=auto"]
+        try:
+            return load_config(self.study.base, [*self.overrides(rung), *own])
+        except ConfigError as error:
+            where = f"trial {self.name} ({self.shown}) of {self.study.base}"
+            raise ConfigError(f"{where}: {error}") from None
+
+    def command(self, rung: int | None = None) -> str:
+        """Returns the shell command that makes this run again, in a folder outside of the study."""
+        words = ["accelerate", "launch", *self._launcher(), "pipeline/pretrain.py"]
+        words += ["--config", self.study.base, *self.overrides(rung)]
+        return shlex.join([*words, f"run.dir={self.out / AGAIN / self.name}"])
+
+    def _launcher(self) -> list[str]:
+        """Returns the accelerate configuration that does what a worker's environment asks for."""
+        gpus, several = self.study.gpus, ["--num_processes", str(self.workers)]
+        if self.strategy == "ddp":
+            if self.workers == 1:
+                here = [] if gpus else ["--cpu"]
+                return [*here, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
+            return ["--config_file", f"{ACCELERATE}/{'ddp' if gpus else 'cpu'}.yaml", *several]
+        stage = self.strategy.removeprefix("zero")
+        file = f"zero{max(int(stage), 1)}" if gpus else "cpu_zero2"
+        other = [] if file.endswith(stage) else ["--zero_stage", stage]
+        return ["--config_file", f"{ACCELERATE}/{file}.yaml", *other, *several]
 
 
-def plan(study: Study) -> list[Trial]:
+def plan(study: Study, out: Path = Path()) -> list[Trial]:
     """Returns the trials in the order in which they start: of a grid the last key varies fastest.
 
     A drawn trial has values of its own, drawn with (`seed`, number): more trials leave those
-    before as they are.
+    before as they are. Raises a ConfigError where a number of workers, or a strategy, is none.
     """
-    search = study.search
+    search, cases = study.search, study.cases or [{}]
+    chosen = []
     if isinstance(search, Grid):
         lists = [list(values) for values in study.vary.values()]  # a grid over a range is refused
-        chosen = [
-            case | dict(zip(study.vary, values, strict=True))
-            for case in study.cases or [{}]
-            for values in itertools.product(*lists)
-        ]
+        for case, values in itertools.product(cases, itertools.product(*lists)):
+            chosen.append(case | dict(zip(study.vary, values, strict=True)))
     else:
-        chosen = []
         for number in range(search.trials):
             random = np.random.default_rng([search.seed, number])
-            case = study.cases[int(random.integers(len(study.cases)))] if study.cases else {}
-            drawn = {key: _draw(values, random) for key, values in study.vary.items()}
-            chosen.append(case | drawn)
+            case = cases[int(random.integers(len(cases)))] if study.cases else {}
+            chosen.append(case | {key: _draw(among, random) for key, among in study.vary.items()})
     width = max(3, len(str(len(chosen) - 1)))
-    return [_trial(study, f"{n:0{width}}", values) for n, values in enumerate(chosen)]
+    for values in chosen:
+        _refuse_unlaunchable(values)
+    return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(chosen)]
 
 
-def _trial(study: Study, name: str, values: dict[str, Any]) -> Trial:
-    workers = values.get("workers", study.workers)
-    strategy, known = values.get("strategy", study.strategy), get_args(Strategy)
+def _refuse_unlaunchable(values: dict[str, Any]) -> None:
+    workers, strategy, known = values.get("workers", 1), values.get("strategy"), get_args(Strategy)
     if type(workers) is not int or workers < 1:
         raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
-    if strategy not in known:
+    if strategy not in (None, *known):
         raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(known)}")
-    return Trial(name, values, workers, strategy)
-
-
-def overrides(study: Study, trial: Trial, rung: int | None = None) -> list[str]:
-    """Returns what a person would type for this trial, without `run.dir`.
-
-    Args:
-        study: that the trial is of.
-        trial: with its values.
-        rung: steps to end after, where trials are compared on their way.
-    """
-    tree = study.set | {k: value for k, value in trial.values.items() if k not in LAUNCHED}
-    if rung is not None:
-        tree["train.steps"] = rung
-    if not study.gpus:  # each worker has CPUs of its own, and its threads no more than those
-        tree.setdefault("train.cpu_threads", study.cpus_per_worker)
-    return [f"{key}={_typed(value)}" for key, value in tree.items()]
-
-
-def configure(study: Study, trial: Trial, out: Path, rung: int | None = None) -> Config:
-    """Returns the configuration that a trial runs with; see `overrides`.
-
-    Raises:
-        ConfigError: the values do not fit the experiment; says which trial.
-    """
-    if rung is None:
-        rung = study.rungs[-1]
-    own = [f"run.dir={trial.folder(out)}", "run.resume=auto"]
-    try:
-        return load_config(study.base, [*overrides(study, trial, rung), *own])
-    except ConfigError as error:
-        shown = ", ".join(f"{key}={_typed(value)}" for key, value in trial.values.items())
-        raise ConfigError(f"trial {trial.name} ({shown}) of {study.base}: {error}") from None
-
-
-def check(study: Study, trials: Sequence[Trial], out: Path) -> list[Config]:
-    """Returns every trial's configuration before the first starts; see `configure` for errors."""
-    return [configure(study, trial, out) for trial in trials]
 
 
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
@@ -121,40 +142,10 @@ def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
             raise ConfigError(f"{path} holds no shards, and the study trains on them; {how}")
 
 
-def command(study: Study, trial: Trial, out: Path, rung: int | None = None) -> str:
-    """Returns the shell command that makes this run again, in a folder outside of the study.
-
-    Args:
-        study: that the trial is of.
-        trial: with its values.
-        out: the study's folder.
-        rung: steps to end after, where it was stopped early.
-    """
-    words = ["accelerate", "launch", *_launcher(study, trial), "pipeline/pretrain.py"]
-    words += ["--config", study.base]
-    words += overrides(study, trial, rung or study.rungs[-1])
-    return shlex.join([*words, f"run.dir={out / AGAIN / trial.name}"])
-
-
-def _launcher(study: Study, trial: Trial) -> list[str]:
-    """Returns the accelerate configuration that does what a worker's environment asks for."""
-    several = ["--num_processes", str(trial.workers)]
-    if trial.strategy == "ddp":
-        if trial.workers == 1:
-            here = [] if study.gpus else ["--cpu"]
-            return [*here, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
-        file = "ddp" if study.gpus else "cpu"
-        return ["--config_file", f"{ACCELERATE}/{file}.yaml", *several]
-    stage = trial.strategy.removeprefix("zero")
-    file = f"zero{max(int(stage), 1)}" if study.gpus else "cpu_zero2"
-    other = [] if file.endswith(stage) else ["--zero_stage", stage]
-    return ["--config_file", f"{ACCELERATE}/{file}.yaml", *other, *several]
-
-
-def _draw(values: Any, random: np.random.Generator) -> Any:
-    if isinstance(values, Range):
-        return values.draw(random)
-    return values[int(random.integers(len(values)))]
+def _draw(among: Any, random: np.random.Generator) -> Any:
+    if isinstance(among, Range):
+        return among.draw(random)
+    return among[int(random.integers(len(among)))]
 
 
 def _typed(value: Any) -> str:

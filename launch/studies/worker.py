@@ -5,81 +5,60 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from heron.launch.studies.cluster import per_worker
-from heron.launch.studies.ledger import RUNGS, write_rows
+from heron.launch.studies.ledger import write_rows
 from heron.launch.studies.study import Study
-from heron.launch.studies.trials import Trial, configure
+from heron.launch.studies.trials import RUNGS, Trial
 from heron.pipeline.config.errors import Held, TrainingError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.training.tracking import read_metrics
 
 ERROR = "error.txt"  # in a run's folder: why it cannot be run
+RAY = "ray"  # what Ray writes of a study that is under way, in its folder; nothing reads it again
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DAY_S = 24 * 60 * 60
 
 
-@dataclass(frozen=True)
-class Task:
-    """What every trial needs to know.
-
-    Attributes:
-        study: that it is of.
-        out: the study's folder.
-        root: the folder that relative paths are of, on a disk that all nodes see.
-        trials: by name, with the values that the search has given them.
-        rungs: steps after which its scores are reported; None: at the experiment's end.
-    """
-
-    study: Study
-    out: Path
-    root: Path
-    trials: Mapping[str, Trial]
-    rungs: Sequence[int | None]
-
-
-def run_trial(given: dict[str, Any], task: Task) -> None:
-    """Runs a trial to its end, and reports its scores to Tune on the way.
+def run_trial(
+    given: dict[str, Any], trials: Mapping[str, Trial], rungs: Sequence[int | None], root: Path
+) -> None:
+    """Runs a trial from rung to rung, and reports its scores to Tune at each.
 
     One that cannot be run ends with its error.txt, and not with an error: what Tune sees fail is
     a trial whose process or node is gone, which another goes on with.
 
     Args:
         given: by Tune, the name of the `trial`.
-        task: the rest.
+        trials: by name, with the values that the search has given them.
+        rungs: steps after which its scores are reported; None: at the experiment's end.
+        root: the folder that relative paths are of, on a disk that all nodes see.
     """
-    os.chdir(task.root)
-    trial = task.trials[given["trial"]]
-    run = trial.folder(task.out)
-    run.mkdir(parents=True, exist_ok=True)
-    (run / ERROR).unlink(missing_ok=True)
-    try:
-        _train_rungs(task, trial)
-    except Exception as error:
-        if not (run / ERROR).exists():
-            (run / ERROR).write_text(f"{type(error).__name__}: {error}")
-
-
-def _train_rungs(task: Task, trial: Trial) -> None:
-    """Trains from rung to rung."""
     from ray import tune
 
-    run = trial.folder(task.out)
-    reported = {row["step"]: row for row in read_metrics(run / RUNGS)}
-    for rung in task.rungs:
-        if rung in reported:  # before the study was interrupted; the driver may not have got it
+    os.chdir(root)
+    trial = trials[given["trial"]]
+    error_file = trial.run / ERROR
+    trial.run.mkdir(parents=True, exist_ok=True)
+    error_file.unlink(missing_ok=True)
+    try:
+        reported = trial.scores()
+        for rung in rungs:
+            # told also where it is of before an interruption: the driver may not have got it
+            if rung not in reported:
+                _train_together(trial, rung, root)
+                scores = scores_of(trial.run)
+                if rung is None:
+                    tune.report(scores)
+                    continue
+                refuse_incomparable(trial.study, rung, scores)
+                reported[rung] = scores
+                write_rows(trial.run / RUNGS, reported.values())
             tune.report(reported[rung])
-            continue
-        _train_together(task, trial, configure(task.study, trial, task.out, rung), rung)
-        scores = scores_of(run)
-        if rung is not None:
-            refuse_incomparable(task.study, rung, scores)
-            reported[rung] = scores
-            write_rows(run / RUNGS, reported.values())
-        tune.report(scores)
+    except Exception as error:
+        if not error_file.exists():
+            error_file.write_text(f"{type(error).__name__}: {error}")
 
 
 def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> None:
@@ -96,12 +75,8 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
         )
 
 
-def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) -> None:
-    """Trains on the trial's workers; workers that die are started again, and go on.
-
-    Raises:
-        TrainingError: it cannot be run, or workers died once too often.
-    """
+def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
+    """Trains on the trial's workers, which are started again where they die; or says why not."""
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -109,40 +84,39 @@ def _train_together(task: Task, trial: Trial, config: Config, rung: int | None) 
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(DAY_S)
     # A node that goes is a worker that dies.
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
-    study = task.study
+    gpus = trial.study.gpus
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={
-            "config": config,
-            "root": task.root,
+            "config": trial.config(rung),
+            "root": root,
             "strategy": trial.strategy,
-            "gpus": study.gpus,
+            "gpus": gpus,
         },
         # The watchdog ends a run that hangs; a collective waits as long as a process works alone.
-        torch_config=TorchConfig(backend="nccl" if study.gpus else "gloo", timeout_s=DAY_S),
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=DAY_S),
         scaling_config=train.ScalingConfig(
-            num_workers=trial.workers, use_gpu=study.gpus, resources_per_worker=per_worker(study)
+            num_workers=trial.workers,
+            use_gpu=gpus,
+            resources_per_worker=per_worker(trial.study),
         ),
         run_config=train.RunConfig(
             name=f"train-{trial.name}-{rung or 'all'}",
-            storage_path=str(task.root / task.out / "ray"),
-            failure_config=train.FailureConfig(max_failures=study.retries),
+            storage_path=str(root / trial.out / RAY),
+            failure_config=train.FailureConfig(max_failures=trial.study.retries),
         ),
     )
     try:
         trainer.fit()
     except train.TrainingFailedError as error:
-        raise TrainingError(_why(trial.folder(task.out), error)) from None
+        raise TrainingError(_why(trial.run, error)) from None
 
 
 def run_worker(given: dict[str, Any]) -> None:
     """Runs one process of a run: what `accelerate launch` would start, with what it would set.
 
     Ray has set the rank and joined the processes. What the process prints goes to a file of its
-    own in the run's folder.
-
-    Args:
-        given: `config`, and what `environment` needs.
+    own in the run's folder. `given` has `config`, `root`, `strategy` and `gpus`.
     """
     os.chdir(given["root"])
     os.environ.update(environment(given["strategy"], given["gpus"]))

@@ -1,11 +1,18 @@
-"""One experiment's step on any number of processes: what it exchanges, and what it holds."""
+"""One experiment's step on any number of processes: what it exchanges, holds, and took."""
 
 import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
+from heron.launch.studies.results import BATCH, Results
 from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.terms import Term
@@ -23,13 +30,7 @@ HELD = 3  # times a gathered vector lies in memory: itself, its gradient, and on
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is laid out.
-
-    Attributes:
-        world: processes.
-        labelled: rows of the global batch; `unlabelled` too.
-        stage: of ZeRO; 0 also stands for DistributedDataParallel.
-    """
+    """How a step is laid out: processes, rows of the global batch, and ZeRO's stage (0 of DDP)."""
 
     world: int
     labelled: int
@@ -52,12 +53,20 @@ class Setting:
         return max(self.sizes.rows)
 
 
+class Measured(NamedTuple):
+    """A step's seconds and a process's peak bytes (NaN: unknown), the means of repeats."""
+
+    setting: Setting
+    seconds: float
+    memory: float = math.nan
+
+
 @dataclass(eq=False)
 class Workload:
-    """The step of an experiment.
+    """The step of an experiment, whatever its batch.
 
     Attributes:
-        config: the experiment; its batch is one of many.
+        config: the experiment.
         shapes: of one sample of each view.
         labels: width of a row's labels.
         levels: of hierarchical labels.
@@ -72,8 +81,7 @@ class Workload:
     def of_run(cls, run: Path) -> "Workload":
         """Returns the workload of a run, from its newest checkpoint.
 
-        Raises:
-            StudyError: it has none, it cannot be read, or a term exchanges what is not modelled.
+        Raises a StudyError where none can be read, or a term exchanges what is not modelled.
         """
         try:
             checkpoint = locate(run)
@@ -106,33 +114,6 @@ class Workload:
         model = Heterogeneous(self.config.model, self.shapes, self.labels, terms)
         return model.to("meta")
 
-    def labelled_of(self, rows: int) -> int:
-        """Returns how many rows of a global batch of the run are labelled."""
-        batch = self.config.data.batch
-        if isinstance(batch.labelled, int):
-            return batch.labelled + self.config.negatives.mine
-        return rows - batch.unlabelled if isinstance(batch.unlabelled, int) else rows
-
-    @cached_property
-    def parameters(self) -> int:
-        """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def differs_in(self, other: "Workload") -> list[str]:
-        """Returns in what two workloads differ that are to be measured together."""
-        return [name for name, part in self._identity.items() if part != other._identity[name]]
-
-    @cached_property
-    def _identity(self) -> dict[str, Any]:
-        tree = self.config.model_dump(mode="json")
-        train = {key: tree["train"][key] for key in ("precision", "micro_batch", "cpu_threads")}
-        parts = {"model": tree["model"], "objective": tree["objective"], "shapes": self.shapes}
-        return parts | {
-            "optim": tree["optim"]["kind"],
-            "train": train,
-            "views": tree["data"]["views"],
-        }
-
     @cache  # noqa: B019 - a workload lives as long as its report
     def exchanges(self, setting: Setting) -> list[Exchange]:
         """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
@@ -140,32 +121,90 @@ class Workload:
             self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
         )
 
-    def state(self, setting: Setting) -> dict[str, int]:
-        """Returns the bytes of weights, gradients and optimiser state that a process holds.
+    def counted(self, setting: Setting) -> dict[str, int]:
+        """Returns the bytes that a process holds, as far as they are counted.
 
         By the stage of ZeRO (Rajbhandari et al. 2020, section 5, with float32 for its halves): 1
         shares out the optimiser's state, 2 the gradients too, 3 the weights too. DeepSpeed keeps
-        the optimiser's part of the weights once more.
+        the optimiser's part of the weights once more. `gathered` is the negative set: see `HELD`.
         """
-        every, stage, optim = FLOAT * self.parameters, setting.stage, self.config.optim
-        shared = every // setting.world
+        stage, optim = setting.stage, self.config.optim
+        every = FLOAT * sum(parameter.numel() for parameter in self.model.parameters())
+        part = every // setting.world
         slots = SLOTS.get(optim.kind, 1 if optim.momentum else 0)
+        moved = [e for e in self.exchanges(setting) if e.part == "gathers"]
+        back = {e.what for e in moved if e.kind == "scattered"}
+        held = sum(e.bytes * (HELD if e.what in back else 1) for e in moved if e.kind == "gathered")
         return {
-            "weights": (shared if stage >= 3 else every) + (shared if stage else 0),
-            "gradients": shared if stage >= 2 else every,
-            "optimiser": slots * (shared if stage >= 1 else every),
+            "weights": (part if stage >= 3 else every) + (part if stage else 0),
+            "gradients": part if stage >= 2 else every,
+            "optimiser": slots * (part if stage >= 1 else every),
+            "gathered": setting.world * held,
         }
 
-    def gathered(self, setting: Setting) -> int:
-        """Returns the bytes of the negative set that a process holds, about: see `HELD`."""
-        moved = [e for e in self.exchanges(setting) if e.what != "moments"]
-        back = {e.what for e in moved if e.kind == "scattered"}
-        return sum(
-            setting.world * e.bytes * (HELD if e.what in back else 1)
-            for e in moved
-            if e.kind == "gathered"
-        )
+    def setting(self, trial: pd.Series) -> Setting:
+        """Returns the setting of a trial of this experiment, of which any batch may be labelled."""
+        batch, rows = self.config.data.batch, int(trial[BATCH])
+        labelled = rows
+        if isinstance(batch.labelled, int):
+            labelled = batch.labelled + self.config.negatives.mine
+        elif isinstance(batch.unlabelled, int):
+            labelled = rows - batch.unlabelled
+        strategy = str(trial.get("strategy", "ddp"))
+        stage = int(strategy[-1]) if strategy.startswith("zero") else 0
+        return Setting(int(trial["workers"]), labelled, rows - labelled, stage)
 
-    def held(self, setting: Setting) -> int:
-        """Returns the bytes that a process holds, as far as they are counted."""
-        return sum(self.state(setting).values()) + self.gathered(setting)
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What workloads that are measured together have in common."""
+        same: dict[str, Any] = {
+            "model": True,
+            "objective": True,
+            "optim": {"kind"},
+            "data": {"views"},
+        }
+        same["train"] = {"precision", "micro_batch", "cpu_threads"}
+        return self.config.model_dump(mode="json", include=same) | {"shapes": self.shapes}
+
+
+def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured], str]:
+    """Returns what studies of one experiment have measured of its step, each setting once.
+
+    Returns:
+        The workload of all of them; the points; how many trials are not in them, and why (empty
+        where all are). A StudyError says why no trial can be used.
+    """
+    repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
+    notes: list[str] = []
+    first: Workload | None = None
+    for results in studies:
+        for name, trial in results.done.iterrows():
+            try:
+                workload = _workload(trial, results.folder)
+                first = first or workload
+                known, other = first.identity, workload.identity
+                if differing := [key for key in known if known[key] != other[key]]:
+                    raise StudyError(f"other than the first in {', '.join(differing)}")
+            except StudyError as fault:
+                notes.append(f"trial {name} of {results.folder.name}: {fault}")
+                continue
+            measured = trial["step_s"], trial["peak_memory_bytes"]
+            repeats[workload.setting(trial)].append(measured)
+    many = f"Left out of the scaling model: {len(notes)} of the trials; the first: "
+    left_out = many + notes[0] if notes else ""
+    if first is None:
+        raise StudyError(left_out or "No trial is done: no scaling model")
+    order = sorted(repeats, key=lambda one: (one.world, one.rows, one.stage))
+    return first, [Measured(one, *map(float, np.mean(repeats[one], 0))) for one in order], left_out
+
+
+def _workload(trial: pd.Series, folder: Path) -> Workload:
+    """Returns the workload of a trial whose step was measured, and is in one piece."""
+    if trial.get("step_s") is None or trial.get(BATCH) is None:
+        raise StudyError("no step was measured")
+    if trial.get("peak_memory_bytes") is None:
+        raise StudyError("its memory was not measured: it went on after its last step")
+    workload = Workload.of_run(folder / trial["run"])
+    if workload.config.train.micro_batch is not None:
+        raise StudyError("its steps are cut into micro-batches")
+    return workload

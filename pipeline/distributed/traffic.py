@@ -54,18 +54,25 @@ class Exchange:
         return self.kind in ("gathered", "scattered")
 
     @property
+    def part(self) -> Literal["gathers", "norm", "gradients"]:
+        """What it is of: the vectors and labels of others, batch norm, or gradients."""
+        if self.what in ("moments", "sums"):
+            return "norm"
+        return "gathers" if self.of_parts else "gradients"
+
+    @property
     def bytes(self) -> int:
         """Of one process's part of a gather or a scatter; of the vector that is summed."""
         return self.rows * self.width * self.size
 
     @property
     def arithmetic(self) -> str:
-        """How `bytes` came about."""
+        """How `bytes` came about, as a product."""
         return " x ".join(f"{n:,}" for n in (self.size, self.rows, self.width) if n != 1)
 
 
 def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
-    """Bytes of a step by kind, as one process counts them.
+    """Returns the bytes of a step by kind, as one process counts them.
 
     Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
     of which a ring sends and receives 2 (P - 1) / P.
@@ -84,18 +91,11 @@ def exchanges(
     labels: int,
     levels: int = 0,
 ) -> list[Exchange]:
-    """Every exchange of a step in one piece under DistributedDataParallel; one process makes none.
+    """Returns every exchange of a step in one piece under DDP; one process makes none.
 
     Per row go the projections and, with weights, H of them; of a labelled row where terms need
-    them S, the labels and the paths; and all inputs where weights are of inputs.
-
-    Args:
-        objective: says what is shared.
-        model: as it is trained.
-        shapes: of one sample of each view.
-        sizes: the rows of every process.
-        labels: width of a row's labels.
-        levels: of hierarchical labels.
+    them S, the labels (a width) and the paths (of so many levels); and all inputs where weights are
+    of inputs. `shapes` are of one sample of each view.
     """
     if len(sizes.rows) == 1:
         return []
@@ -133,13 +133,10 @@ def exchanges(
 def norms(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], sizes: Sequence[int], labels: int
 ) -> list[int]:
-    """Channels of every batch norm that a forward passes, in order; each is a meeting.
+    """Returns the channels of every batch norm that a forward passes, in order.
 
-    Args:
-        model: whose forward is followed on a copy that computes nothing.
-        shapes: of one sample of each view.
-        sizes: rows of each stream that there is; batch norm sees one at a time.
-        labels: width of a row's labels.
+    A copy of the model that computes nothing is followed. `sizes` are the rows of each stream that
+    there is; batch norm sees one at a time.
     """
     passed: list[int] = []
     step_features(model, shapes, sizes, labels, lambda norm: passed.append(norm.num_features))

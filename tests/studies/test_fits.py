@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from heron.launch.studies.fits import FITS, Law, power
+from heron.launch.studies.fits import Law, fit
 
 
 def points(x: list[float], *repeats: list[float]) -> pd.Series:
@@ -19,7 +19,7 @@ X = [100.0, 250.0, 500.0, 1000.0, 2000.0]
 
 
 def test_a_power_law_is_found() -> None:
-    law = power(points(X, [3 * x**1.7 for x in X]))
+    law = fit("power", points(X, [3 * x**1.7 for x in X]))
     assert isinstance(law, Law)
     assert law.coefficients == pytest.approx([math.log(3), 1.7]) and law.r2 == pytest.approx(1)
     assert law.says.endswith("R² 1.0000); between the last two points the exponent is 1.700")
@@ -31,7 +31,7 @@ def test_the_interval_is_the_textbooks() -> None:
     """By hand: s² = RSS / (n - 2), se(b) = s / sqrt(Sxx), t of n - 2 degrees of freedom."""
     noise = [0.1, -0.2, 0.05, 0.15, -0.1]
     y = [x**1.5 * math.exp(e) for x, e in zip(X, noise, strict=True)]
-    law = power(points(X, y))
+    law = fit("power", points(X, y))
     assert isinstance(law, Law)
     u, v = np.log(X), np.log(y)
     sxx = ((u - u.mean()) ** 2).sum()
@@ -45,7 +45,7 @@ def test_the_interval_is_the_textbooks() -> None:
 
 def test_repeats_make_no_interval_narrower() -> None:
     y = [x**1.5 * (1.3 if i % 2 else 1.0) for i, x in enumerate(X)]
-    one, many = power(points(X, y)), power(points(X, *[y] * 9))
+    one, many = fit("power", points(X, y)), fit("power", points(X, *[y] * 9))
     assert isinstance(one, Law) and isinstance(many, Law)
     assert many.coefficients == pytest.approx(one.coefficients)
     assert many.reach == pytest.approx(one.reach)
@@ -56,7 +56,7 @@ def test_intervals_hold_what_they_say() -> None:
     random = np.random.default_rng(0)
     hits = 0
     for _ in range(1000):
-        law = power(points(X, [2 * x**1.5 * math.exp(0.1 * random.normal()) for x in X]))
+        law = fit("power", points(X, [2 * x**1.5 * math.exp(0.1 * random.normal()) for x in X]))
         assert isinstance(law, Law)
         hits += abs(law.coefficients[1] - 1.5) <= law.reach[1]
     assert abs(hits / 1000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 1000)
@@ -65,13 +65,13 @@ def test_intervals_hold_what_they_say() -> None:
 def test_polynomials_and_their_intervals() -> None:
     """The line is scipy's; the quadratic is found as it was made."""
     y = [5 + 0.2 * x + (-1) ** i for i, x in enumerate(X)]
-    law, known = FITS["linear"](points(X, y)), stats.linregress(X, y)
+    law, known = fit("linear", points(X, y)), stats.linregress(X, y)
     assert isinstance(law, Law) and law.name == "line" and "with 3 degrees" in law.says
     assert law.coefficients == pytest.approx([known.intercept, known.slope])
     t = stats.t.ppf(0.975, 3)
     assert law.reach == pytest.approx([t * known.intercept_stderr, t * known.stderr])
     assert law.r2 == pytest.approx(known.rvalue**2)
-    square = FITS["quadratic"](points(X, [1 + 2e-3 * x + 3e-6 * x * x for x in X]))
+    square = fit("quadratic", points(X, [1 + 2e-3 * x + 3e-6 * x * x for x in X]))
     assert isinstance(square, Law) and "with 2 degrees" in square.says
     assert square.coefficients == pytest.approx([1, 2e-3, 3e-6])
     assert square.says.startswith("(1 ± ") and " x²; ± is half of a 95%" in square.says
@@ -79,15 +79,15 @@ def test_polynomials_and_their_intervals() -> None:
 
 def test_what_is_refused_in_words() -> None:
     two = points(X[:2], [1.0, 2.0])
-    assert FITS["power"](two) == (
+    assert fit("power", two) == (
         "No power law: x has 2 values; expected 3 or more, as 2 constants leave fewer nothing to "
         "be judged by."
     )
     three = points(X[:3], [1.0, 2.0, 3.0])
-    assert "No quadratic: x has 3 values; expected 4 or more" in str(FITS["quadratic"](three))
-    assert "No line: x has 1 value; expected 3" in str(FITS["linear"](two[:1]))
+    assert "No quadratic: x has 3 values; expected 4 or more" in str(fit("quadratic", three))
+    assert "No line: x has 1 value; expected 3" in str(fit("linear", two[:1]))
     named = pd.concat([pd.Series([1.0], ["sgd"]), three])
-    assert FITS["power"](named) == "No power law: x is not a number at every point."
+    assert fit("power", named) == "No power law: x is not a number at every point."
     below = points(X[:3], [1.0, -2.0, 3.0])
-    assert FITS["power"](below) == "No power law: x and y are not above 0 at every point."
-    assert isinstance(FITS["linear"](below), Law)
+    assert fit("power", below) == "No power law: x and y are not above 0 at every point."
+    assert isinstance(fit("linear", below), Law)

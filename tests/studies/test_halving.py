@@ -1,11 +1,13 @@
 """Asynchronous successive halving: which trials go on, and that what was decided stays decided."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heron.launch.studies.halving import Halving
+from heron.launch.studies.halving import goes_on
 from heron.launch.studies.study import Study
 
 TREE: dict[str, Any] = {
@@ -16,9 +18,9 @@ TREE: dict[str, Any] = {
 }
 
 
-def halving(folder: Path, mode: str = "max") -> Halving:
+def halving(folder: Path, mode: str = "max") -> Callable[[str, dict[str, Any]], bool]:
     measure = {"x": "optim.lr", "y": ["loss"], "score": "loss", "mode": mode}
-    return Halving(Study.model_validate(TREE | {"measure": measure}), folder)
+    return partial(goes_on, Study.model_validate(TREE | {"measure": measure}), folder)
 
 
 @pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
@@ -26,22 +28,22 @@ def test_the_best_quarter_of_those_there_goes_on(tmp_path: Path, mode: str, sign
     """Of fewer than four, the best; of eight, whoever is among two; another rung has others."""
     scores = [0.5, 0.4, 0.6, 0.5, 0.55, 0.59, 0.3, 0.59, 0.7]
     found = halving(tmp_path, mode)
-    on = [found.goes_on(f"{n:03}", {"step": 4, "loss": sign * s}) for n, s in enumerate(scores)]
+    on = [found(f"{n:03}", {"step": 4, "loss": sign * s}) for n, s in enumerate(scores)]
     assert on == [True, False, True, False, False, False, False, True, True]
-    assert found.goes_on("001", {"step": 16, "loss": sign * 0.1})
+    assert found("001", {"step": 16, "loss": sign * 0.1})
 
 
 def test_of_equal_ones_a_quarter_goes_on(tmp_path: Path) -> None:
     found = halving(tmp_path)
-    on = [found.goes_on(f"{n:03}", {"step": 4, "loss": 0.5}) for n in range(12)]
+    on = [found(f"{n:03}", {"step": 4, "loss": 0.5}) for n in range(12)]
     assert [n for n, went in enumerate(on) if went] == [0, 7, 11]
 
 
 def test_what_is_no_number_does_not_go_on(tmp_path: Path) -> None:
     found = halving(tmp_path)
-    assert found.goes_on("000", {"step": 4, "loss": 0.1})
-    assert not found.goes_on("001", {"step": 4, "loss": float("nan")})
-    assert found.goes_on("002", {"step": 4, "loss": 0.2})
+    assert found("000", {"step": 4, "loss": 0.1})
+    assert not found("001", {"step": 4, "loss": float("nan")})
+    assert found("002", {"step": 4, "loss": 0.2})
 
 
 def test_a_trial_that_goes_on_goes_on_after_an_interruption(tmp_path: Path) -> None:
@@ -51,9 +53,9 @@ def test_a_trial_that_goes_on_goes_on_after_an_interruption(tmp_path: Path) -> N
     """
     found = halving(tmp_path)
     told = [("000", 0.5), ("001", 0.4), ("002", 0.6), ("003", 0.9)]
-    on = {name: found.goes_on(name, {"step": 4, "loss": score}) for name, score in told}
+    on = {name: found(name, {"step": 4, "loss": score}) for name, score in told}
     assert on == {"000": True, "001": False, "002": True, "003": True}
     again = halving(tmp_path)
     for name, score in reversed(told):
-        assert again.goes_on(name, {"step": 4, "loss": score}) == on[name]
-    assert not again.goes_on("004", {"step": 4, "loss": 0.7})  # the others count, each once
+        assert again(name, {"step": 4, "loss": score}) == on[name]
+    assert not again("004", {"step": 4, "loss": 0.7})  # the others count, each once

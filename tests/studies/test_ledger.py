@@ -2,12 +2,14 @@
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heron.launch.studies.ledger import Ledger, alone, measure
+from heron.launch.studies.results import read_results
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, plan
 from heron.pipeline.config.errors import ConfigError
@@ -27,7 +29,7 @@ def study(**changes: Any) -> Study:
 
 def ran(ledger: Ledger, trial: Trial, accuracy: float | None) -> None:
     """Leave what a run leaves."""
-    run = trial.folder(ledger.out)
+    run = trial.run
     run.mkdir(parents=True)
     (run / "result.json").write_text(json.dumps({"accuracy": accuracy, "peak_memory_bytes": 7}))
     rows = [
@@ -41,7 +43,7 @@ def ran(ledger: Ledger, trial: Trial, accuracy: float | None) -> None:
 
 def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
     ledger = Ledger(study(), tmp_path)
-    trial = plan(ledger.study)[3]
+    trial = plan(ledger.study, ledger.out)[3]
     ran(ledger, trial, 0.5)
     ledger.append(trial, "done")
     (row,) = read_metrics(tmp_path / "trials.jsonl")
@@ -67,7 +69,7 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
 def test_a_stopped_row_s_command_makes_the_run_that_was_made(tmp_path: Path) -> None:
     search = {"kind": "asha", "trials": 2, "steps": 16, "grace_steps": 4}
     ledger = Ledger(study(search=search), tmp_path)
-    first, second = plan(ledger.study)
+    first, second = plan(ledger.study, ledger.out)
     stopped = ledger.append(first, "stopped", rung=4)
     assert " train.steps=4 " in stopped["command"]
     assert " train.steps=16 " in ledger.append(second, "done")["command"]
@@ -84,8 +86,9 @@ def test_medians_of_few_steps(tmp_path: Path) -> None:
 
 def test_the_best_is_not_one_that_failed(tmp_path: Path) -> None:
     ledger = Ledger(study(), tmp_path)
-    trials = plan(ledger.study)
-    assert ledger.best() is None
+    trials = plan(ledger.study, ledger.out)
+    ledger.begin()
+    assert read_results(tmp_path).best("accuracy") is None
     for trial, accuracy in zip(trials, (0.5, 0.9, 0.8, None, 0.95), strict=False):
         ran(ledger, trial, accuracy)
     ledger.append(trials[0], "done")
@@ -93,22 +96,19 @@ def test_the_best_is_not_one_that_failed(tmp_path: Path) -> None:
     ledger.append(trials[2], "done")
     ledger.append(trials[3], "done")  # without a score
     ledger.append(trials[4], "stopped", rung=4)  # of fewer steps than the others
-    best = ledger.best()
-    assert best is not None and best["trial"] == "002"
+    results = read_results(tmp_path)
+    assert results.best("accuracy") == "002"
     assert ledger.rows["001"]["result"] is None
-    low = Ledger(study(measure=TREE["measure"] | {"mode": "min"}), tmp_path / "low")
-    low.rows = ledger.rows
-    best = low.best()
-    assert best is not None and best["trial"] == "000"
-    low.study = study(measure=TREE["measure"] | {"score": "step_s", "mode": "min"})
-    low.rows["002"]["measured"]["step_s"] = 4
-    best = low.best()  # by what is measured, as the report has it
-    assert best is not None and best["trial"] == "002"
+    low = replace(results, study=study(measure=TREE["measure"] | {"mode": "min"}))
+    assert low.best("accuracy") == "000"
+    ledger.rows["002"]["measured"]["step_s"] = 4
+    ledger.begin()
+    assert read_results(tmp_path).best("step_s") == "002"  # by what is measured, of which less
 
 
 def test_a_row_that_was_cut_short_is_no_row(tmp_path: Path) -> None:
     ledger = Ledger(study(), tmp_path)
-    trials = plan(ledger.study)
+    trials = plan(ledger.study, ledger.out)
     for trial in trials[:2]:
         ledger.append(trial, "failed", "no disk")
     path = tmp_path / "trials.jsonl"

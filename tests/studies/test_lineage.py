@@ -6,11 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heron.launch.studies import lineage
+from heron.launch.studies.population import exploit
+from heron.launch.studies.trials import LINEAGE
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
+from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
 from tests.launch.runs import saved_step, steps
 
@@ -24,18 +26,20 @@ def test_a_run_goes_on_from_another_s_weights(tmp_path: Path) -> None:
     taker = frames(tmp_path, "taker", **own)
     pretrain(taker)
     run, source = tmp_path / "taker", tmp_path / "donor" / "checkpoints" / "step-00000004"
-    assert lineage.of(run) == []
+    assert read_metrics(run / LINEAGE) == []
 
     changed = frames(tmp_path, "taker", **own | {"optim": {"kind": "sgd", "lr": 0.08}})
     with pytest.raises(CheckpointError, match=r"optim.lr is 0.01, not 0.08"):
         pretrain(changed)
-    lineage.exploit(source, changed, {"optim.lr": 0.08})
+    exploit(source, changed, {"optim.lr": 0.08})
     for name in ("model", "optimizer"):
         found = load_file(run / "checkpoints" / "latest" / f"{name}.safetensors")
         expected = load_file(source / f"{name}.safetensors")
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
-    assert lineage.of(run) == [{"step": 4, "from": "donor", "values": {"optim.lr": 0.08}}]
+    assert read_metrics(run / LINEAGE) == [
+        {"step": 4, "from": "donor", "values": {"optim.lr": 0.08}}
+    ]
     assert saved_step(run) == 4 and len(list((run / "checkpoints").glob("step-*"))) == 1
 
     more = frames(
@@ -54,7 +58,7 @@ def test_a_damaged_checkpoint_is_not_taken_over(tmp_path: Path) -> None:
     model = saved / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(CheckpointError) as error:
-        lineage.exploit(saved, taker, {})
+        exploit(saved, taker, {})
     assert f"{saved} is damaged (model.safetensors" in str(error.value)
     assert f"), and {tmp_path}/taker was to go on from it; bring it back, or" in str(error.value)
     assert not (tmp_path / "taker").exists()
@@ -70,6 +74,6 @@ def test_mined_negatives_come_along(tmp_path: Path) -> None:
     for name, table in (("donor", "step-00000002.npy"), ("taker", "step-00000001.npy")):
         (tmp_path / name / "negatives").mkdir(parents=True)
         (tmp_path / name / "negatives" / table).write_text(name)
-    lineage.exploit(saved, taker, {})
+    exploit(saved, taker, {})
     (found,) = (tmp_path / "taker" / "negatives").iterdir()
     assert (found.name, found.read_text()) == ("step-00000002.npy", "donor")

@@ -17,7 +17,6 @@ from heron.launch.studies import drive
 from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.study import load_study
 from heron.launch.studies.trials import plan
-from heron.launch.studies.worker import Task
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
@@ -243,14 +242,13 @@ def test_a_trial_that_ends_without_a_result_has_failed(tmp_path: Path) -> None:
             return str(self.config["trial"])
 
     study = load_study(write(tmp_path, vary={"workers": [1]}))
-    (trial,), ledger = plan(study), Ledger(study, tmp_path / "out")
+    (trial,), ledger = plan(study, tmp_path / "out"), Ledger(study, tmp_path / "out")
     ledger.begin()
-    task, said = Task(study, ledger.out, runs.ROOT, {trial.name: trial}, study.rungs), list[str]()
+    said = list[str]()
     told = Told({"trial": trial.name, **trial.values}, {})
-    drive.callback(study, task, ledger, said.append).on_trial_complete(trial=told)
+    drive.callback({trial.name: trial}, ledger, said.append).on_trial_complete(trial=told)
     assert ledger.rows[trial.name]["status"] == "failed"
-    run = trial.folder(ledger.out)
-    assert said == [f"{trial.name} failed: it ended without a result; see {run}/log-0.txt"]
+    assert said == [f"{trial.name} failed: it ended without a result; see {trial.run}/log-0.txt"]
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:

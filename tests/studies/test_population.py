@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 
-from heron.launch.studies import lineage, population
-from heron.launch.studies.ledger import RUNGS, Ledger, write_rows
-from heron.launch.studies.population import POPULATION, choose_donors, current, perturb, run_pbt
+from heron.launch.studies import population
+from heron.launch.studies.ledger import Ledger, write_rows
+from heron.launch.studies.population import POPULATION, choose_donors, perturb, run_pbt
 from heron.launch.studies.study import Study
-from heron.launch.studies.trials import Trial, configure, plan
+from heron.launch.studies.trials import LINEAGE, RUNGS, Trial, plan
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.tracking import read_metrics
@@ -51,21 +51,19 @@ class Runs:
             if (trial.name, rung) in self.failing:
                 self.ledger.append(trial, "failed", "no disk")
                 continue
-            now = current(trial, self.ledger.out)
-            run = trial.folder(self.ledger.out)
+            now, run = trial.current(), trial.run
             told = read_metrics(run / RUNGS)
             if rung not in {line["step"] for line in told}:
                 score = self._train(now, rung)
                 write_rows(run / RUNGS, [*told, {"step": rung, "score": score}])
             if rung == self.study.rungs[-1]:
-                past = lineage.of(run)
-                self.ledger.append(now, "done", lineage=past)
+                self.ledger.append(now, "done", lineage=trial.lineage())
 
     def _train(self, trial: Trial, rung: int) -> float:
         """To a rung; the checkpoint is saved at every step, and refused under other values."""
         self.made.append((trial.name, rung))
-        config = configure(self.study, trial, self.ledger.out, rung)
-        folder = trial.folder(self.ledger.out) / "checkpoints"
+        config = trial.config(rung)
+        folder = trial.run / "checkpoints"
         state, step = torch.tensor([int(trial.name) + 1.0]), 0
         if checkpoint.complete(folder):
             snapshot, _ = checkpoint.resume(folder, config)
@@ -87,7 +85,7 @@ def end(out: Path) -> dict[str, Any]:
         "rows": sorted(rows, key=lambda row: str(row["trial"])),
         "met": read_metrics(out / POPULATION),
         "weights": {run.name: weights(run)["w"].item() for run in runs},
-        "lineage": {run.name: lineage.of(run) for run in runs},
+        "lineage": {run.name: read_metrics(run / LINEAGE) for run in runs},
         "scores": {run.name: read_metrics(run / RUNGS) for run in runs},
     }
 
@@ -102,7 +100,7 @@ def go(folder: Path, out: Path, **options: Any) -> Runs:
     ledger = Ledger(asked, out)
     ledger.begin()
     runs = Runs(asked, ledger, **options)
-    run_pbt(asked, plan(asked), ledger, runs, lambda line: None)
+    run_pbt(plan(asked, out), ledger, runs, lambda line: None)
     return runs
 
 
@@ -149,10 +147,10 @@ def test_an_interrupted_population_takes_the_same_path(
 ) -> None:
     """Before any of its writes: the same weights, lineages and rows, no rung trained twice."""
     moments = Moments()
-    for module in (lineage, population, sys.modules[__name__]):
+    for module in (population, sys.modules[__name__]):
         monkeypatch.setattr(module, "write_rows", moments.before(write_rows))
     patched = vars(checkpoint) | {"save": moments.before(checkpoint.save)}
-    monkeypatch.setattr("heron.launch.studies.lineage.checkpoint", SimpleNamespace(**patched))
+    monkeypatch.setattr("heron.launch.studies.population.checkpoint", SimpleNamespace(**patched))
     made = go(tmp_path, tmp_path / "straight").made
     straight, count = end(tmp_path / "straight"), moments.passed
     assert len(straight["met"]) == 2 and count == 4 * 3 + 2 * 3

@@ -12,11 +12,10 @@ import yaml
 
 from heron.launch.cli import main
 from heron.launch.studies.contrast import time_pair
-from heron.launch.studies.extrapolation import Assumed, Extrapolation, section
-from heron.launch.studies.measured import Points
-from heron.launch.studies.rows import read_results
-from heron.launch.studies.step_model import Link, Measured, StepModel, fit, messages, wire
-from heron.launch.studies.workload import Setting, Workload
+from heron.launch.studies.forecast import Assumed, Forecast, section
+from heron.launch.studies.results import read_results
+from heron.launch.studies.step_model import StepModel, cost, fit
+from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.distributed.traffic import Exchange
@@ -47,106 +46,96 @@ SUM = Exchange("gradients", "gradients", 1, 300, calls=2)  # 1,200 bytes
 def test_messages_and_bytes_by_hand() -> None:
     """Of 8 processes: 7 messages round a ring and 3 deep in a tree; a sum goes twice."""
     eight = Setting(8, 80, 0)
-    assert messages([GATHER], eight, ring=True) == 3 * 7
-    assert messages([GATHER], eight, ring=False) == 3 * 3
-    assert messages([SUM], eight, ring=True) == 2 * 2 * 7
-    assert messages([SUM], eight, ring=False) == 2 * 2 * 3
-    assert wire([GATHER], eight) == 7 * 1000
-    assert wire([SUM], eight) == 2 * 7 / 8 * 1200
+    assert cost([GATHER], eight, ring=True) == (3 * 7, 7 * 1000)
+    assert cost([GATHER], eight, ring=False) == (3 * 3, 7 * 1000)
+    assert cost([SUM], eight, ring=True) == (2 * 2 * 7, 2 * 7 / 8 * 1200)
+    assert cost([SUM], eight, ring=False) == (2 * 2 * 3, 2 * 7 / 8 * 1200)
     third = Setting(8, 80, 0, stage=3)  # gathers the weights twice and scatters the gradients
-    assert wire([SUM], third) == 3 * 7 / 8 * 1200
-    assert wire([SUM], Setting(8, 80, 0, stage=2)) == 2 * 7 / 8 * 1200
-    link = Link.of(gbps=8, microseconds=5)  # a GB a second
-    assert link.seconds([GATHER], eight, ring=True) == pytest.approx(21 * 5e-6 + 7000e-9)
+    assert cost([SUM], third, ring=True) == (2 * 3 * 7, 3 * 7 / 8 * 1200)
+    assert cost([SUM], Setting(8, 80, 0, stage=2), ring=True)[1] == 2 * 7 / 8 * 1200
 
 
 def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     """The workload: 31 rows, two views of 16 and 12 wide layers, projections of 8."""
     model = StepModel(workload, fixed=0.01, row=1e-3, pair=1e-6)
+    linked = Assumed(link_gbps=1, latency_us=50).link(model)
     setting = Setting(4, 40, 84)
     alone = model.step(Setting(1, 10, 21))
     assert alone.total == pytest.approx(0.01 + 31e-3 + 31 * 31e-6)
-    link = Link.of(gbps=1, microseconds=50)
-    step = model.step(setting, link, ring=True)
+    step = linked.step(setting, ring=True)
     assert step.compute == pytest.approx(0.01 + 31e-3)
     assert step.contrast == pytest.approx(1e-6 * 31 * 124)
-    moved = workload.exchanges(setting)
-    assert step.total - step.compute - step.contrast == pytest.approx(
-        50e-6 * messages(moved, setting, True) + 8e-9 * wire(moved, setting)
-    )
+    messages, sent = cost(workload.exchanges(setting), setting, ring=True)
+    exchange = step.total - step.compute - step.contrast
+    assert exchange == pytest.approx(50e-6 * messages + 8e-9 * sent)
     # batch norm: 3 layers x 2 views x 2 streams, a gather forward and a sum backward
     assert step.norm > 50e-6 * (12 * 3 + 12 * 2 * 3)
-    hidden = model.step(setting, link, ring=True, overlap=0.5)
+    hidden = linked.step(setting, ring=True, overlap=0.5)
     assert hidden.gradients == pytest.approx(step.gradients / 2)
-    slow = Link.of(gbps=1e-4, microseconds=0)
-    bare, covered = model.step(setting, slow), model.step(setting, slow, overlap=1.0)
+    slow = Assumed(link_gbps=1e-4, latency_us=0).link(model)
+    bare, covered = slow.step(setting), slow.step(setting, overlap=1.0)
     assert bare.gradients - covered.gradients == pytest.approx(2 / 3 * step.compute)
 
 
 def test_memory_by_stage_by_hand(workload: Workload) -> None:
     """LARS keeps one number a parameter; ZeRO 1, 2, 3 share out state, gradients, weights."""
-    whole = 4 * workload.parameters
+    every = 4 * sum(parameter.numel() for parameter in workload.model.parameters())
     for stage, parts in enumerate(
         ((1, 1, 1), (1.25, 1, 0.25), (1.25, 0.25, 0.25), (0.5,) + (0.25,) * 2)
     ):
-        held = workload.state(Setting(4, 40, 84, stage)).values()
-        assert list(held) == pytest.approx([whole * part for part in parts], abs=3)
+        counted = [*workload.counted(Setting(4, 40, 84, stage)).values()]
+        assert counted[:3] == pytest.approx([every * part for part in parts], abs=3)
     # 2 views of z and H(z), 8 wide, of 124 rows, and S, 24 wide, of 40: thrice; 4 labels of 40
     expected = 4 * (3 * (124 * 4 * 8 + 40 * 24) + 40 * 4)
-    assert workload.gathered(Setting(4, 40, 84)) == expected
+    assert workload.counted(Setting(4, 40, 84))["gathered"] == expected
 
 
 ONES = [Setting(1, n, 3 * n) for n in (16, 32, 64, 128, 256)]
 MORE = [Setting(w, n * w, 3 * n * w) for w in (2, 4) for n in (8, 32, 128)]
 
 
-def known(workload: Workload, link: Link | None = None) -> StepModel:
-    return StepModel(workload, fixed=5e-3, row=2e-4, pair=3e-7, link=link)
+KNOWN = {"fixed": 5e-3, "row": 2e-4, "pair": 3e-7, "latency": 2e-5, "per_byte": 3e-9}
 
 
-def truth(workload: Workload, link: Link, settings: Sequence[Setting]) -> list[Measured]:
-    steps = [known(workload, link).step(setting, ring=True).total for setting in settings]
-    return [Measured(s, t, math.nan) for s, t in zip(settings, steps, strict=True)]
+def truth(workload: Workload, settings: Sequence[Setting]) -> list[Measured]:
+    model = StepModel(workload, **KNOWN)
+    return [Measured(s, model.step(s, ring=True).total, math.nan) for s in settings]
 
 
 def test_the_constants_are_found_again(workload: Workload) -> None:
-    link = Link(latency=2e-5, per_byte=3e-9)
-    points = truth(workload, link, [*ONES, *MORE])
+    points = truth(workload, [*ONES, *MORE])
     model = fit(workload, points)
-    assert isinstance(model, StepModel) and model.link is not None
-    assert (model.fixed, model.row, model.pair) == pytest.approx((5e-3, 2e-4, 3e-7), rel=1e-6)
-    assert model.link.latency == pytest.approx(2e-5, rel=1e-6)
-    assert model.link.per_byte == pytest.approx(3e-9, rel=1e-6)
-    judged = Extrapolation(Points(workload, points), Assumed()).judged
+    assert {name: getattr(model, name) for name in KNOWN} == pytest.approx(KNOWN, rel=1e-6)
+    judged = Forecast(workload, points, Assumed()).judged
     assert list(judged["measured"]) == [p.seconds for p in points]
     assert list(judged["fitted"]) == pytest.approx([p.seconds for p in points])
     assert list(judged["left_out"]) == pytest.approx([p.seconds for p in points])
 
 
 def test_an_error_of_a_point_shows_where_it_is_left_out(workload: Workload) -> None:
-    points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
+    points = truth(workload, [*ONES, *MORE])
     odd = points[-1]
     points[-1] = Measured(odd.setting, 1.5 * odd.seconds, math.nan)
-    last = Extrapolation(Points(workload, points), Assumed()).judged.iloc[-1]
+    last = Forecast(workload, points, Assumed()).judged.iloc[-1]
     assert last["left_out"] == pytest.approx(odd.seconds, rel=1e-6)
     assert abs(last["fitted"] / last["measured"] - 1) < abs(odd.seconds / last["measured"] - 1)
 
 
 def test_what_cannot_be_told_apart_is_left_at_0(workload: Workload) -> None:
     """Three batches tell two constants; one setting of several processes tells one."""
-    points = truth(workload, Link(2e-5, 3e-9), [*ONES[:3], MORE[0]])
+    points = truth(workload, [*ONES[:3], MORE[0]])
     model = fit(workload, points)
-    assert isinstance(model, StepModel) and model.link is not None
     assert model.fixed == 0 and model.row > 0
-    assert model.link.per_byte == 0 and model.link.latency > 0
+    assert model.per_byte == 0 and model.latency > 0
 
 
 def test_too_few_batches_are_refused_in_words(workload: Workload) -> None:
-    why = fit(workload, truth(workload, Link(1e-5, 1e-9), [*ONES[:2], *MORE]))
-    assert why == (
+    with pytest.raises(StudyError) as error:
+        fit(workload, truth(workload, [*ONES[:2], *MORE]))
+    assert str(error.value) == (
         "The scaling model takes what a row and what a pair of rows cost from one process at 3 "
         "batches or more; found 64, 128. configs/studies/one-worker.yaml measures them; --points "
-        "adds its folder."
+        "adds its folder"
     )
 
 
@@ -154,12 +143,11 @@ def studies(folder: Path, run: Path, workload: Workload) -> Path:
     """A study of workers whose steps are those of a model, each with a checkpoint of a run."""
     lines: list[dict[str, Any]] = []
     batches = {}
-    link = Link(latency=2e-5, per_byte=3e-9)
-    for point in truth(workload, link, [*ONES, *MORE]):
+    for point in truth(workload, [*ONES, *MORE]):
         setting, name = point.setting, f"{len(lines):03}"
         values = {"workers": setting.world, "data.batch.labelled": setting.labelled}
         values |= {"data.batch.unlabelled": setting.unlabelled}
-        memory = 1e8 + sum(workload.state(setting).values()) + workload.gathered(setting)
+        memory = 1e8 + sum(workload.counted(setting).values())
         measured = {"step_s": point.seconds, "samples_per_s": setting.rows / point.seconds}
         measured["peak_memory_bytes"] = memory + 5e4 * setting.share
         lines.append(made.trial(name, values, measured=measured))
@@ -199,28 +187,28 @@ def test_the_report_extrapolates(
     assert table in capsys.readouterr().out
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
     assert [line[0] for line in lines[2:]] == [f"{2**n:,}" for n in range(3, 13)]
-    model, link = known(workload), Link.of(100, 10)
+    model = Assumed(link_gbps=100, latency_us=10).link(StepModel(workload, **KNOWN))
     last = Setting(4096, 128 * 4096, 384 * 4096)
-    step = model.step(last, link)
-    assert lines[-1].pop(7) == "320 to 320"
-    shown = [float(cell.replace(",", "")) for cell in lines[-1]]
-    assert shown[1] == 512 * 4096
-    assert shown[5:7] == pytest.approx(
-        [step.total, model.step(last, link, ring=True).total], rel=5e-3
-    )
-    rate, alone = last.rows / step.total, 512 / model.step(Setting(1, 128, 384)).total
-    assert shown[8] == pytest.approx(rate / 4096 / alone, abs=1e-3)
-    memory = 1e8 + sum(workload.state(last).values()) + workload.gathered(last) + 5e4 * 512
-    assert shown[10] == pytest.approx(memory / 1e9, rel=5e-3)
+    step, one = model.step(last), model.step(Setting(1, 128, 384))
+    heads = [head for head in lines[0]]
+    shown = dict(zip(heads, (float(cell.replace(",", "")) for cell in lines[-1]), strict=True))
+    assert shown["rows"] == 512 * 4096
+    assert shown["step s"] == shown["least s"] == shown["most s"]
+    expected = step.total, model.step(last, ring=True).total
+    assert (shown["step s"], shown["in rings s"]) == pytest.approx(expected, rel=5e-3)
+    efficiency = last.rows / step.total / 4096 / (512 / one.total)
+    assert shown["efficiency"] == pytest.approx(efficiency, rel=5e-3)
+    memory = 1e8 + sum(workload.counted(last).values()) + 5e4 * 512
+    assert shown["memory GB"] == pytest.approx(memory / 1e9, rel=5e-3)
 
 
 def test_a_fixed_batch_ends_where_its_rows_do(
     tmp_path: Path, run: Path, workload: Workload
 ) -> None:
     results = read_results(studies(tmp_path / "study", run, workload))
-    found = Extrapolation(Points.of([results]), Assumed(batch=256))
-    assert list(found.forecast["processes"]) == [8, 16, 32, 64]
-    assert set(found.forecast["rows"]) == {256}
+    found = Forecast(*measured_points([results])[:2], Assumed(global_batch=256))
+    assert list(found.table["processes"]) == [8, 16, 32, 64]
+    assert set(found.table["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
 
 
@@ -229,12 +217,12 @@ def test_other_experiments_are_left_out(tmp_path: Path, run: Path, workload: Wor
     (path,) = folder.glob("trials/003/checkpoints/step-*/config.yaml")
     path.write_text(path.read_text().replace("projection_width: 8", "projection_width: 9"))
     shutil.rmtree(folder / "trials" / "004" / "checkpoints")
-    points = Points.of([read_results(folder)])
-    assert points.left_out == (
+    _, points, left_out = measured_points([read_results(folder)])
+    assert left_out == (
         "Left out of the scaling model: 2 of the trials; the first: trial 003 of study: other than "
         "the first in model"
     )
-    assert len(points.measured) == len(ONES) + len(MORE) - 2
+    assert len(points) == len(ONES) + len(MORE) - 2
 
 
 @pytest.mark.parametrize("term", [{"deepmtmv": {"widths": [4]}}, {"pico": {"weight": 1.0}}])
@@ -263,10 +251,16 @@ def test_no_checkpoint_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--link-gbps", "0"], "--link-gbps is 0.0; expected above 0"),
-        (["--latency-us", "-1"], "--latency-us is -1.0; expected 0 or more"),
-        (["--overlap", "2"], "--overlap is 2.0; expected 0 to 1"),
-        (["--global-batch", "0"], "--global-batch is 0; expected above 0"),
+        (["--link-gbps", "0"], "link_gbps: found 0.0; input should be greater than 0"),
+        (
+            ["--latency-us", "-1"],
+            "latency_us: found -1.0; input should be greater than or equal to 0",
+        ),
+        (["--overlap", "2"], "overlap: found 2.0; input should be less than or equal to 1"),
+        (
+            ["--global-batch", "0"],
+            "global_batch: found 0; input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_no_link_is_refused(
@@ -274,7 +268,7 @@ def test_no_link_is_refused(
 ) -> None:
     folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
     assert main(["report", str(folder), *words]) == 1
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert capsys.readouterr().err == f"error: heron report does not fit:\n  {message}\n"
 
 
 def test_a_setting_is_that_of_the_run(tmp_path: Path, run: Path) -> None:
@@ -282,7 +276,7 @@ def test_a_setting_is_that_of_the_run(tmp_path: Path, run: Path) -> None:
     line = made.trial("000", {"workers": 3, "strategy": "zero2"})
     folder = made.study(tmp_path / "study", [line])
     shutil.copytree(run, folder / "trials" / "000", dirs_exist_ok=True)
-    (point,) = Points.of([read_results(folder)]).measured
+    _, (point,), _ = measured_points([read_results(folder)])
     assert point.setting == Setting(3, 10, 21, stage=2)
     assert point.setting.share == 11
     rows = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
@@ -291,19 +285,19 @@ def test_a_setting_is_that_of_the_run(tmp_path: Path, run: Path) -> None:
 
 def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     """Too noisy steps do not tell pairs from rows; the rest is fitted beside what was timed."""
-    points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
+    points = truth(workload, [*ONES, *MORE])
     model = fit(workload, points, pair=3e-7)
-    assert isinstance(model, StepModel) and model.pair == 3e-7
+    assert model.pair == 3e-7
     assert (model.fixed, model.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
     shrunk = [
         Measured(p.setting, p.setting.share**0.8, math.nan) for p in points if p.setting.world == 1
     ]
-    assert isinstance(bent := fit(workload, shrunk), StepModel) and bent.pair == 0
-    found = Extrapolation(Points(workload, shrunk), Assumed())
+    assert fit(workload, shrunk).pair == 0
+    found = Forecast(workload, shrunk, Assumed())
     assert found.markdown().startswith("No table of more processes: the steps of one process do")
-    assert "No table of more processes" in found.html()
-    timed = Extrapolation(Points(workload, shrunk), Assumed(), pair=1e-6)
-    assert len(timed.forecast) == 10 and "the objective alone, timed" in timed.html()
+    assert "No table of more processes" in "".join(found.html())
+    timed = Forecast(workload, shrunk, Assumed(), pair=1e-6)
+    assert len(timed.table) == 10 and "the objective alone, timed" in "".join(timed.html())
 
 
 @pytest.mark.parametrize("term", ["weighted_unsupervised", "single_view_unsupervised"])
@@ -346,12 +340,10 @@ class Counted:
 
 
 def test_the_fits_without_a_point_give_a_range(workload: Workload) -> None:
-    points = truth(workload, Link(2e-5, 3e-9), [*ONES, *MORE])
+    points = truth(workload, [*ONES, *MORE])
     odd = Measured(points[4].setting, 1.2 * points[4].seconds, math.nan)
     bent = [*points[:4], odd, *points[5:]]
-    exact, loose = (
-        Extrapolation(Points(workload, of), Assumed()).forecast.iloc[-1] for of in (points, bent)
-    )
-    assert exact["most"] == pytest.approx(exact["least"]) == pytest.approx(exact["step"])
-    assert loose["least"] == pytest.approx(exact["step"])  # without the odd one
-    assert loose["most"] > 1.1 * loose["least"]
+    exact, loose = (Forecast(workload, of, Assumed()).table.iloc[-1] for of in (points, bent))
+    assert exact["most s"] == pytest.approx(exact["least s"]) == pytest.approx(exact["step s"])
+    assert loose["least s"] == pytest.approx(exact["step s"])  # without the odd one
+    assert loose["most s"] > 1.1 * loose["least s"]

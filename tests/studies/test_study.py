@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,12 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from heron.launch.cli import main
-from heron.launch.studies.cluster import at_once, capacity, joined, refuse_unmet
+from heron.launch.studies.cluster import joined, trials_at_once
 from heron.launch.studies.study import Study, dump_study, load_study
-from heron.launch.studies.trials import check, command, configure, plan
+from heron.launch.studies.trials import Trial, plan
 from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
 from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import load_config, parse_config
+from heron.pipeline.config.experiment import Config, load_config, parse_config
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "studies.md").read_text()
@@ -45,6 +46,10 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def configs(trials: Sequence[Trial]) -> list[Config]:
+    return [trial.config() for trial in trials]
+
+
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -55,21 +60,21 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_shipped_study_can_be_run(path: Path, small: bool) -> None:
     """Each trial's configuration loads, and its command's is the same."""
     study = load_study(path.relative_to(ROOT), small)
-    trials, out = plan(study), Path("studies") / path.stem
+    trials = plan(study, Path("studies") / path.stem)
     assert len(trials) > 3
     assert f"heron study configs/studies/{path.name} --small" in path.read_text()
     names = {key for key, _ in [*trials[0].values.items()]}
     assert study.measure.x in names and (study.measure.group or study.measure.x) in names
-    for trial, config in zip(trials, check(study, trials, out), strict=True):
-        words = shlex.split(command(study, trial, out))
+    for trial, config in zip(trials, configs(trials), strict=True):
+        words = shlex.split(trial.command())
         parsed = launch_command_parser().parse_args(words[2:])
         assert Path(parsed.config_file).is_file()
         given = parsed.training_script_args
-        own = {"run": {"dir": str(trial.folder(out)), "resume": "auto"}}
+        own = {"run": {"dir": str(trial.run), "resume": "auto"}}
         typed = load_config(given[1], given[2:]).model_dump() | own
         assert parse_config(typed) == config
     if small:
-        assert all(config.data.build for config in check(study, trials, out))
+        assert all(config.data.build for config in configs(trials))
         assert not study.gpus and max(trial.workers for trial in trials) <= 2
 
 
@@ -86,12 +91,13 @@ def test_a_grid_has_every_combination_and_the_last_varies_fastest(tmp_path: Path
 def test_drawn_trials_are_the_same_however_many_there_are(tmp_path: Path) -> None:
     few = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 3})))
     many = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 40})))
-    assert few == many[:3]
+    assert [trial.values for trial in few] == [trial.values for trial in many[:3]]
     rates = sorted(trial.values["optim.lr"] for trial in many)
     assert 1e-3 <= rates[0] < 0.01 and 0.1 < rates[-1] <= 1
     assert {trial.values["seed"] for trial in many} == {4, 5, 6}
     other = {"kind": "random", "trials": 3, "seed": 1}
-    assert plan(load_study(write(tmp_path, **DRAWN, search=other))) != few
+    others = plan(load_study(write(tmp_path, **DRAWN, search=other)))
+    assert [trial.values for trial in others] != [trial.values for trial in few]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_rungs(tmp_path: Path, search: dict[str, Any], rungs: list[int]) -> None
     path = write(tmp_path, **DRAWN, search=search, measure=measure, set=None)
     study = load_study(path)
     assert study.rungs == rungs
-    config = configure(study, plan(study)[0], tmp_path)
+    config = plan(study)[0].config()
     assert config.train.steps == rungs[-1]
 
 
@@ -134,7 +140,7 @@ def test_overrides_are_every_trials_and_take_the_place_of_what_varies(tmp_path: 
         {"workers": 3, "optim.lr": 0.5},
     ]
     assert {trial.strategy for trial in trials} == {"zero2"}
-    assert configure(study, trials[0], tmp_path).train.steps == 3
+    assert trials[0].config().train.steps == 3
     assert not load_study(path, small=True, overrides=["seed=4"]).vary
     for key in ("data.batch.labelled", "data.batch"):
         with pytest.raises(ConfigError, match=f"override of {key}: data.batch.labelled differs be"):
@@ -182,7 +188,7 @@ def test_a_command_launches_what_a_worker_is(
         monkeypatch.delenv(name, raising=False)
     path = write(tmp_path, strategy=strategy, workers=workers, gpus=gpus, vary={"seed": [0]})
     study = load_study(path)
-    words = shlex.split(command(study, plan(study)[0], tmp_path))
+    words = shlex.split(plan(study, tmp_path)[0].command())
     parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
     set_ = environment(strategy, gpus)
     assert parsed.num_processes == workers
@@ -239,7 +245,7 @@ def test_no_study_and_no_small_version(tmp_path: Path) -> None:
 def test_every_trial_is_checked_before_the_first(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, vary={"optim.lr": [0.1, "fast"]}))
     with pytest.raises(ConfigError, match=r"trial 001 \(optim.lr=fast\) of configs/frames.yaml: "):
-        check(study, plan(study), tmp_path)
+        configs(plan(study))
     study = load_study(write(tmp_path, vary={"workers": [1, 0]}))
     with pytest.raises(ConfigError, match="workers is 0; expected a number of processes, 1 or"):
         plan(study)
@@ -249,26 +255,26 @@ def test_what_can_never_be_met_is_refused_with_both_numbers(tmp_path: Path) -> N
     nodes = [{"CPU": 4.0}, {"CPU": 3.0}]
     study = load_study(write(tmp_path, vary={"workers": [1, 8]}))
     with pytest.raises(TrainingError) as error:
-        refuse_unmet(study, plan(study), nodes)
+        trials_at_once(study, plan(study), nodes)
     assert str(error.value) == (
         "trial 001 asks for 8 workers, 8 CPUs; the cluster has 7 CPUs on 2 nodes, room for 7; "
         "expected no more than there is: vary fewer workers, run the small version with --small, "
         "or join a larger cluster with --address"
     )
-    refuse_unmet(study, plan(study)[:1], nodes)
-    wide = load_study(write(tmp_path, vary={"workers": [3]}, cpus_per_worker=2))
-    assert capacity(wide, nodes) == 3  # a worker's two CPUs lie on one node
+    assert trials_at_once(study, plan(study)[:1], nodes) == 7
+    wide = load_study(write(tmp_path, vary={"workers": [1]}, cpus_per_worker=2))
+    assert trials_at_once(wide, plan(wide), nodes) == 3  # a worker's two CPUs lie on one node
     gpus = load_study(write(tmp_path, vary={"workers": [1]}, gpus=True))
     with pytest.raises(TrainingError, match="1 CPU and 1 GPU; the cluster has 7 CPUs and 0 GPUs"):
-        refuse_unmet(gpus, plan(gpus), nodes)
+        trials_at_once(gpus, plan(gpus), nodes)
 
 
 def test_as_many_trials_at_once_as_there_is_room_for(tmp_path: Path) -> None:
     nodes = [{"CPU": 4.0}, {"CPU": 3.0}]
     study = load_study(write(tmp_path))
-    assert at_once(study, plan(study), nodes) == 3
+    assert trials_at_once(study, plan(study), nodes) == 3
     one = load_study(write(tmp_path, concurrent=1))
-    assert at_once(one, plan(one), nodes) == 1
+    assert trials_at_once(one, plan(one), nodes) == 1
 
 
 def test_a_score_that_is_no_number_is_told_as_none(tmp_path: Path) -> None:
@@ -331,7 +337,7 @@ def test_the_guide_s_examples_are_studies(tmp_path: Path) -> None:
     path = tmp_path / "example.yaml"
     path.write_text(text)
     study = load_study(path)
-    assert len(check(study, plan(study), tmp_path)) == 12
+    assert len(configs(plan(study))) == 12
     assert len(plan(load_study(path, small=True))) == 2
     searches = re.findall(r"^\| `(\{kind.*?\})` \|", GUIDE, re.MULTILINE)
     for search in searches:

@@ -11,10 +11,10 @@ from heron.launch.studies.curves import (
     followers,
     grid,
     natural_x,
+    points,
     worker_curves,
 )
-from heron.launch.studies.rows import less_is_better, read_results
-from heron.launch.studies.table import best
+from heron.launch.studies.results import less_is_better, read_results
 from heron.launch.studies.text import mean_std, number
 from heron.pipeline.config.errors import StudyError
 from tests.studies import made
@@ -27,9 +27,9 @@ def test_rows_are_read_in_order_and_the_last_of_a_trial_counts(tmp_path: Path) -
         made.trial("000", {"optim.lr": 0.1}, result={"f1_weighted": 0.75}),
     ]
     results = read_results(made.study(tmp_path / "study", lines, {"001": 31}))
-    assert [row.trial for row in results.rows] == ["000", "001"]
+    assert list(results.table.index) == ["000", "001"]
     assert results.notes == ["Trial 000 is there twice; its last row counts (line 3)."]
-    assert [row.status for row in results.rows] == ["done", "done"]
+    assert list(results.table["status"]) == ["done", "done"]
     columns = ["f1_weighted", "optim.lr", "batch", "negatives", "batch / workers"]
     assert results.table[columns].to_numpy().tolist() == [
         [0.75, 0.1, None, None, None],
@@ -54,13 +54,23 @@ def test_rows_are_read_in_order_and_the_last_of_a_trial_counts(tmp_path: Path) -
     ],
 )
 def test_how_many_trials_there_will_be(tmp_path: Path, asked: dict[str, Any], count: int) -> None:
-    assert read_results(made.study(tmp_path / "study", [], **asked)).planned == count
+    results = read_results(made.study(tmp_path / "study", [], **asked))
+    assert results.progress == f"The study is not finished: 0 trials done of {count}."
+
+
+def test_a_step_whose_rate_is_no_number_tells_no_batch(tmp_path: Path) -> None:
+    """A run writes null for what is not finite."""
+    folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
+    line = {"step": 0, "loss": None, "samples_per_s": None, "seconds": 0.1}
+    (folder / "trials" / "000" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "batch" not in read_results(folder).table
 
 
 def test_trials_that_are_under_way(tmp_path: Path) -> None:
     folder = made.study(tmp_path / "study", [made.trial("000", {"optim.lr": 0.1})])
     (folder / "trials" / "001").mkdir()
-    assert read_results(folder).under_way == ["001"]
+    said = "The study is not finished: 1 trial done; without a row yet: 001."
+    assert read_results(folder).progress == said
 
 
 def damage(folder: Path, line: str) -> Path:
@@ -125,16 +135,16 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
                 lines.append(made.trial(name, values, result={"f1_weighted": score}))
     lines[-1] |= {"status": "failed", "error": "no luck"}
     results = read_results(made.study(tmp_path / "study", lines))
-    assert followers(results.finished, ["optim.lr"], results.varied) == ["train.epochs"]
-    sgd, adam = curves(results, "optim.lr", "f1_weighted")
-    assert (sgd.name, adam.name) == ("optim.kind sgd", "optim.kind adam")
-    assert sgd.points["count"].to_dict() == {0.1: 2, 0.2: 2}
-    assert list(sgd.points["mean"]) == pytest.approx([0.6, 0.7])
-    assert sgd.points["std"][0.1] == pytest.approx(0.5**0.5)
-    assert list(adam.points["count"]) == [1, 2]  # one of 0.1 failed
-    assert mean_std(*adam.points.loc[0.1]) == "10.1"
-    assert results.table["f1_weighted"][best(results, "f1_weighted")] == 11.2
-    assert best(results, "f1_weighted", least=True) == "004"
+    assert followers(results.done, ["optim.lr"], results.varied) == ["train.epochs"]
+    found = points(curves(results, "optim.lr", "f1_weighted"))
+    assert list(found["curve"].unique()) == ["optim.kind sgd", "optim.kind adam"]
+    sgd, adam = (part.set_index("x") for _, part in found.groupby("curve", sort=False))
+    assert sgd["count"].to_dict() == {0.1: 2, 0.2: 2}
+    assert list(sgd["mean"]) == pytest.approx([0.6, 0.7])
+    assert sgd["std"][0.1] == pytest.approx(0.5**0.5)
+    assert list(adam["count"]) == [1, 2]  # one of 0.1 failed
+    assert mean_std(*adam.loc[0.1, ["mean", "std", "count"]]) == "10.1"
+    assert results.table["f1_weighted"][results.best("f1_weighted")] == 11.2
 
 
 def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:
@@ -162,7 +172,8 @@ def test_workers_at_one_batch_and_at_one_share(tmp_path: Path) -> None:
         values = {"workers": workers, "data.batch.unlabelled": rows}
         lines.append(made.trial(name, values, measured={"samples_per_s": 100.0 * workers}))
     results = read_results(made.study(tmp_path / "study", lines, batches))
-    found = {c.name: list(c.points.index) for c in worker_curves(results, "samples_per_s")}
+    scaled = points(worker_curves(results, "samples_per_s"))
+    found = {name: list(workers) for name, workers in scaled.groupby("curve")["x"]}
     assert found == {"64 rows in all": [1, 2], "64 rows a worker": [1, 2, 4]}
 
 
@@ -170,8 +181,9 @@ def test_the_negative_set_stands_for_the_rows_of_a_stream(tmp_path: Path) -> Non
     results = read_results(made.negatives(tmp_path / "study"))
     assert natural_x(results, "data.batch.unlabelled") == "negatives"
     assert natural_x(results, "optim.lr") == "optim.lr"
-    (curve,) = curves(results, "negatives", "step_s")
-    assert list(curve.points.index) == [100, 250, 500, 1000, 2500, 5000]
+    found = points(curves(results, "negatives", "step_s"))
+    assert set(found["curve"]) == {""}
+    assert list(found["x"]) == [100, 250, 500, 1000, 2500, 5000]
 
 
 def test_of_what_less_is_better() -> None:
@@ -194,8 +206,8 @@ def test_the_group_names_the_curves(tmp_path: Path) -> None:
             lines.append(made.trial(f"{len(lines):03}", values | {"data.build.noise": noise}))
     measure = {"x": "data.build.noise", "y": ["f1_weighted"], "group": "w.weight"}
     results = read_results(made.study(tmp_path / "study", lines, measure=measure))
-    found = curves(results, "data.build.noise", "f1_weighted")
-    assert {curve.name: len(curve.points) for curve in found} == {
+    found = points(curves(results, "data.build.noise", "f1_weighted"))
+    assert found["curve"].value_counts().to_dict() == {
         "w.weight 0.0": 3,
         "w.weight 0.1": 3,
     }

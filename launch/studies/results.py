@@ -1,4 +1,4 @@
-"""Reads a study's folder as a table: what was varied, what was measured, what failed."""
+"""Reads a study's folder as one table: what was varied, what was measured, what failed."""
 
 import json
 import math
@@ -19,6 +19,7 @@ from heron.pipeline.training.tracking import read_metrics
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
 BATCH, NEGATIVES, SHARE = "batch", "negatives", "batch / workers"
+OF_ROWS = ["status", "error", "command", "run"]  # columns that are neither varied nor measured
 LESS = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # of which less is better
 
 
@@ -36,23 +37,20 @@ class Row(BaseModel):
     result: dict[str, Any] | None = None
     measured: dict[str, Any] | None = None
 
-    @property
-    def workers(self) -> int:
-        """Processes of the run."""
-        return int(self.values.get("workers", (self.result or {}).get("world_size", 1)))
-
-    def columns(self, folder: Path) -> dict[str, Any]:
-        """Returns the trial's cells by column; a key that is varied goes before its like.
-
-        Args:
-            folder: of the study.
-        """
-        cells = dict(self.values)
-        if (batch := _batch(folder / self.run)) is not None:
-            cells |= {BATCH: batch, NEGATIVES: batch - 1, SHARE: batch / self.workers}
-        for part in (self.measured or {}, self.result or {}):
+    def cells(self, folder: Path) -> dict[str, Any]:
+        """Returns the trial's cells by column; of two of one name the first counts."""
+        result, measured = self.result or {}, self.measured or {}
+        workers = int(self.values.get("workers", result.get("world_size", 1)))
+        more: dict[str, Any] = {"workers": workers}
+        for line in read_metrics(folder / self.run / "metrics.jsonl"):
+            if line.get("samples_per_s") and line.get("seconds"):  # as the step counted them
+                rows = round(float(line["samples_per_s"]) * float(line["seconds"]))
+                more |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
+                break
+        cells = {"status": self.status, **self.values}
+        for part in (more, measured, result):
             cells |= {k: v for k, v in part.items() if v is not None and k not in cells}
-        return cells
+        return cells | {"error": self.error, "command": self.command, "run": self.run}
 
 
 @dataclass(frozen=True)
@@ -62,45 +60,24 @@ class Results:
     Attributes:
         folder: where it lies.
         study: what it was asked to find.
-        rows: a trial each, in order of their numbers; of one that is there twice, the last.
-        table: their cells, a line for each trial, indexed by its number. Columns are the keys that
-            are varied, `batch` (rows of a step), `negatives` (HeroCon's |N_i|: the others of them),
-            `batch / workers`, and the names of `measured` and of `result`; None: there is none.
-        notes: what a reader has to know about the rows.
+        table: a line for each trial that has ended, indexed by its number; None: there is none.
+            Columns are `status`, the keys that are varied, `batch` (rows of a step), `negatives`
+            (HeroCon's |N_i|: the others of them), `batch / workers`, the names of `measured` and of
+            `result`, `error`, `command` and `run`.
+        keys: columns that are varied, or could have been.
+        notes: what a reader has to know about the table.
     """
 
     folder: Path
     study: Study
-    rows: Sequence[Row]
     table: pd.DataFrame
+    keys: Sequence[str]
     notes: Sequence[str] = ()
 
-    @property
-    def done(self) -> list[Row]:
-        """The rows that ran to their end."""
-        return [row for row in self.rows if row.status == "done"]
-
-    @property
-    def finished(self) -> pd.DataFrame:
-        """The table of the rows that ran to their end."""
-        return self.table.loc[[row.trial for row in self.done]]
-
-    @property
-    def planned(self) -> int:
-        """How many trials there will be."""
-        return len(plan(self.study))
-
-    @property
-    def under_way(self) -> list[str]:
-        """Trials that have a folder and no row yet."""
-        known = {(self.folder / row.run).resolve() for row in self.rows}
-        folders = sorted(p for p in self.folder.glob(f"{TRIALS}/*") if p.is_dir())
-        return [p.name for p in folders if p.resolve() not in known]
-
     @cached_property
-    def keys(self) -> list[str]:
-        """Keys that are varied, or could have been."""
-        return list(dict.fromkeys(key for row in self.rows for key in row.values))
+    def done(self) -> pd.DataFrame:
+        """The trials that ran to their end."""
+        return self.table[self.table["status"] == "done"]
 
     @cached_property
     def several(self) -> list[str]:
@@ -112,26 +89,48 @@ class Results:
         """Keys that have several values, repeats not among them."""
         return [key for key in self.several if key not in REPEATS]
 
-    def refuse_unknown(self, names: Sequence[str]) -> None:
-        """Refuses a column that no trial has.
+    @property
+    def progress(self) -> str:
+        """How far the study is, as a sentence."""
+        counts, planned = self.table["status"].value_counts(), len(plan(self.study))
+        text = f"{len(self.done)} trial{'' if len(self.done) == 1 else 's'} done"
+        text += "".join(f", {counts[s]} {s}" for s in ("failed", "stopped") if s in counts)
+        runs = {(self.folder / run).resolve() for run in self.table["run"]}
+        folders = sorted(p for p in self.folder.glob(f"{TRIALS}/*") if p.is_dir())
+        under_way = [p.name for p in folders if p.resolve() not in runs]
+        if planned > len(self.table) or under_way:
+            text = f"The study is not finished: {text}"
+            text += f" of {planned}" if planned > len(self.table) else ""
+            text += f"; without a row yet: {', '.join(under_way)}" if under_way else ""
+        return f"{text}."
 
-        Raises:
-            StudyError: names the column, and those that there are.
-        """
-        known = [name for name in self.table if self.table[name].notna().any()]
+    def refuse_unknown(self, names: Sequence[str]) -> None:
+        """Raises a StudyError that names a column that no trial has, and those that there are."""
+        known = [*self.table.drop(columns=OF_ROWS).dropna(axis=1, how="all")]
         for name in names:
-            if self.done and name not in known:
+            if len(self.done) and name not in known:
                 raise StudyError(
                     f"{self.folder}: no trial has '{name}'; found {', '.join(known)}; expected one "
                     "of them, in measure.x and measure.y of the study, or by --x and --y"
                 )
 
+    def least(self, name: str) -> bool:
+        """Whether the least of a column is best, by the study or else by the column's name."""
+        measure = self.study.measure
+        return measure.mode == "min" if name == measure.score else less_is_better(name)
+
+    def best(self, name: str) -> str | None:
+        """Returns the trial with the best value of a column; none that failed or was stopped."""
+        values = numbers(self.done, name).dropna()
+        if values.empty:
+            return None
+        return str(values.idxmin() if self.least(name) else values.idxmax())
+
 
 def read_results(folder: Path) -> Results:
     """Reads a study's folder, also while it is still running.
 
-    Raises:
-        StudyError: the folder is no study, a file is missing, or a line is damaged.
+    Raises a StudyError where the folder is no study, a file is missing, or a line is damaged.
     """
     study = _study(folder)
     path = folder / ROWS
@@ -149,10 +148,12 @@ def read_results(folder: Path) -> Results:
         if row.trial in by_trial:
             notes.append(f"Trial {row.trial} is there twice; its last row counts (line {number}).")
         by_trial[row.trial] = row
-    rows = [by_trial[name] for name in sorted(by_trial)]
-    cells = [row.columns(folder) for row in rows]
-    table = pd.DataFrame(cells, index=[row.trial for row in rows], dtype=object)
-    return Results(folder, study, rows, table.where(table.notna(), None), notes)
+    names = sorted(by_trial)
+    cells = [by_trial[name].cells(folder) for name in names]
+    bare = None if cells else OF_ROWS
+    table = pd.DataFrame(cells, index=names, columns=bare, dtype=object)
+    keys = list(dict.fromkeys(key for name in names for key in by_trial[name].values))
+    return Results(folder, study, table.where(table.notna(), None), keys, notes)
 
 
 def _study(folder: Path) -> Study:
@@ -185,14 +186,6 @@ def _row(line: bytes, where: str) -> Row:
         ) from None
 
 
-def _batch(run: Path) -> int | None:
-    """Returns the rows of the global batch as a step of the run counted them, if it left any."""
-    for line in read_metrics(run / "metrics.jsonl"):
-        if "samples_per_s" in line and "seconds" in line:
-            return round(float(line["samples_per_s"]) * float(line["seconds"]))
-    return None
-
-
 def numbers(table: pd.DataFrame, name: str) -> pd.Series:
     """Returns a column as floats, NaN where a trial has no finite number."""
     column = table[name] if name in table else pd.Series(math.nan, table.index)
@@ -210,10 +203,8 @@ def less_is_better(name: str) -> bool:
 
 
 def is_cost(name: str) -> bool:
-    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate.
-
-    To these a law may be fitted; a score has an upper bound, which no power and no polynomial has.
-    """
+    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate."""
+    # a law is fitted to these alone: a score has an upper bound, which no law has
     return name.endswith((*LESS, "_per_s"))
 
 

@@ -1,0 +1,251 @@
+"""The part of a report on more processes than there are: the model, its error, the table."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated
+
+import pandas as pd
+from pydantic import Field
+
+from heron.launch.studies import figures
+from heron.launch.studies.contrast import time_pair
+from heron.launch.studies.results import Results
+from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_without_each
+from heron.launch.studies.text import heads_and_lines, markdown, number
+from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
+from heron.pipeline.config.errors import StudyError
+from heron.pipeline.config.sections import Natural, Positive, Section, Share
+from heron.pipeline.training.page import heading, paragraph, table
+
+WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
+TITLE = "More processes than were measured"
+
+
+class Assumed(Section):
+    """What the table takes for granted, as options of `heron report` say it."""
+
+    link_gbps: Positive = 200.0
+    latency_us: Annotated[float, Field(ge=0)] = 5.0
+    overlap: Share = 0.0
+    global_batch: Natural | None = None
+
+    def link(self, model: StepModel) -> StepModel:
+        """Returns a model with this link in place of the one that was measured."""
+        return replace(model, latency=1e-6 * self.latency_us, per_byte=8e-9 / self.link_gbps)
+
+    def setting(self, base: Setting, world: int) -> Setting:
+        """Returns a setting's share of rows on more processes, or the batch that is asked for."""
+        if self.global_batch is None:
+            each = base.labelled // base.world, base.unlabelled // base.world
+            return Setting(world, each[0] * world, each[1] * world, base.stage)
+        labelled = round(self.global_batch * base.labelled / base.rows)
+        return Setting(world, labelled, self.global_batch - labelled, base.stage)
+
+
+class Forecast:
+    """What a model of a step, fitted to some points, says of more processes.
+
+    Attributes:
+        model: of the step.
+        base: the setting whose share of rows every process keeps.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        points: Sequence[Measured],
+        assumed: Assumed,
+        pair: float | None = None,
+    ) -> None:
+        """Fits the model; where `pair` is given, the seconds of a pair of rows were measured.
+
+        Raises:
+            StudyError: the points do not determine the model.
+        """
+        self._points, self._assumed, self._pair = points, assumed, pair
+        self.model = fit(workload, points, pair)
+        self._without_each = fit_without_each(workload, points, pair)
+        self.base = max((p.setting for p in points), key=lambda one: (one.world, one.share))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """What is predicted: a line for each of 8 to 4,096 processes with rows of every stream.
+
+        `step s` has messages log2 P deep, `in rings s` P - 1 deep; `least s` and `most s` are of
+        `step s` by the fits without one of the points; the efficiency is beside one process.
+        """
+        assumed, lines = self._assumed, []
+        model, overlap = assumed.link(self.model), assumed.overlap
+        fits = [assumed.link(other) for other in self._without_each if other is not None]
+        one = assumed.setting(self.base, 1)
+        alone = one.rows / model.step(one).total
+        for world in WORLDS:
+            setting = assumed.setting(self.base, world)
+            if min(n for n in (setting.labelled, setting.unlabelled) if n) < world:
+                continue
+            step = model.step(setting, overlap=overlap)
+            others = [other.step(setting, overlap=overlap).total for other in fits]
+            sent = cost(model.workload.exchanges(setting), setting, ring=False)[1]
+            line = {
+                "processes": world,
+                "rows": setting.rows,
+                **{f"{part} s": seconds for part, seconds in step._asdict().items()},
+                "step s": step.total,
+                "in rings s": model.step(setting, ring=True, overlap=overlap).total,
+                "least s": min(others, default=math.nan),
+                "most s": max(others, default=math.nan),
+                "samples / s": setting.rows / step.total,
+                "efficiency": setting.rows / step.total / world / alone,
+                "GB sent": sent / 1e9,
+                "memory GB": model.memory(setting) / 1e9,
+            }
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    @cached_property
+    def judged(self) -> pd.DataFrame:
+        """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
+        lines = []
+        for (setting, seconds, _), other in zip(self._points, self._without_each, strict=True):
+            left_out = math.nan
+            if other is not None and (setting.world == 1 or not math.isnan(other.latency)):
+                left_out = other.step(setting, ring=True).total
+            lines.append((seconds, self.model.step(setting, ring=True).total, left_out))
+        return pd.DataFrame(lines, columns=["measured", "fitted", "left_out"])
+
+    @property
+    def why_no_table(self) -> str:
+        """Why nothing is said of more processes, in words; empty where there is a table."""
+        if not self.model.pair:
+            return (
+                "No table of more processes: the steps of one process do not tell what a pair of "
+                "rows costs from what a row does, and it is the contrast that grows with the "
+                "processes. Larger batches tell it, or --measure-contrast, which times the "
+                "objective alone on this machine."
+            )
+        if self.table.empty:
+            return "No table of more processes: there are fewer rows of a stream than processes."
+        return ""
+
+    @property
+    def title(self) -> str:
+        """What the table is, and what it takes for granted."""
+        one, batch = self._assumed, self._assumed.global_batch
+        rows = f"{batch:,} rows in all" if batch else f"{self.base.share:,} rows a process"
+        return (
+            f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
+            f"{one.link_gbps:g} Gbit/s and {one.latency_us:g} µs a message for each process, "
+            f"{one.overlap:.0%} of the gradients' exchange hidden by backward"
+        )
+
+    def markdown(self) -> str:
+        """Returns the table in Markdown, headed by what it is; or why there is none."""
+        if self.why_no_table:
+            return f"{self.why_no_table}\n"
+        return f"{self.title}\n\n{markdown(*heads_and_lines(self.table))}"
+
+    def html(self) -> Iterator[str]:
+        """Yields the section of the report, without its heading."""
+        yield paragraph(
+            "A step is compute (linear in the rows of a process) + contrast (linear in its rows "
+            "times all rows) + exchange (messages and bytes of what is counted of a step), one "
+            "after another. Constants by least squares of relative errors, none below 0:"
+        )
+        yield self._constants()
+        yield from self._errors()
+        if math.isnan(self.model.base):
+            yield paragraph(
+                "No model of memory: what a row takes is told by 3 shares of a process or more."
+            )
+        if self.why_no_table:
+            yield paragraph(self.why_no_table)
+            return
+        yield paragraph(f"{self.title}.")
+        parts = self.table.set_index("processes")[[f"{part} s" for part in Step._fields]]
+        yield figures.extrapolated(parts)
+        yield table(*heads_and_lines(self.table))
+        yield paragraph(
+            "Every line is an extrapolation. Messages of 'step s' are log2 P deep (recursive "
+            "doubling, trees), 'in rings s' P - 1 deep: a library lies between. 'least s' and "
+            "'most s' are of the fits without one of the points: how far the measured steps "
+            "determine 'step s'. Not in it: slower processes that others wait for, links that are "
+            "shared, reading from a common disk."
+        )
+
+    def _constants(self) -> str:
+        model = self.model
+        alone = sum(p.setting.world == 1 for p in self._points)
+        of_one, memory = f"one process, {alone} settings", "peak memory of the same"
+        of_pair = of_one if self._pair is None else "the objective alone, timed on this machine"
+        several = f"several, {len(self._points) - alone} settings, in rings"
+        gbps = 8e-9 / model.per_byte if model.per_byte else 0.0
+        rates = [
+            ("fixed, ms a step", 1e3 * model.fixed, of_one),
+            ("row, µs", 1e6 * model.row, of_one),
+            ("pair of rows, ns", 1e9 * model.pair, of_pair),
+            ("latency, µs a message", 1e6 * model.latency, several),
+            ("bandwidth, Gbit/s", gbps, several),
+            ("base, MB", model.base / 1e6, memory),
+            ("row in memory, kB", model.row_bytes / 1e3, memory),
+        ]
+        unknown = "0, or not told from the others"
+        lines = [
+            [name, number(value, 3) if value else unknown, source]
+            for name, value, source in rates
+            if not math.isnan(value)
+        ]
+        return table(["constant", "value", "from"], lines)
+
+    def _errors(self) -> Iterator[str]:
+        """Says how far the model is off, in a sentence and in a table of every point."""
+        judged, settings = self.judged, [p.setting for p in self._points]
+        errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
+        fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
+        sentence = (
+            f"On the {len(fitted)} settings that were measured the model errs by "
+            f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
+        )
+        sentence += (
+            f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
+            f"{left.median():.1%} and {left.max():.1%}."
+            if len(left)
+            else "; too few to leave one out."
+        )
+        if math.isnan(self.model.latency):
+            sentence += " No step of several processes was measured: their exchange is assumed."
+        yield paragraph(sentence)
+        columns = {
+            "processes": [one.world for one in settings],
+            "rows": [one.rows for one in settings],
+            "rows of one": [one.share for one in settings],
+            "ZeRO": [str(one.stage or "–") for one in settings],
+            "measured s": judged["measured"],
+            "model s": judged["fitted"],
+            "error %": 100 * errors["fitted"].round(4),
+            "left out %": 100 * errors["left_out"].round(4),
+        }
+        yield table(*heads_and_lines(pd.DataFrame(columns)))
+
+
+def section(
+    studies: Sequence[Results], assumed: Assumed, time_contrast: bool = False
+) -> tuple[str, str]:
+    """Returns the part of a report as HTML, and its table in Markdown; words, if there is no model.
+
+    Args:
+        studies: of one experiment; the first is what the report is about.
+        assumed: of the table.
+        time_contrast: time the objective alone here, instead of fitting what a pair of rows costs.
+    """
+    head = heading(TITLE)
+    try:
+        workload, points, left_out = measured_points(studies)
+        head += paragraph(f"{left_out}.") if left_out else ""
+        largest = max((one.setting for one in points), key=lambda one: one.share)
+        pair = time_pair(workload, largest) if time_contrast else None
+        forecast = Forecast(workload, points, assumed, pair)
+    except StudyError as fault:
+        return head + paragraph(f"{fault}."), f"{fault}.\n"
+    return head + "".join(forecast.html()), forecast.markdown()
