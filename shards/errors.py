@@ -1,11 +1,14 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
 import errno
+from collections.abc import Iterable
+from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second: of one user
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
+LONGEST = 60  # characters of a text in a message
 
 
 class ShardError(Exception):
@@ -14,3 +17,15 @@ class ShardError(Exception):
 
 class SourceError(Exception):
     """A publisher's file, or an option of the source that reads it, is not what it should be."""
+
+
+def times(shape: Iterable[Any]) -> str:
+    """Returns a shape in words: `218 × 178`."""
+    return " × ".join(map(str, shape)) or "empty"
+
+
+def short(value: Any) -> str:
+    """Returns a value as Python writes it, cut where it is long."""
+    text = value if isinstance(value, str) else repr(value)
+    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return repr(cut) if isinstance(value, str) else cut

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.shards.cache import LocalFile, ShardCache
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError, times
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file
@@ -81,7 +81,7 @@ class MatlabFile:
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
         if variable.dtype == NO_NUMBERS or not rows * columns:
             raise SourceError(
-                f"{self.path.name}: {name} is {variable.kind} {_times(variable.shape)}; expected "
+                f"{self.path.name}: {name} is {variable.kind} {times(variable.shape)}; expected "
                 "a matrix of real numbers, full and not empty"
             )
         return rows, columns
@@ -174,7 +174,7 @@ def _variable(order: str, head: bytes) -> Variable:
         raise ValueError(f"numbers of type {stored} in {name}")
     dtype = np.dtype(order + STORED[stored])
     if size != math.prod(shape) * dtype.itemsize or at + size > 8 + length:
-        raise ValueError(f"{name} of {_times(shape)} in {size:,} bytes of {dtype.name}")
+        raise ValueError(f"{name} of {times(shape)} in {size:,} bytes of {dtype.name}")
     return Variable(name, kind_name, shape, dtype, skip=at)
 
 
@@ -281,16 +281,9 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _stranger(path: Path, start: bytes) -> str:
-    """Say what a file is that is neither v5 nor v7.3."""
-    if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
-        found = f"it begins with {start[:16]!r}"
-    elif len(start) < HEADER:
-        found = f"{len(start)} bytes"
-    else:
-        found = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER].hex()}"
-    remedy = "save it again with `save -v7`" if found == "MATLAB v4" else DOWNLOAD
+    """Says what a file is that is neither v5 nor v7.3."""
+    v4 = len(start) >= HEADER and 0 in start[:4]
+    version = start[124:HEADER].hex() or "none"
+    found = "MATLAB v4" if v4 else f"begins with {start[:16]!r}, and its version is {version}"
+    remedy = "save it again with `save -v7`" if v4 else DOWNLOAD
     return f"{path.name}: {found}; expected a file of MATLAB v5 or v7.3; {remedy}"
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "empty"
