@@ -1,7 +1,7 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second: of one user
@@ -24,8 +24,12 @@ def times(shape: Iterable[Any]) -> str:
     return " × ".join(map(str, shape)) or "empty"
 
 
-def short(value: Any) -> str:
+def shown(value: Any) -> str:
     """Returns a value as Python writes it, cut where it is long."""
-    text = value if isinstance(value, str) else repr(value)
-    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-    return repr(cut) if isinstance(value, str) else cut
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns the first few names, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD, SourceError, short, times
+from heron.shards.errors import DOWNLOAD, SourceError, shown, times
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import read_header
 from heron.shards.sources.base import (
@@ -188,7 +188,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         first, head = next(lines, (1, []))
         if len(head) != 1 or not head[0].isdecimal():
             raise SourceError(
-                f"{where}, line {first}: found {short(' '.join(head))}; expected the count of "
+                f"{where}, line {first}: found {shown(' '.join(head))}; expected the count of "
                 f"pictures alone; give {path.name} as its publisher hands it out"
             )
         count, columns = int(head[0]), next(lines, (2, []))[1]
@@ -198,14 +198,14 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     for number, (file, *cells) in lines:
         fault = None
         if not PICTURE.fullmatch(file):
-            fault = f"{short(file)} cannot name a picture; expected {NAMED}"
+            fault = f"{shown(file)} cannot name a picture; expected {NAMED}"
         elif file in rows:
             fault = f"{file} comes again; expected it once"
         elif len(cells) != len(columns):
             fault = f"{len(cells)} values; expected {len(columns)}, one for each column"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:
             column, cell = wrong[0]
-            fault = f"{column!r} is {short(cell)}; expected {' or '.join(words)}"
+            fault = f"{column!r} is {shown(cell)}; expected {' or '.join(words)}"
         if fault:
             raise SourceError(f"{where}, line {number}: {fault}; {DOWNLOAD}")
         rows[file] = len(rows)
@@ -258,7 +258,7 @@ def _list_images(path: Path) -> _Images:
         name = member.rpartition("/")[2]
         if not PICTURE.fullmatch(name):
             raise SourceError(
-                f"{path.name}: {short(member)} is no picture; expected {NAMED}; give the file of "
+                f"{path.name}: {shown(member)} is no picture; expected {NAMED}; give the file of "
                 "another release, or move it away"
             )
         if name in members:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from heron.shards.errors import DOWNLOAD, SourceError, short
+from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import FileOrFolder, FileSource, Loaded, split_ranges
 from heron.shards.sources.pickled import read_pickle, text
@@ -261,7 +261,7 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
         for row, label in enumerate(column):
             if type(label) is not int or not 0 <= label < len(level):
                 raise SourceError(
-                    f"{where}: {key!r} of row {row} is {short(label)}; expected 0 to "
+                    f"{where}: {key!r} of row {row} is {shown(label)}; expected 0 to "
                     f"{len(level) - 1}; {DOWNLOAD}"
                 )
     return _Batch(pixels, np.array(columns, np.int64).T)
