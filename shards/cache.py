@@ -65,21 +65,19 @@ class ShardCache:
     def __init__(
         self, folder: Path | str | None = None, limit: int | None = None, patience_s: float = 60.0
     ) -> None:
-        """Choose a folder and a limit; nothing is made before the first file.
+        """Chooses a folder and a limit in bytes; nothing is made before the first file.
 
-        Args:
-            folder: by default $HERON_CACHE, or ~/.cache/heron/shards.
-            limit: bytes; by default 100 GB, or 90 % of the disk's free bytes where that is less.
-            patience_s: how long to wait for others to close files where all are in use.
+        By default these are $HERON_CACHE or ~/.cache/heron/shards, and 100 GB, or 90 % of the
+        disk's free bytes where that is less. Where all files are in use, `patience_s` is how long
+        it waits for others to close some.
         """
         chosen = folder or os.environ.get("HERON_CACHE") or "~/.cache/heron/shards"
         self.folder = Path(chosen).expanduser().absolute()
-        self.limit = self._default_limit() if limit is None else limit
+        if limit is None:
+            held = sum(state.st_size for _, state in self._files())
+            limit = min(MOST, int(OF_FREE * (self._free() + held)))
+        self.limit = limit
         self.patience_s = patience_s
-
-    def _default_limit(self) -> int:
-        held = sum(state.st_size for _, state in self._files())
-        return min(MOST, int(OF_FREE * (self._free() + held)))
 
     def _free(self) -> int:
         """Returns the free bytes of the disk that the folder is on, or will be."""
@@ -87,15 +85,11 @@ class ShardCache:
         return shutil.disk_usage(existing).free
 
     def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> LocalFile:
-        """Hold the file with a checksum; where it is not there, one process fetches it.
+        """Holds the file with a checksum; where it is not there, one process fetches it.
 
-        Args:
-            sha256: of the whole file, or of what identifies it where its size is known.
-            size: its bytes, or None where only the checksum is known.
-            fetch: writes the file to a stream, and raises where it is not the one asked for.
-
-        Raises:
-            ShardError: no room, since too much is in use or the disk is full; or fetch's own.
+        `sha256` may be of what identifies the file, where its size in bytes is known. `fetch`
+        writes the file to a stream, and raises where it is not the one asked for. Raises ShardError
+        where too much is in use or the disk is full.
         """
         path = self.folder / sha256
         try:
@@ -246,7 +240,7 @@ class ShardCache:
 
 
 class _Growing:
-    """A part whose size is not known before it comes: room is made at every write."""
+    """A file whose size is not known before it comes: room is made at every write."""
 
     def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
         self.cache, self.stream, self.part = cache, stream, part
