@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,15 +92,6 @@ class ShardIndex:
         raise ShardError(
             f"{where}: {found} do not fit {shape[0]} keys of {shape[1]} members; {REBUILD}"
         )
-
-
-class Member(NamedTuple):
-    """A file in a tar: its sample's key, its suffix, and where its payload lies."""
-
-    key: str
-    suffix: str
-    offset: int
-    length: int
 
 
 def map_arrays(

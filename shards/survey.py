@@ -11,9 +11,8 @@ import numpy as np
 
 from heron.shards.annotation import Label, Unlabelled
 from heron.shards.errors import ShardError
-from heron.shards.index import Member, ShardIndex, array_at
+from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Column, Layout
-from heron.shards.manifest import Manifest
 from heron.shards.picture import read_header
 from heron.shards.sources.base import sha256
 from heron.shards.tarball import ByteRange, contents
@@ -89,19 +88,6 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
         bytes=tar.stat().st_size,
         sha256=sha256(tar),
     )
-
-
-def indexed(tar: Path, manifest: Manifest, index: ShardIndex) -> dict[str, list[Member]]:
-    """Returns the samples of a tar that its index has, with the members that lie where it says."""
-    prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
-    listed = contents(tar).samples
-    samples = {}
-    for key, *spans in zip(index.keys.tolist(), index.offsets, index.lengths, strict=True):
-        if (sample := listed.get(key.removeprefix(prefix))) is not None:
-            members = zip(manifest.members, *(span.tolist() for span in spans), strict=True)
-            present = set(sample.values())
-            samples[key] = [Member(key, *member) for member in members if member[1:] in present]
-    return samples
 
 
 def _member(column: Column, sample: Sample) -> ByteRange:
