@@ -158,12 +158,12 @@ def encode(
         classes = [-1 if x is None else numbers.get(x.values[0], x.values[0]) for x in labels]
         return Labels(kind="multi_class", names=names), np.array(classes, np.int64)
     array = np.full((len(labels), len(names)), 255, np.uint8)
-    for row, label in zip(array, labels, strict=True):
-        if label is not None and named:
+    for row, one in zip(array, labels, strict=True):
+        if one is not None and named:
             row[:] = 0
-            row[[numbers[name] for name in label.values]] = 1
-        elif label is not None:
-            row[:] = label.values
+            row[[numbers[name] for name in one.values]] = 1
+        elif one is not None:
+            row[:] = one.values
     return Labels(kind="multi_label", names=names), array
 
 

@@ -72,7 +72,7 @@ class Layout(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Layout:
-        """Check options as the command line gives them; SourceError where one is wrong."""
+        """Checks options as the command line gives them; SourceError where one is wrong."""
         try:
             return cls.model_validate(dict(options))
         except ValidationError as fault:

@@ -59,7 +59,7 @@ class MatlabFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """List the variables; SourceError where this is no MATLAB file, or a damaged one."""
+        """Lists the variables; SourceError where this is no MATLAB file, or a damaged one."""
         self.path = path
         with path.open("rb") as stream:
             start = stream.read(512 + len(HDF5))  # v7.3 puts its own 512 bytes before HDF5's
@@ -120,7 +120,7 @@ def _leave(held: LocalFile, cache: ShardCache) -> None:
 
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:
-    """Read the heads of the variables of a v5 file, and none of their numbers."""
+    """Reads the heads of the variables of a v5 file, and none of their numbers."""
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(start[124:HEADER])  # v5, and its ends
     if order is None:
         raise SourceError(_stranger(path, start))
@@ -154,7 +154,7 @@ def _variables(path: Path, start: bytes) -> Iterator[Variable]:
 
 
 def _variable(order: str, head: bytes) -> Variable:
-    """Parse the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
+    """Parses the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
 
     The layout is that of MathWorks' "MAT-File Level 5 File Format".
     """
@@ -187,7 +187,7 @@ def _part(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
 
 
 def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
-    """Inflate the next `length` bytes of a stream, at most CHUNK at a time."""
+    """Inflates the next `length` bytes of a stream, at most CHUNK at a time."""
     zipped = zlib.decompressobj()
     while not zipped.eof:
         packed = zipped.unconsumed_tail
@@ -201,7 +201,7 @@ def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
 
 
 def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Write the numbers of a compressed element."""
+    """Writes the numbers of a compressed element."""
     assert variable.packed is not None
     size = left = math.prod(variable.shape) * variable.dtype.itemsize
     skip = variable.skip
@@ -219,7 +219,7 @@ def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _hdf5_variables(path: Path) -> list[Variable]:
-    """Read the heads of the variables of a v7.3 file."""
+    """Reads the heads of the variables of a v7.3 file."""
     import h5py  # here: only files of v7.3 need it
 
     try:
@@ -235,7 +235,7 @@ def _hdf5_variables(path: Path) -> list[Variable]:
 
 
 def _hdf5_variable(name: str, item: Any) -> Variable:
-    """Describe an object of the file, whose axes MATLAB stores in reverse."""
+    """Describes an object of the file, whose axes MATLAB stores in reverse."""
     name_of_kind = item.attrs.get("MATLAB_class", b"")
     kind = name_of_kind.decode("latin-1") if isinstance(name_of_kind, bytes) else "unknown"
     shape = () if "MATLAB_empty" in item.attrs else getattr(item, "shape", None) or ()
@@ -252,7 +252,7 @@ def _hdf5_variable(name: str, item: Any) -> Variable:
 
 
 def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Write the columns of a data set of HDF5, reading whole chunks."""
+    """Writes the columns of a data set of HDF5, reading whole chunks."""
     import h5py
 
     name = variable.name

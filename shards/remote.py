@@ -194,7 +194,7 @@ class Remote:
                 yield chunk
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call an asynchronous file system; S3 has timeouts of its own, a byte's, not a block's."""
+        """Calls an asynchronous file system; S3 has timeouts of its own, for a byte."""
         if not self._s3:
             kwargs["timeout"] = self.retry.timeout_s
         return function(*args, **kwargs)
@@ -309,7 +309,7 @@ class _Body:
         self.written, self.hash = 0, hashlib.sha256()
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes, and no more than are expected."""
+        """Takes the next bytes, and no more than are expected."""
         if self.size is not None and self.written + len(chunk) > self.size:
             raise _Damaged(
                 f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
@@ -325,12 +325,12 @@ class _Body:
         self.written += len(chunk)
 
     def restart(self) -> None:
-        """Forget what came."""
+        """Forgets what came."""
         self.stream.seek(0)
         self.written, self.hash = 0, hashlib.sha256()
 
     def check(self) -> None:
-        """Raise where it is not what was expected."""
+        """Raises where it is not what was expected."""
         found, size = self.hash.hexdigest(), self.size
         wrong = size is not None and self.written != size
         if wrong or self.sha256 not in (None, found):

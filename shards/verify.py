@@ -46,7 +46,7 @@ class Verification:
 
 
 def verify(folder: Path | str | Store) -> Verification:
-    """Compare a folder or a URL with its manifest; ShardError where the manifest cannot be read.
+    """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
     Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
     where the protocol lists folders, which HTTP does not.
@@ -116,15 +116,14 @@ def _shard_faults(
         if key in seen:
             yield f"{sample}: duplicate key: {seen[key]} has it too"
         seen[key] = shard.file
+        named = f"{key.removeprefix(prefix)}."
         labels = index.labels[index.starts[number] : index.starts[number + 1]]
         for column, member in enumerate(manifest.members):
             stated, path = ByteRange(*spans[number][column]), f"{key}.{member}"
-            if manifest.foreign:  # others name their files as they like, after the key
+            found = None if manifest.foreign else files.pop(path, None)
+            # Others name their files as they like, after the key.
+            if manifest.foreign and path_at.get(stated, "").startswith(named):
                 found = stated
-                if not path_at.get(stated, "").startswith(f"{key.removeprefix(prefix)}."):
-                    found = None
-            else:
-                found = files.pop(path, None)
             if found is None:
                 yield f"{sample}: no file {path!r} at byte {stated.offset}, as its index says"
                 continue

@@ -155,7 +155,8 @@ class Cifar(FileSource):
                     f"{self._title}: rows of {name!r} are in {' and '.join(coarse) or 'no file'}; "
                     "expected one coarse class for each; ask for --label-kind multi_class"
                 )
-        return pairs[np.argsort(pairs[:, 1]), 0]
+        parents: NDArray[np.int64] = pairs[np.argsort(pairs[:, 1]), 0]
+        return parents
 
     @property
     def _title(self) -> str:
@@ -210,10 +211,10 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
             for member in tar:
                 file = member.name.rpartition("/")[2]
                 if member.isreg() and any(file in edition.files for edition in EDITIONS):
-                    stream = tar.extractfile(member)
-                    if stream is None or member.issparse():  # may claim any size, all zeros
+                    data = tar.extractfile(member)
+                    if data is None or member.issparse():  # may claim any size, all zeros
                         raise tarfile.ReadError("a sparse file")
-                    yield file, stream.read()
+                    yield file, data.read()
             while unpacked.read(1 << 20):
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as fault:

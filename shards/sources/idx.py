@@ -210,20 +210,19 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
     size = start + math.prod(shape)
     if len(data) >= 4 and magic != expected:
-        fault = (
+        problem = (
             f"magic number 0x{magic:08x}; expected 0x{expected:08x}, an idx file of unsigned bytes "
             f"in {axes} dimensions"
         )
     elif len(data) < start:
-        fault = f"{len(data)} bytes; expected a header of {start} at least"
+        problem = f"{len(data)} bytes; expected a header of {start} at least"
     elif 0 in shape:
-        fault = f"dimensions {times(shape)}; expected none of 0"
+        problem = f"dimensions {times(shape)}; expected none of 0"
     elif len(data) != size:
-        problem = "it is cut short" if len(data) < size else "something comes after its end"
-        fault = (
-            f"{len(data):,} bytes; expected {size:,}, a header of {start} and {times(shape)}: "
-            f"{problem}"
+        end = "it is cut short" if len(data) < size else "something comes after its end"
+        problem = (
+            f"{len(data):,} bytes; expected {size:,}, a header of {start} and {times(shape)}: {end}"
         )
     else:
         return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
-    raise SourceError(f"{path.name}: {fault}; {DOWNLOAD}")
+    raise SourceError(f"{path.name}: {problem}; {DOWNLOAD}")

@@ -144,7 +144,7 @@ class Table(FileSource):
                 f"{self.csv.name}, column {titles[int(gaps.all(0).argmax())]}: every cell is "
                 "missing, so there is no mean; drop the column first"
             )
-        for column in np.flatnonzero(gaps.any(0)):
+        for column in np.flatnonzero(gaps.any(0)).tolist():
             values[gaps[:, column], column] = values[~gaps[:, column], column].mean()
         return values.astype(np.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -119,13 +120,12 @@ class Xrmb(Source):
                 f"from 0 on; give a --classes of at most {largest + 1}"
             )
         for split, (view1, view2, label) in names.items():
-            rows = columns[split]["view1"].shape[0]
-            for name, array in [(view2, columns[split]["view2"]), (label, labels[split])]:
-                if array.shape[0] != rows:
+            rows, other = (columns[split][view].shape[0] for view in VIEWS)
+            for name, count in [(view2, other), (label, len(labels[split]))]:
+                if count != rows:
                     raise SourceError(
-                        f"{self.single2.name}: {name} has {array.shape[0]:,} rows; expected "
-                        f"{rows:,}, as {view1} has in {self.single1.name}; give the files of one "
-                        "data set"
+                        f"{self.single2.name}: {name} has {count:,} rows; expected {rows:,}, as "
+                        f"{view1} has in {self.single1.name}; give the files of one data set"
                     )
         return {
             split: _Part(columns[split], labels[split], self._choose(split, labels[split]))
@@ -135,8 +135,9 @@ class Xrmb(Source):
     def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
         """Returns the variables of every split that is read."""
         found = {*first.variables, *second.variables}
-        wanted = self.parts or [part for part in PARTS if found.intersection(PARTS[part])]
-        names = {part: PARTS[part] for part in PARTS if part in (wanted or ["train"])}
+        held = [part for part in PARTS if found.intersection(PARTS[part])]
+        wanted: Sequence[str] = self.parts or held or ["train"]
+        names = {part: PARTS[part] for part in PARTS if part in wanted}
         for one in names.values():
             for name, file in ((one.view2, first), (one.view1, second)):
                 if one.view1 not in first.variables and name in file.variables:
