@@ -110,14 +110,14 @@ def _shard_faults(
     path_at = {span: path for path, span in files.items()}
     data = np.memmap(tar, np.uint8, "r")
     prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
-    spans = np.stack([index.offsets, index.lengths], 2).tolist()
+    spans, starts = np.stack([index.offsets, index.lengths], 2).tolist(), index.starts
     for number, key in enumerate(index.keys.tolist()):
         sample = f"{shard.file} sample {key}"
         if key in seen:
             yield f"{sample}: duplicate key: {seen[key]} has it too"
         seen[key] = shard.file
         named = f"{key.removeprefix(prefix)}."
-        labels = index.labels[index.starts[number] : index.starts[number + 1]]
+        labels = index.labels[starts[number] : starts[number + 1]]
         for column, member in enumerate(manifest.members):
             stated, path = ByteRange(*spans[number][column]), f"{key}.{member}"
             found = None if manifest.foreign else files.pop(path, None)
