@@ -219,11 +219,13 @@ class FileSource(Source):
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Returns rows [start, stop) of a split."""
-        rows = np.asarray(self.loaded.splits[split][start:stop])
-        keys = self.loaded.keys
+        part = self.loaded.splits[split][start:stop]
+        rows, keys = np.asarray(part), self.loaded.keys
+        # A slice keeps the order of axes in memory, which an index records.
+        targets = slice(part.start, part.stop) if isinstance(part, range) else rows
         return Rows(
             {name: column[rows] for name, column in self.loaded.views.items()},
-            self.loaded.targets[rows],
+            self.loaded.targets[targets],
             None if keys is None else [keys[row] for row in rows.tolist()],
         )
 

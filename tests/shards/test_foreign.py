@@ -276,9 +276,7 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     tar.write_bytes(good[:3800])
     assert "cats-train-0000.tar is cut inside '000000.jpg' (" in str(verify(folder))
     write_wds(tar, cats(1, 5))
-    assert "sample 000000: no file '000000.jpg' at byte 1536, as its index says" in str(
-        verify(folder)
-    )
+    assert "sample 000000: no file '000000.jpg' at byte" in str(verify(folder))
     tar.write_bytes(good)
     write_wds(folder / "cats-train-0007.tar", cats(50, 1))
     assert verify(folder).faults == ["cats-train-0007.tar: extra: the manifest does not list it"]
