@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.errors import ShardError, SourceError, shown
 from heron.shards.index import array_at
 from heron.shards.manifest import Labels
 
@@ -38,7 +38,7 @@ class Annotation:
     """Where the label of a sample lies, as `--label` says: SUFFIX, or SUFFIX:FIELD of JSON."""
 
     def __init__(self, text: str) -> None:
-        """Take the text of the option; SourceError where no label is read from such a member."""
+        """Takes the text of the option; SourceError where no label is read from such a member."""
         suffix, colon, self.field = text.partition(":")
         self.suffix = suffix.lower()
         self._format = self.suffix.rpartition(".")[2]
@@ -63,22 +63,22 @@ class Annotation:
         try:
             text = payload.decode("utf-8").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"is {_short(payload)}; expected UTF-8") from None
+            raise ValueError(f"is {shown(payload)}; expected UTF-8") from None
         if self._format in TEXTS and not text:
             raise ValueError("is empty; expected a class name")
         if self._format in TEXTS:
             return Label("class name", [text])
         if not (text.isascii() and text.removeprefix("-").isdecimal()):
-            raise ValueError(f"is {_short(payload)}; expected a class number")
+            raise ValueError(f"is {shown(payload)}; expected a class number")
         return _number(int(text))
 
     def _of_json(self, payload: bytes) -> Label:
         try:
             fields = json.loads(payload)
         except (ValueError, RecursionError):
-            raise ValueError(f"is {_short(payload)}; expected JSON") from None
+            raise ValueError(f"is {shown(payload)}; expected JSON") from None
         if not isinstance(fields, dict):
-            raise ValueError(f"is {_short(fields)}; expected fields")
+            raise ValueError(f"is {shown(fields)}; expected fields")
         match fields.get(self.field):
             case None:
                 names = ", ".join(fields) or "none"
@@ -93,7 +93,7 @@ class Annotation:
                 return Label("list of names", values)
             case value:
                 raise ValueError(
-                    f"has {self.field!r} = {_short(value)}; expected a class number, a class "
+                    f"has {self.field!r} = {shown(value)}; expected a class number, a class "
                     "name, a list of 0 and 1, or a list of names"
                 )
 
@@ -121,41 +121,24 @@ def _of_array(payload: bytes) -> Label:
         if np.isin(array, (0, 1)).all():
             return Label("vector of 0 and 1", array.astype(int).tolist())
     raise ValueError(
-        f"is {array.dtype} {array.shape}: {_short(array.ravel()[:8].tolist())}; expected a class "
+        f"is {array.dtype} {array.shape}: {shown(array.ravel()[:8].tolist())}; expected a class "
         "number, or a vector of 0 and 1"
     )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
 def encode(
-    keys: Sequence[Sequence[str]],
-    shards: Sequence[Sequence[Label | None]],
-    given: list[str] | None,
-) -> tuple[Labels, list[NDArray[Any]]]:
-    """Returns the labels of a set, and their arrays, a shard each.
+    keys: Sequence[str], labels: Sequence[Label | None], given: list[str] | None
+) -> tuple[Labels, NDArray[Any]]:
+    """Returns what the labels of samples are, and the array of them; None is unlabelled.
 
-    Args:
-        keys: of the samples of every shard.
-        shards: the label of every sample, None where it has none.
-        given: the names of the classes, in the order of their numbers; by default names that
-            labels state are sorted, and numbers name themselves.
-
-    Raises:
-        SourceError: labels are of two kinds, do not fit the names, or are no classes.
+    `given` are the names of the classes, in the order of their numbers; by default names that
+    labels state are sorted, and numbers name themselves. Raises SourceError where labels are of two
+    kinds, do not fit the names, or are no classes.
     """
-    stated = {
-        key: label
-        for shard_keys, labels in zip(keys, shards, strict=True)
-        for key, label in zip(shard_keys, labels, strict=True)
-        if label is not None
-    }
+    stated = {key: label for key, label in zip(keys, labels, strict=True) if label is not None}
     if not stated:
-        return Labels(kind="none", names=[]), [np.full(len(shard), -1) for shard in shards]
-    first, kind = next((key, label.kind) for key, label in stated.items())
+        return Labels(kind="none", names=[]), np.full(len(labels), -1)
+    first, (kind, _) = next(iter(stated.items()))
     for key, label in stated.items():
         if label.kind != kind:
             raise SourceError(
@@ -163,29 +146,25 @@ def encode(
                 "one kind for all"
             )
     named = kind in ("class name", "list of names")
-    names = _named(stated, given) if named else _numbered(stated, given)
+    names = (_named if named else _numbered)(stated, given)
     if len(names) > MANY:
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels; expected at most {MANY:,}; "
             "these are no classes: give another --label"
         )
+    # A class number stands for itself: names are texts, so it is none of their keys.
     numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
     if kind.startswith("class"):
-        # A class number stands for itself: names are texts, so it is none of their keys.
-        arrays = [
-            np.array([-1 if x is None else numbers.get(x.values[0], x.values[0]) for x in shard])
-            for shard in shards
-        ]
-        return Labels(kind="multi_class", names=names), [a.astype(np.int64) for a in arrays]
-    arrays = [np.full((len(shard), len(names)), 255, np.uint8) for shard in shards]
-    for shard, array in zip(shards, arrays, strict=True):
-        for row, one in zip(array, shard, strict=True):
-            if one is not None and named:
-                row[:] = 0
-                row[[numbers[name] for name in one.values]] = 1
-            elif one is not None:
-                row[:] = one.values
-    return Labels(kind="multi_label", names=names), arrays
+        classes = [-1 if x is None else numbers.get(x.values[0], x.values[0]) for x in labels]
+        return Labels(kind="multi_class", names=names), np.array(classes, np.int64)
+    array = np.full((len(labels), len(names)), 255, np.uint8)
+    for row, one in zip(array, labels, strict=True):
+        if one is not None and named:
+            row[:] = 0
+            row[[numbers[name] for name in one.values]] = 1
+        elif one is not None:
+            row[:] = one.values
+    return Labels(kind="multi_label", names=names), array
 
 
 def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
@@ -194,22 +173,20 @@ def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
     if given is None and not samples:
         raise SourceError("label: every list is empty; expected names; leave --label out")
     names = sorted(samples) if given is None else given
-    for name in sorted(samples.keys() - set(names)):
+    if unknown := sorted(samples.keys() - set(names)):
         raise SourceError(
-            f"label_names: no line for {name!r} of sample {samples[name]}; expected all names "
-            "that labels state; add it"
+            f"label_names: no line for {unknown[0]!r} of sample {samples[unknown[0]]}; expected "
+            "all names that labels state; add it"
         )
     return names
 
 
 def _numbered(stated: dict[str, Label], given: list[str] | None) -> list[str]:
     """Returns the names of labels that state numbers."""
-    counts = {
-        key: 1 + int(label.values[0]) if label.kind == "class number" else len(label.values)
-        for key, label in stated.items()
-    }
+    vectors = next(iter(stated.values())).kind == "vector of 0 and 1"
+    counts = {k: len(x.values) if vectors else 1 + int(x.values[0]) for k, x in stated.items()}
     least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    vectors, count = stated[most].kind == "vector of 0 and 1", counts[most]
+    count = counts[most]
     if vectors and counts[least] < count:
         raise SourceError(
             f"label: sample {least} has {counts[least]} values of 0 and 1, sample {most} {count}; "

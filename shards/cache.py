@@ -32,21 +32,21 @@ class LocalFile:
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Hold a file by a descriptor that has its lock; none where nothing is ever evicted."""
+        """Holds a file by a descriptor that has its lock; none where nothing is ever evicted."""
         self.path = path
         self._close = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
 
     def close(self) -> None:
-        """Let the file go; again does nothing."""
+        """Lets the file go; again does nothing."""
         if self._close is not None:
             self._close()
 
     def __enter__(self) -> Self:
-        """Hold it for a block."""
+        """Holds it for a block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let it go."""
+        """Lets it go."""
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -65,21 +65,19 @@ class ShardCache:
     def __init__(
         self, folder: Path | str | None = None, limit: int | None = None, patience_s: float = 60.0
     ) -> None:
-        """Choose a folder and a limit; nothing is made before the first file.
+        """Chooses a folder and a limit in bytes; nothing is made before the first file.
 
-        Args:
-            folder: by default $HERON_CACHE, or ~/.cache/heron/shards.
-            limit: bytes; by default 100 GB, or 90 % of the disk's free bytes where that is less.
-            patience_s: how long to wait for others to close files where all are in use.
+        By default these are $HERON_CACHE or ~/.cache/heron/shards, and 100 GB, or 90 % of the
+        disk's free bytes where that is less. Where all files are in use, `patience_s` is how long
+        it waits for others to close some.
         """
         chosen = folder or os.environ.get("HERON_CACHE") or "~/.cache/heron/shards"
         self.folder = Path(chosen).expanduser().absolute()
-        self.limit = self._default_limit() if limit is None else limit
+        if limit is None:
+            held = sum(state.st_size for _, state in self._files())
+            limit = min(MOST, int(OF_FREE * (self._free() + held)))
+        self.limit = limit
         self.patience_s = patience_s
-
-    def _default_limit(self) -> int:
-        held = sum(state.st_size for _, state in self._files())
-        return min(MOST, int(OF_FREE * (self._free() + held)))
 
     def _free(self) -> int:
         """Returns the free bytes of the disk that the folder is on, or will be."""
@@ -87,15 +85,11 @@ class ShardCache:
         return shutil.disk_usage(existing).free
 
     def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> LocalFile:
-        """Hold the file with a checksum; where it is not there, one process fetches it.
+        """Holds the file with a checksum; where it is not there, one process fetches it.
 
-        Args:
-            sha256: of the whole file, or of what identifies it where its size is known.
-            size: its bytes, or None where only the checksum is known.
-            fetch: writes the file to a stream, and raises where it is not the one asked for.
-
-        Raises:
-            ShardError: no room, since too much is in use or the disk is full; or fetch's own.
+        `sha256` may be of what identifies the file, where its size in bytes is known. `fetch`
+        writes the file to a stream, and raises where it is not the one asked for. Raises ShardError
+        where too much is in use or the disk is full.
         """
         path = self.folder / sha256
         try:
@@ -109,7 +103,7 @@ class ShardCache:
             raise self._disk_fault(fault, size) from None
 
     def clear(self) -> None:
-        """Remove every file that nobody uses, where there are any and they may be removed."""
+        """Removes every file that nobody uses, where there are any and they may be removed."""
         with suppress(OSError), self._alone():
             for path, _ in list(self._files()):
                 _evict(path)
@@ -136,7 +130,7 @@ class ShardCache:
         return held
 
     def _begin(self, path: Path) -> FileIO | None:
-        """Make and lock a .part; None where another process has one, once it is through with it."""
+        """Makes and locks a .part; None once another process, which had one, is through with it."""
         part = path.with_suffix(".part")
         with self._alone():  # no evictor comes between the file and its lock
             with suppress(FileNotFoundError, BlockingIOError), FileIO(part) as left:
@@ -155,7 +149,7 @@ class ShardCache:
     def _fetch(
         self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
     ) -> LocalFile:
-        """Fill a .part, and give it its name with no moment in which it has no lock."""
+        """Fills a .part, and gives it its name with no moment in which it has no lock."""
         part = path.with_suffix(".part")
         with stream:
             try:
@@ -172,7 +166,7 @@ class ShardCache:
                 raise
 
     def _reserve(self, stream: FileIO, part: Path, size: int) -> None:
-        """Make room for so many bytes, and take it; wait while all there is is in use."""
+        """Makes room for so many bytes, and takes it; waits while all of it is in use."""
         if size > self.limit:
             raise ShardError(
                 f"cache {self.folder}: a file of {size:,} bytes; the limit is {self.limit:,}; "
@@ -198,7 +192,7 @@ class ShardCache:
             pause = min(2 * pause, longest)
 
     def _make_room(self, size: int, part: Path) -> tuple[int, int]:
-        """Evict until so many bytes fit; returns how many files are left, and their bytes.
+        """Evicts until so many bytes fit; returns how many files are left, and their bytes.
 
         Parts go first: where one has no lock, its process was killed.
         """
@@ -223,7 +217,7 @@ class ShardCache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from evicting, reserving and naming; never wait for a file in here."""
+        """Keeps others from evicting, reserving and naming; wait for no file in here."""
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -246,7 +240,7 @@ class ShardCache:
 
 
 class _Growing:
-    """A part whose size is not known before it comes: room is made at every write."""
+    """A file whose size is not known before it comes: room is made at every write."""
 
     def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
         self.cache, self.stream, self.part = cache, stream, part
@@ -260,7 +254,7 @@ class _Growing:
 
 
 def _evict(path: Path) -> bool:
-    """Remove a file that nobody uses; say whether it is gone."""
+    """Removes a file that nobody uses; returns whether it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

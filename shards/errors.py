@@ -1,11 +1,14 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
 import errno
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second: of one user
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
+LONGEST = 60  # characters of a text in a message
 
 
 class HeronError(Exception):
@@ -18,3 +21,19 @@ class ShardError(HeronError):
 
 class SourceError(HeronError):
     """A publisher's file, or an option of the source that reads it, is not what it should be."""
+
+
+def times(shape: Iterable[Any]) -> str:
+    """Returns a shape in words: `218 × 178`."""
+    return " × ".join(map(str, shape)) or "empty"
+
+
+def shown(value: Any) -> str:
+    """Returns a value as Python writes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns the first few names, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -7,10 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.shards.annotation import encode
@@ -84,7 +82,7 @@ def index(
     progress: bool = True,
     overwrite: bool = False,
 ) -> Outcome:
-    """Write an index beside every tar of a folder, and a manifest; the tars stay as they are.
+    """Writes an index beside every tar of a folder, and a manifest; the tars stay as they are.
 
     All tars are read before anything is written, and the manifest is written last: what an
     interrupted run leaves does not count, and it is simply run again.
@@ -108,27 +106,29 @@ def index(
             "of symbolic links to the tars, and index that"
         )
     surveys = _read_all(tars, layout, workers, progress)
-    _refuse_shared_keys(surveys)
-    labels, arrays = encode(
-        [survey.index.keys.tolist() for survey in surveys.values()],
-        [survey.labels for survey in surveys.values()],
+    labels, targets = encode(
+        _keys(surveys),
+        [label for survey in surveys.values() for label in survey.labels],
         layout.names,
     )
     if layout.label is not None and labels.kind == "none":
         raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
-    views = []
-    for column, view in enumerate(draft.views):
-        measured = _with_shape(view, column, surveys)
-        views.append(_with_moments(measured, column, surveys, splits.get("train", tars)))
+    views = [_measured(view, n, surveys, splits) for n, view in enumerate(draft.views)]
     _clear(folder)
-    shards = {
-        tar: _write(tar, surveys[tar], array) for tar, array in zip(surveys, arrays, strict=True)
-    }
-    changes = {
-        "views": views,
-        "labels": labels,
-        "splits": {split: [shards[tar] for tar in tars] for split, tars in splits.items()},
-    }
+    ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
+    shards = {}
+    for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
+        path = tar.with_name(index_name(tar.name))
+        replace(survey.index, labels=rows).write(path)
+        shards[tar] = Shard(
+            file=tar.name,
+            samples=len(rows),
+            bytes=survey.bytes,
+            sha256=survey.sha256,
+            index_sha256=sha256(path),
+        )
+    measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
+    changes = {"views": views, "labels": labels, "splits": measured}
     manifest = Manifest.model_validate(dict(draft) | changes)
     manifest.save(folder)
     return Outcome(
@@ -190,7 +190,7 @@ def _finished(
 
 
 def _clear(folder: Path) -> None:
-    """Remove an older manifest and its indexes: some of the tars they list may have gone."""
+    """Removes an older manifest and its indexes: some of the tars they list may have gone."""
     if (folder / MANIFEST).exists():
         manifest = load_manifest(folder)
         (folder / MANIFEST).unlink()
@@ -200,68 +200,53 @@ def _clear(folder: Path) -> None:
 
 
 def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:
-    """Read the tars, in parallel; returns what they hold, in their order."""
+    """Reads the tars, in parallel; returns what they hold, in their order."""
     size = sum(tar.stat().st_size for tar in tars)
     bar = progress_bar(
         total=size, desc=tars[0].parent.name, unit="B", unit_scale=True, disable=not progress
     )
     surveys = {}
     with bar, closing(in_parallel(partial(survey_tar, layout), tars, workers)) as results:
-        for tar, result in results:
-            surveys[tar] = result
-            bar.update(result.bytes)
+        for tar, surveys[tar] in results:
+            bar.update(surveys[tar].bytes)
     return {tar: surveys[tar] for tar in tars}
 
 
-def _refuse_shared_keys(surveys: dict[Path, Survey]) -> None:
-    first: dict[str, str] = {}  # the tar that has a key
+def _keys(surveys: dict[Path, Survey]) -> list[str]:
+    """Returns the keys of all samples; ShardError where two tars share one."""
+    tar_of: dict[str, str] = {}
     for tar, survey in surveys.items():
         keys = survey.index.keys.tolist()
-        if shared := [key for key in keys if key in first]:
+        if shared := [key for key in keys if key in tar_of]:
             raise ShardError(
-                f"{tar.name} sample {shared[0]}: duplicate key: {first[shared[0]]} has it too; "
+                f"{tar.name} sample {shared[0]}: duplicate key: {tar_of[shared[0]]} has it too; "
                 "expected each once in the whole set; `--prefix-keys true` tells tars apart"
             )
-        first |= dict.fromkeys(keys, tar.name)
+        tar_of |= dict.fromkeys(keys, tar.name)
+    return list(tar_of)
 
 
-def _with_shape(view: View, column: int, surveys: dict[Path, Survey]) -> View:
-    """Returns the view with its shape over all samples, -1 where the size of pictures varies."""
+def _measured(
+    view: View, column: int, surveys: dict[Path, Survey], splits: dict[str, list[Path]]
+) -> View:
+    """Returns the view with its shape, -1 where that varies, and the statistics of its vectors."""
     samples: dict[tuple[int, ...], str] = {}  # one of each shape
     for survey in surveys.values():
         samples = survey.shapes[column] | samples
-    if view.kind == "vector" and len(samples) > 1:
+    if view.kind == "image":
+        axes = [set(axis) for axis in zip(*samples, strict=True)]
+        shape = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
+        return view.model_copy(update={"shape": shape})
+    if len(samples) > 1:
         ((width,), sample), ((other_width,), other), *_ = samples.items()
         raise ShardError(
             f"view {view.name!r} has {width} values in {sample} and {other_width} in {other}; "
             "expected one width"
         )
-    axes = [set(axis) for axis in zip(*samples, strict=True)]
-    common = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
-    return view.model_copy(update={"shape": common})
-
-
-def _with_moments(view: View, column: int, surveys: dict[Path, Survey], tars: list[Path]) -> View:
-    """Returns the view with the statistics of its vectors in some of the tars."""
-    if view.kind == "image":
-        return view
     moments = Moments()
-    for tar in tars:
+    for tar in splits.get("train", surveys):
         index = surveys[tar].index
         for first in range(0, len(index.keys), AT_ONCE):
-            some = slice(first, first + AT_ONCE), column
-            moments.add(np.stack(map_arrays(tar, index.offsets[some], index.lengths[some])))
-    return moments.onto(view)
-
-
-def _write(tar: Path, survey: Survey, labels: NDArray[Any]) -> Shard:
-    """Write the index beside a tar."""
-    path = tar.with_name(index_name(tar.name))
-    replace(survey.index, labels=labels).write(path)
-    return Shard(
-        file=tar.name,
-        samples=len(labels),
-        bytes=survey.bytes,
-        sha256=survey.sha256,
-        index_sha256=sha256(path),
-    )
+            part = slice(first, first + AT_ONCE), column
+            moments.add(np.stack(map_arrays(tar, index.offsets[part], index.lengths[part])))
+    return moments.onto(view.model_copy(update={"shape": next(iter(samples))}))

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +55,13 @@ class ShardIndex:
         return members.index(member)
 
     def write(self, path: Path) -> None:
-        """Write the index; the same index gives the same bytes (zip dates are constant)."""
+        """Writes the index; the same index gives the same bytes (zip dates are constant)."""
         with atomic_write(path) as stream:
             np.savez(stream, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def read(cls, path: Path | str) -> ShardIndex:
-        """Read an index and check that its parts fit each other."""
+        """Reads an index and checks that its parts fit each other."""
         path = Path(path)
         try:
             return cls.parse(path.read_bytes(), str(path))
@@ -72,7 +72,7 @@ class ShardIndex:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> ShardIndex:
-        """Parse the bytes of an index that came from `where` (a path or a URL, for messages)."""
+        """Parses the bytes of an index that came from `where` (a path or a URL, for messages)."""
         names = [field.name for field in fields(cls)]
         try:
             with np.load(BytesIO(data), allow_pickle=False) as stored:
@@ -81,32 +81,24 @@ class ShardIndex:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
-        shape = (len(index.keys), len(index.members))
-        if {index.offsets.shape, index.lengths.shape, index.crc32.shape} != {shape}:
-            shapes = index.offsets.shape, index.lengths.shape, index.crc32.shape
-            found = "offsets {}, lengths {} and crc32 {}".format(*shapes)
-        elif index.rows.shape != shape[:1] or index.labels.shape[:1] != (int(index.rows.sum()),):
-            found = f"rows {index.rows.shape} and labels {index.labels.shape}"
-        else:
-            return index
-        raise ShardError(
-            f"{where}: {found} do not fit {shape[0]} keys of {shape[1]} members; {REBUILD}"
+        samples, members = len(index.keys), len(index.members)
+        wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("offsets", "lengths", "crc32"), (samples, members)
         )
-
-
-class Member(NamedTuple):
-    """A file in a tar: its sample's key, its suffix, and where its payload lies."""
-
-    key: str
-    suffix: str
-    offset: int
-    length: int
+        wanted |= {"rows": (samples,), "labels": (int(index.rows.sum()), *index.labels.shape[1:])}
+        for name, shape in wanted.items():
+            if (found := getattr(index, name).shape) != shape:
+                raise ShardError(
+                    f"{where}: {name} {found} do not fit {samples} keys of {members} members; "
+                    f"{REBUILD}"
+                )
+        return index
 
 
 def map_arrays(
     tar: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[NDArray[Any]]:
-    """Map a tar into memory once, and give some of its npy members in place and read-only.
+    """Maps a tar into memory once, and gives some of its npy members in place and read-only.
 
     `offsets` and `lengths` [members] are in bytes, as in a column of the index. Raises ShardError
     where a member is no npy file, holds pickles, or is cut.
@@ -119,7 +111,7 @@ def map_arrays(
 
 
 def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:
-    """View an npy file, at so many bytes into others, as the array it holds."""
+    """Returns the array of an npy file that lies at so many bytes into others, in place."""
     stream = BytesIO(data[offset : offset + min(length, 4096)].tobytes())
     try:
         if np.lib.format.read_magic(stream) != (1, 0):

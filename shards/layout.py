@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
-from heron.shards.errors import ShardError, SourceError
-from heron.shards.manifest import Shard, in_words
+from heron.shards.errors import ShardError, SourceError, some
+from heron.shards.manifest import TAR_NAME, in_words
 from heron.shards.sources.base import WHOLE
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
@@ -72,7 +72,7 @@ class Layout(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Layout:
-        """Check options as the command line gives them; SourceError where one is wrong."""
+        """Checks options as the command line gives them; SourceError where one is wrong."""
         try:
             return cls.model_validate(dict(options))
         except ValidationError as fault:
@@ -81,16 +81,19 @@ class Layout(BaseModel):
     @cached_property
     def columns(self) -> list[Column]:
         """The views; SourceError where two would have the same name."""
-        asked = [Column("image", "image", _suffixes(text, PICTURES)) for text in self.image or ()]
-        asked += [
-            Column("vector", "vector", _suffixes(text, ("npy",))) for text in self.vector or ()
+        images, vectors = self.image or [], self.vector or []
+        asked = [Column("image", "image", _suffixes(text, PICTURES)) for text in images]
+        asked += [Column("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
+        words = [one.suffixes[0].replace(".", "_") for one in asked]
+        # By what stands before the suffix (left of left.jpg), or else by all of it.
+        names = [
+            word.rpartition("_")[0] if "." in one.suffixes[0] else one.name
+            for word, one in zip(words, asked, strict=True)
         ]
-        plain = [column.suffixes[0].replace(".", "_") for column in asked]
-        names = [one.suffixes[0].rpartition(".")[0].replace(".", "_") or one.name for one in asked]
-        if len(self.image or ()) == 1:
+        if len(images) == 1:
             names[0] = "image"
         if len(set(names)) < len(names):
-            names = plain
+            names = words
         if len(set(names)) < len(names):
             raise SourceError(f"views are called {', '.join(names)}; expected each once")
         return [one._replace(name=name) for name, one in zip(names, asked, strict=True)]
@@ -126,34 +129,34 @@ class Layout(BaseModel):
             SourceError: a tar is in no split, or in two; a split has no tar.
         """
         tars = _tars(folder)
-        patterns = BY_WORD
-        if self.split:
-            patterns = [_pattern(text, tars) for text in self.split]
-        splits_of = {
-            tar: {split for split, pattern in patterns if re.fullmatch(pattern, tar.name)}
-            for tar in tars
-        }
-        if not self.split and not any(splits_of.values()):
+        patterns = [_pattern(text, tars) for text in self.split] if self.split else BY_WORD
+        splits: dict[str, list[Path]] = {split: [] for split, _ in patterns}
+        strays = []
+        for tar in tars:
+            found = {split for split, pattern in patterns if re.fullmatch(pattern, tar.name)}
+            if len(found) == 1:
+                splits[found.pop()].append(tar)
+            else:
+                strays.append(f"{tar.name} is of {' and '.join(sorted(found)) or 'no split'}")
+        if len(strays) == len(tars) and not self.split and all("no split" in x for x in strays):
             return {WHOLE: tars}
-        for tar, names in splits_of.items():
-            if len(names) != 1:
-                raise SourceError(
-                    f"split: {tar.name} is of {' and '.join(sorted(names)) or 'no split'}; "
-                    "expected one; say which with --split NAME=PATTERN, or move it away"
-                )
-        used = [split for split, _ in patterns if {split} in splits_of.values()]
-        return {split: [tar for tar in tars if split in splits_of[tar]] for split in used}
+        if strays:
+            raise SourceError(
+                f"split: {strays[0]}; expected one; say which with --split NAME=PATTERN, or move "
+                "it away"
+            )
+        return {split: found for split, found in splits.items() if found}
 
 
 def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
-    """Parse a value of --split into a split and a regular expression that some tar matches."""
+    """Parses a value of --split into a split and a regular expression that some tar matches."""
     split, _, pattern = text.partition("=")
     if not split or not pattern:
         raise SourceError(f"split: {text!r}; expected NAME=PATTERN: train='a-*.tar'")
-    if not any(fnmatchcase(tar.name, pattern) for tar in tars):
+    names = [tar.name for tar in tars]
+    if not any(fnmatchcase(name, pattern) for name in names):
         raise SourceError(
-            f"split: no tar in {tars[0].parent} is called {pattern!r}; found "
-            f"{_some([tar.name for tar in tars])}"
+            f"split: no tar in {tars[0].parent} is called {pattern!r}; found {some(names)}"
         )
     return split, translate(pattern)
 
@@ -181,26 +184,23 @@ def _tars(folder: Path) -> list[Path]:
     tars = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not tars:
         raise ShardError(
-            f"{folder} holds no tar; found {_some(names) or 'nothing'}; give the folder in which "
+            f"{folder} holds no tar; found {some(names) or 'nothing'}; give the folder in which "
             "the tars lie"
         )
-    for name in tars:
-        try:
-            Shard(file=name, samples=1, bytes=1, sha256="0" * 64, index_sha256="0" * 64)
-        except ValidationError:
-            raise ShardError(
-                f"{folder / name}: a manifest cannot name it; expected letters, digits, '-', '_' "
-                "and single dots; rename it"
-            ) from None
+    if strange := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
+        raise ShardError(
+            f"{folder / strange[0]}: a manifest cannot name it; expected letters, digits, '-', "
+            "'_' and single dots; rename it"
+        )
     return [folder / name for name in tars]
 
 
 def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
-    """Say that no view is asked for, what the first sample has, and a command for it."""
-    members = [member for sample in [*samples.values()][:1] for member in sample]
-    message = f"{folder}: no view is asked for; "
-    if members:
-        message += f"sample {next(iter(samples))} has {_some(members)}; "
+    """Says that no view is asked for, what the first sample has, and a command for it."""
+    message, members = f"{folder}: no view is asked for; ", list[str]()
+    for key, first in [*samples.items()][:1]:
+        members = list(first)
+        message += f"sample {key} has {some(members)}; "
 
     def ending(endings: tuple[str, ...]) -> list[str]:
         return [member for member in members if member.rpartition(".")[2] in endings]
@@ -215,7 +215,3 @@ def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
     for label in (labels or (vectors if images else []))[:1]:
         words += ["--label", label]
     return f"{message}try `heron shards index {folder} {' '.join(words)}`"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from heron.shards.atomic import save_json
-from heron.shards.errors import REBUILD, ShardError
+from heron.shards.errors import REBUILD, ShardError, times
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
 
@@ -40,7 +40,9 @@ def _name(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-Suffix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")]  # of a member
+DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+TAR_NAME = rf"{DOTTED}\.tar"
+Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -82,7 +84,7 @@ class View(Record):
     @property
     def extent(self) -> str:
         """The shape in words: `218 × any × 3`."""
-        return " × ".join("any" if n < 0 else str(n) for n in self.shape)
+        return times("any" if n < 0 else n for n in self.shape)
 
 
 class Labels(Record):
@@ -164,7 +166,7 @@ class Labels(Record):
 class Shard(Record):
     """One tar and its index: rows, bytes, and checksums of both."""
 
-    file: str = Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.tar$")
+    file: str = Field(pattern=f"^{TAR_NAME}$")
     samples: int = Field(gt=0)  # rows; a tar sample of vectors is a block of them
     bytes: int = Field(gt=0)
     sha256: str = Sha256

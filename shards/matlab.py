@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.shards.cache import LocalFile, ShardCache
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError, times
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER = 128  # bytes before the first element of a v5 file
@@ -59,7 +59,7 @@ class MatlabFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """List the variables; SourceError where this is no MATLAB file, or a damaged one."""
+        """Lists the variables; SourceError where this is no MATLAB file, or a damaged one."""
         self.path = path
         with path.open("rb") as stream:
             start = stream.read(512 + len(HDF5))  # v7.3 puts its own 512 bytes before HDF5's
@@ -81,7 +81,7 @@ class MatlabFile:
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
         if variable.dtype == NO_NUMBERS or not rows * columns:
             raise SourceError(
-                f"{self.path.name}: {name} is {variable.kind} {_times(variable.shape)}; expected "
+                f"{self.path.name}: {name} is {variable.kind} {times(variable.shape)}; expected "
                 "a matrix of real numbers, full and not empty"
             )
         return rows, columns
@@ -120,7 +120,7 @@ def _leave(held: LocalFile, cache: ShardCache) -> None:
 
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:
-    """Read the heads of the variables of a v5 file, and none of their numbers."""
+    """Reads the heads of the variables of a v5 file, and none of their numbers."""
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(start[124:HEADER])  # v5, and its ends
     if order is None:
         raise SourceError(_stranger(path, start))
@@ -154,7 +154,7 @@ def _variables(path: Path, start: bytes) -> Iterator[Variable]:
 
 
 def _variable(order: str, head: bytes) -> Variable:
-    """Parse the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
+    """Parses the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
 
     The layout is that of MathWorks' "MAT-File Level 5 File Format".
     """
@@ -174,7 +174,7 @@ def _variable(order: str, head: bytes) -> Variable:
         raise ValueError(f"numbers of type {stored} in {name}")
     dtype = np.dtype(order + STORED[stored])
     if size != math.prod(shape) * dtype.itemsize or at + size > 8 + length:
-        raise ValueError(f"{name} of {_times(shape)} in {size:,} bytes of {dtype.name}")
+        raise ValueError(f"{name} of {times(shape)} in {size:,} bytes of {dtype.name}")
     return Variable(name, kind_name, shape, dtype, skip=at)
 
 
@@ -187,7 +187,7 @@ def _part(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
 
 
 def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
-    """Inflate the next `length` bytes of a stream, at most CHUNK at a time."""
+    """Inflates the next `length` bytes of a stream, at most CHUNK at a time."""
     zipped = zlib.decompressobj()
     while not zipped.eof:
         packed = zipped.unconsumed_tail
@@ -201,7 +201,7 @@ def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
 
 
 def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Write the numbers of a compressed element."""
+    """Writes the numbers of a compressed element."""
     assert variable.packed is not None
     size = left = math.prod(variable.shape) * variable.dtype.itemsize
     skip = variable.skip
@@ -219,7 +219,7 @@ def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _hdf5_variables(path: Path) -> list[Variable]:
-    """Read the heads of the variables of a v7.3 file."""
+    """Reads the heads of the variables of a v7.3 file."""
     import h5py  # here: only files of v7.3 need it
 
     try:
@@ -235,7 +235,7 @@ def _hdf5_variables(path: Path) -> list[Variable]:
 
 
 def _hdf5_variable(name: str, item: Any) -> Variable:
-    """Describe an object of the file, whose axes MATLAB stores in reverse."""
+    """Describes an object of the file, whose axes MATLAB stores in reverse."""
     name_of_kind = item.attrs.get("MATLAB_class", b"")
     kind = name_of_kind.decode("latin-1") if isinstance(name_of_kind, bytes) else "unknown"
     shape = () if "MATLAB_empty" in item.attrs else getattr(item, "shape", None) or ()
@@ -252,7 +252,7 @@ def _hdf5_variable(name: str, item: Any) -> Variable:
 
 
 def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Write the columns of a data set of HDF5, reading whole chunks."""
+    """Writes the columns of a data set of HDF5, reading whole chunks."""
     import h5py
 
     name = variable.name
@@ -281,16 +281,9 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _stranger(path: Path, start: bytes) -> str:
-    """Say what a file is that is neither v5 nor v7.3."""
-    if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
-        found = f"it begins with {start[:16]!r}"
-    elif len(start) < HEADER:
-        found = f"{len(start)} bytes"
-    else:
-        found = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER].hex()}"
-    remedy = "save it again with `save -v7`" if found == "MATLAB v4" else DOWNLOAD
+    """Says what a file is that is neither v5 nor v7.3."""
+    v4 = len(start) >= HEADER and 0 in start[:4]
+    version = start[124:HEADER].hex() or "none"
+    found = "MATLAB v4" if v4 else f"begins with {start[:16]!r}, and its version is {version}"
+    remedy = "save it again with `save -v7`" if v4 else DOWNLOAD
     return f"{path.name}: {found}; expected a file of MATLAB v5 or v7.3; {remedy}"
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "empty"

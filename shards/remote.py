@@ -77,14 +77,10 @@ class Remote:
     def __init__(
         self, url: str, options: dict[str, Any] | None = None, retry: Retry | None = None
     ) -> None:
-        """Name a folder; nothing is opened before the first file.
-
-        Args:
-            url: such as s3://bucket/prefix.
-            options: of fsspec's file system, as its documentation names them.
-            retry: how often to try.
-        """
+        """Names a folder, with fsspec's `options`; nothing is opened before the first file."""
         self.url = url.rstrip("/")
+        protocol = self.url.partition("://")[0]
+        self._http, self._s3 = protocol in ("http", "https"), protocol in ("s3", "s3a")
         self.options = options or {}
         self.retry = retry or Retry()
         self._opened: tuple[int, Any, str] | None = None  # process, file system, path of the root
@@ -105,14 +101,10 @@ class Remote:
     def fetch(
         self, name: str, stream: BinaryIO, size: int | None = None, sha256: str | None = None
     ) -> None:
-        """Write a whole file to a stream that is at its beginning.
+        """Writes a whole file to a stream that is at its beginning.
 
-        What came before a connection broke is kept where the server can send the rest.
-
-        Raises:
-            Missing: there is no such file.
-            ShardError: it cannot be had, or is not of this size and checksum.
-            OSError: the stream cannot be written.
+        What came before a connection broke is kept where the server can send the rest. Raises
+        Missing, ShardError where it cannot be had or is another, OSError of the stream.
         """
         body = _Body(stream, size, sha256)
 
@@ -129,7 +121,7 @@ class Remote:
 
     def names(self) -> set[str] | None:
         """Returns the names of all files, or None where the protocol lists no folders."""
-        if self._is_http():
+        if self._http:
             return None
 
         def attempt() -> set[str]:
@@ -139,41 +131,39 @@ class Remote:
         return self._persist("", attempt)
 
     def _persist(self, name: str, attempt: Callable[[], T], body: _Body | None = None) -> T:
-        """Try until it works, or cannot."""
-        damaged = 0
-        for number in range(1, self.retry.attempts + 1):
+        """Tries until it works, or cannot."""
+        where, attempts, damaged = self.where(name), self.retry.attempts, 0
+        for number in range(1, attempts + 1):
             try:
                 return attempt()
-            except _Unwritable:
+            except (_Unwritable, ShardError):
                 raise
             except Exception as fault:  # each library has its own
-                damaged += isinstance(fault, _Damaged)
                 last = self._words(fault)
-                if damaged == DAMAGED or isinstance(fault, _Damaged) and body is None:
-                    raise ShardError(f"{self.where(name)}: {last}; {RESTORE}") from None
+                damaged += isinstance(fault, _Damaged)
+                if damaged == DAMAGED:
+                    raise ShardError(f"{where}: {last}; {RESTORE}") from None
                 if (final := self._final(fault, name, last)) is not None:
                     raise final from (fault if isinstance(fault, BUGS) else None)
                 if body is not None and (isinstance(fault, _Damaged) or _status(fault) == 416):
                     body.restart()
-            if number < self.retry.attempts:
+            if number < attempts:
                 pause = self.retry.pause(number)
-                log.warning(
-                    "%s: %s; attempt %d of %d follows in %.1f s",
-                    *(self.where(name), last, number + 1, self.retry.attempts, pause),
-                )
+                line = "%s: %s; attempt %d of %d follows in %.1f s"
+                log.warning(line, where, last, number + 1, attempts, pause)
                 time.sleep(pause)
         raise ShardError(
-            f"{self.where(name)}: failed {self.retry.attempts} times, the last time with: {last}; "
-            "expected the whole file; see that the server can be reached, and start again: "
-            "what was fetched before is kept"
+            f"{where}: failed {attempts} times, the last time with: {last}; expected the whole "
+            "file; see that the server can be reached, and start again: what was fetched before "
+            "is kept"
         )
 
     def _chunks(self, name: str, body: _Body) -> Iterator[bytes]:
         """Yields the bytes from where the body is, or all where the server gives no part."""
         fs, root = self._connect()
         path = self._join(root, name)
-        if self._is_http():
-            yield from self._http(fs, path, body)
+        if self._http:
+            yield from self._stream(fs, path, body)
         elif fs.async_impl:
             size = body.size if body.size is not None else int(self._call(fs.info, path)["size"])
             while body.written < size:
@@ -188,7 +178,7 @@ class Remote:
                 while chunk := stream.read(BLOCK):
                     yield chunk
 
-    def _http(self, fs: Any, path: str, body: _Body) -> Iterator[bytes]:
+    def _stream(self, fs: Any, path: str, body: _Body) -> Iterator[bytes]:
         """Streams one request: a part of it that came is not asked for again."""
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if body.written:
@@ -204,8 +194,8 @@ class Remote:
                 yield chunk
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call an asynchronous file system; S3 has timeouts of its own, a byte's, not a block's."""
-        if not self._is("s3", "s3a"):
+        """Calls an asynchronous file system; S3 has timeouts of its own, for a byte."""
+        if not self._s3:
             kwargs["timeout"] = self.retry.timeout_s
         return function(*args, **kwargs)
 
@@ -235,12 +225,12 @@ class Remote:
     def _patience(self) -> dict[str, Any]:
         """Returns the timeouts, in each protocol's words; options of the same name win."""
         seconds = self.retry.timeout_s
-        if self._is_http():
+        if self._http:
             from aiohttp import ClientTimeout
 
             timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
             return {"client_kwargs": {"timeout": timeout, **self.options.get("client_kwargs", {})}}
-        if self._is("s3", "s3a"):
+        if self._s3:
             return {
                 "config_kwargs": {
                     "connect_timeout": seconds,
@@ -251,20 +241,14 @@ class Remote:
             }
         return {}
 
-    def _is(self, *protocols: str) -> bool:
-        return self.url.partition("://")[0] in protocols
-
-    def _is_http(self) -> bool:
-        return self._is("http", "https")
-
     def _split(self) -> tuple[str, str]:
         """Splits the URL from the query that signs it, which only HTTP has."""
-        address, mark, query = self.url.partition("?") if self._is_http() else (self.url, "", "")
+        address, mark, query = self.url.partition("?") if self._http else (self.url, "", "")
         return address.rstrip("/"), mark + query
 
     def _join(self, root: str, name: str) -> str:
         address, query = self._split()
-        return f"{address}/{name}{query}" if self._is_http() else f"{root}/{name}"
+        return f"{address}/{name}{query}" if self._http else f"{root}/{name}"
 
     def _words(self, fault: BaseException) -> str:
         """Returns a fault on one line, without secrets."""
@@ -295,8 +279,6 @@ class Remote:
         """Returns the error to stop with, or None where another attempt may help."""
         where, status = self.where(name), _status(fault)
         kinds = {kind.__name__ for kind in type(fault).__mro__}
-        if isinstance(fault, ShardError):
-            return fault
         if isinstance(fault, FileNotFoundError) or status == 404:
             detail = words.partition(": ")[2]
             found = f"no such file ({detail})" if " " in detail else "no such file"
@@ -327,7 +309,7 @@ class _Body:
         self.written, self.hash = 0, hashlib.sha256()
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes, and no more than are expected."""
+        """Takes the next bytes, and no more than are expected."""
         if self.size is not None and self.written + len(chunk) > self.size:
             raise _Damaged(
                 f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
@@ -343,12 +325,12 @@ class _Body:
         self.written += len(chunk)
 
     def restart(self) -> None:
-        """Forget what came."""
+        """Forgets what came."""
         self.stream.seek(0)
         self.written, self.hash = 0, hashlib.sha256()
 
     def check(self) -> None:
-        """Raise where it is not what was expected."""
+        """Raises where it is not what was expected."""
         found, size = self.hash.hexdigest(), self.size
         wrong = size is not None and self.written != size
         if wrong or self.sha256 not in (None, found):

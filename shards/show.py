@@ -87,7 +87,7 @@ def contact_sheet(
     count: int = 48,
     captions: bool = False,
 ) -> None:
-    """Draw the first pictures of a split (by default the first split) on one sheet."""
+    """Draws the first pictures of a split (by default the first split) on one sheet."""
     store = open_store(folder)
     path = Path(path)
     if path.suffix.lower() not in PICTURES:

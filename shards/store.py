@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,17 +39,11 @@ class Store(ABC):
 
     @abstractmethod
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
-        """Returns a local file with the bytes of one of the store's, until it is closed.
+        """Returns a local file with the bytes of a tar or an index, until it is closed.
 
-        Args:
-            name: a tar's or an index's.
-            size: of the tar in bytes; None for an index, whose size no manifest has.
-            sha256: its checksum; a remote file is compared with it when it is fetched, a local
-                one is used in place, unread and perhaps not there.
-
-        Raises:
-            Missing: a remote file is not there.
-            ShardError: it cannot be fetched, is not the one with this checksum, or has no room.
+        A remote file is compared with its size (None for an index, of which no manifest has it) and
+        checksum when it is fetched; a local one is used in place, unread and perhaps not there.
+        Raises Missing, or ShardError where it cannot be fetched, is another, or has no room.
         """
 
     @abstractmethod
@@ -101,12 +95,7 @@ class RemoteStore(Store):
     """A folder behind a URL: files are fetched whole into a cache, and used there."""
 
     remote: Remote
-    given: ShardCache | None = field(default=None, repr=False)
-
-    @cached_property
-    def cache(self) -> ShardCache:
-        """The given cache, or the default one."""
-        return self.given or ShardCache()
+    cache: ShardCache | None = field(default=None, repr=False)
 
     def where(self, name: str = "") -> str:
         """Returns the address, without secrets."""
@@ -125,7 +114,7 @@ class RemoteStore(Store):
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in the cache, which is fetched where it is not there."""
         fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
-        return self.cache.get(sha256, size, fetch)
+        return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
     def copies(self, *names: str) -> Iterator[Path]:
@@ -153,22 +142,16 @@ def open_store(
     options: dict[str, Any] | None = None,
     retry: Retry | None = None,
 ) -> Store:
-    """Returns the store of a path or a URL; nothing is read yet.
+    """Returns the store of a local path, file:// or any URL that fsspec knows; reads nothing yet.
 
-    Args:
-        folder: a local path, file:// or any URL that fsspec knows: s3, https, hf, gs, memory, …;
-            a store is returned as it is.
-        cache: of remote files; by default `ShardCache()`.
-        options: storage options of fsspec, of remote files.
-        retry: of remote files; by default `Retry()`.
+    `options` are fsspec's storage options: s3, https, hf, gs, memory, … have their own. A store is
+    returned as it is.
     """
     if isinstance(folder, Store):
         return folder
     text = str(folder)
-    if text.startswith("file://"):
+    if isinstance(folder, Path) or "://" not in text or text.startswith("file://"):
         return LocalStore(Path(text.removeprefix("file://")))
-    if isinstance(folder, Path) or "://" not in text:
-        return LocalStore(Path(folder))
     return RemoteStore(Remote(text, options, retry), cache)
 
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.shards.annotation import Label, Unlabelled
 from heron.shards.errors import ShardError
-from heron.shards.index import Member, ShardIndex, array_at
+from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Column, Layout
-from heron.shards.manifest import Manifest
 from heron.shards.picture import read_header
 from heron.shards.sources.base import sha256
 from heron.shards.tarball import ByteRange, contents
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
+Sample = dict[str, ByteRange]  # where each member lies, by its suffix
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +39,17 @@ class Survey:
 
 
 def survey_tar(layout: Layout, tar: Path) -> Survey:
-    """Read one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
+    """Reads one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
     listed = contents(tar)
     keys, ranges, checksums, labels, skipped = [], [], [], [], []
     shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for key, members in listed.samples.items():
+        for key, sample in listed.samples.items():
             try:
-                spans = [_member(column, members) for column in layout.columns]
-                views = [data[span.offset : span.offset + span.length] for span in spans]
+                spans = [_member(column, sample) for column in layout.columns]
+                views = [data[start : start + length] for start, length in spans]
                 sizes = [_shape(*one) for one in zip(layout.columns, views, strict=True)]
-                labels.append(_label(layout, members, data))
+                labels.append(_label(layout, sample, data))
             except ValueError as fault:
                 line = f"{tar.name} sample {key} {fault}"
                 if layout.on_error == "raise":
@@ -69,14 +68,14 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
             + "".join(f"; {line}" for line in skipped[:1])
         )
     used = {suffix for column in layout.columns for suffix in column.suffixes}
-    if layout.annotation is not None:
-        used.add(layout.annotation.suffix)
+    used |= {layout.annotation.suffix} if layout.annotation else set()
+    offsets, lengths = np.moveaxis(np.array(ranges, np.int64), 2, 0)
     return Survey(
         index=ShardIndex(
             keys=np.array(keys),
             members=np.array([column.suffixes[0] for column in layout.columns]),
-            offsets=np.array(ranges, np.int64)[..., 0],
-            lengths=np.array(ranges, np.int64)[..., 1],
+            offsets=np.ascontiguousarray(offsets),
+            lengths=np.ascontiguousarray(lengths),
             crc32=np.array(checksums, np.uint32),
             rows=np.ones(len(keys), np.int64),
             labels=np.full(len(keys), -1),
@@ -85,65 +84,49 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
         shapes=shapes,
         skipped=skipped,
         strays=[f"{tar.name} {path}" for path in listed.strays],
-        others={suffix for members in listed.samples.values() for suffix in members} - used,
+        others={suffix for sample in listed.samples.values() for suffix in sample} - used,
         bytes=tar.stat().st_size,
         sha256=sha256(tar),
     )
 
 
-def indexed(tar: Path, manifest: Manifest, index: ShardIndex) -> dict[str, list[Member]]:
-    """Returns the samples of a tar that its index has, with the members that lie where it says."""
-    prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
-    listed = contents(tar).samples
-    samples = {}
-    for key, *spans in zip(index.keys.tolist(), index.offsets, index.lengths, strict=True):
-        present = set(listed.get(key.removeprefix(prefix), {}).values())
-        members = zip(manifest.members, *(span.tolist() for span in spans), strict=True)
-        samples[key] = [Member(key, *member) for member in members if member[1:] in present]
-    return {key: members for key, members in samples.items() if key.removeprefix(prefix) in listed}
-
-
-def _member(column: Column, members: dict[str, ByteRange]) -> ByteRange:
-    present = [suffix for suffix in column.suffixes if suffix in members]
+def _member(column: Column, sample: Sample) -> ByteRange:
+    present = [suffix for suffix in column.suffixes if suffix in sample]
     if len(present) != 1:
         wanted = " or ".join(map(repr, column.suffixes))
         fault = "has both" if present else "lacks"
-        raise ValueError(f"{fault} {wanted}; found {list(members)[:8]}; expected one of each view")
-    return members[present[0]]
+        raise ValueError(f"{fault} {wanted}; found {list(sample)[:8]}; expected one of each view")
+    return sample[present[0]]
 
 
 def _shape(column: Column, payload: bytes) -> tuple[int, ...]:
     """Returns the shape of a view of one sample, of which a picture's header alone is read."""
     try:
-        if column.kind == "vector":
-            return _vector(payload).shape
-        header = read_header(payload)
-        return header.height, header.width, 3
+        if column.kind == "image":
+            header = read_header(payload)
+            return header.height, header.width, 3
+        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
+        if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
+            raise ValueError(
+                f"is {array.dtype} {array.shape}; expected a vector of float32, since it is mapped "
+                "where it lies; write it again as array.astype('float32').ravel()"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError("has a NaN or infinite value; expected finite ones")
+        return array.shape
     except (ValueError, ShardError) as fault:
         raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
 
 
-def _vector(payload: bytes) -> NDArray[np.float32]:
-    array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
-    if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
-        raise ValueError(
-            f"is {array.dtype} {array.shape}; expected a vector of float32, since it is mapped "
-            "where it lies; write it again as array.astype('float32').ravel()"
-        )
-    if not np.isfinite(array).all():
-        raise ValueError("has a NaN or infinite value; expected finite ones")
-    return array
-
-
-def _label(layout: Layout, members: dict[str, ByteRange], data: mmap.mmap) -> Label | None:
+def _label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None:
     """Returns the label of one sample, None where it is unlabelled and may be."""
     annotation = layout.annotation
     if annotation is None:
         return None
     try:
-        if annotation.suffix not in members:
-            raise Unlabelled(f"is missing; found {list(members)[:8]}")
-        start, length = members[annotation.suffix]
+        if annotation.suffix not in sample:
+            raise Unlabelled(f"is missing; found {list(sample)[:8]}")
+        start, length = sample[annotation.suffix]
         return annotation.read(data[start : start + length])
     except Unlabelled as fault:
         if layout.missing_label == "unlabelled":

@@ -51,7 +51,7 @@ class Contents:
 
 
 def contents(tar: Path) -> Contents:
-    """Group the files of a tar into samples.
+    """Groups the files of a tar into samples.
 
     Raises:
         ShardError: it is no tar, is cut or damaged, a key or a member comes twice, members of a
@@ -132,7 +132,7 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
 
 
 def _check_end(tar: Path, data: mmap.mmap, at: int) -> None:
-    """Check that two blocks of zeros end a tar, and nothing but padding of any size follows."""
+    """Checks that two blocks of zeros end a tar, and nothing but padding of any size follows."""
     if at + 2 * BLOCK > len(data):
         raise _broken(tar, at, "is cut inside its end mark")
     step = 1 << 20
@@ -145,7 +145,7 @@ def _check_end(tar: Path, data: mmap.mmap, at: int) -> None:
 
 
 def _no_header(tar: Path, block: bytes, at: int, size: int, fault: Exception) -> ShardError:
-    """Say what the block is that should be a header."""
+    """Says what the block is that should be a header."""
     for magic, what in COMPRESSED.items():
         if not at and block.startswith(magic):
             return ShardError(

@@ -12,15 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.shards.errors import RESTORE, ShardError
-from heron.shards.index import Member, ShardIndex, array_at
-from heron.shards.manifest import Manifest, Shard, View, load_manifest
+from heron.shards.index import ShardIndex, array_at
+from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import read_header
 from heron.shards.sources.base import sha256
 from heron.shards.store import Store, open_store
-from heron.shards.survey import indexed
-from heron.shards.tarball import walk
-
-PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
+from heron.shards.tarball import ByteRange, walk
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Verification:
 
 
 def verify(folder: Path | str | Store) -> Verification:
-    """Compare a folder or a URL with its manifest; ShardError where the manifest cannot be read.
+    """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
     Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
     where the protocol lists folders, which HTTP does not.
@@ -105,100 +102,70 @@ def _shard_faults(
     if (fault := manifest.labels.fault(index.labels, rows)) is not None:
         yield f"{shard.index_file}: {fault}"
     tar = folder / shard.file
-    samples = indexed(tar, manifest, index) if manifest.foreign else _group(tar)
-    if list(samples) != index.keys.tolist():
-        yield f"{shard.file}: {len(samples)} samples, other than the {len(index.keys)} of its index"
-    starts = index.starts
-    where = {key: number for number, key in enumerate(index.keys.tolist())}
-    data = np.memmap(folder / shard.file, np.uint8, "r")
-    for key, members in samples.items():
+    files: dict[str, ByteRange] = {}
+    for path, span in walk(tar):
+        if path in files:
+            yield f"{shard.file} holds {path!r} twice"
+        files[path] = span
+    path_at = {span: path for path, span in files.items()}
+    data = np.memmap(tar, np.uint8, "r")
+    prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
+    spans, starts = np.stack([index.offsets, index.lengths], 2).tolist(), index.starts
+    for number, key in enumerate(index.keys.tolist()):
         sample = f"{shard.file} sample {key}"
         if key in seen:
             yield f"{sample}: duplicate key: {seen[key]} has it too"
         seen[key] = shard.file
-        suffixes = [member.suffix for member in members]
-        if suffixes != manifest.members:
-            yield f"{sample}: found {suffixes}; expected {manifest.members}"
-        elif (number := where.get(key)) is not None:
-            stored = slice(int(starts[number]), int(starts[number + 1]))
-            ranges = np.stack([index.offsets[number], index.lengths[number]], 1).tolist()
-            if [[member.offset, member.length] for member in members] != ranges:
-                yield f"{sample}: lies elsewhere than its index says"
-            for member, checksum in zip(members, index.crc32[number].tolist(), strict=True):
-                payload = data[member.offset : member.offset + member.length]
-                if zlib.crc32(payload.data) != checksum:
-                    yield f"{sample}: member {member.suffix!r} is altered: another crc32"
-            for fault in _sample_faults(data, manifest, members, index.labels[stored]):
+        named = f"{key.removeprefix(prefix)}."
+        labels = index.labels[starts[number] : starts[number + 1]]
+        for column, member in enumerate(manifest.members):
+            stated, path = ByteRange(*spans[number][column]), f"{key}.{member}"
+            found = None if manifest.foreign else files.pop(path, None)
+            # Others name their files as they like, after the key.
+            if manifest.foreign and path_at.get(stated, "").startswith(named):
+                found = stated
+            if found is None:
+                yield f"{sample}: no file {path!r} at byte {stated.offset}, as its index says"
+                continue
+            if found != stated:
+                yield f"{sample}: {path!r} lies elsewhere than its index says"
+            payload = data[found.offset : sum(found)]
+            if zlib.crc32(payload.data) != index.crc32[number, column]:
+                yield f"{sample}: member {member!r} is altered: another crc32"
+            try:
+                fault = _member_fault(manifest, column, payload, labels)
+            except (ShardError, ValueError) as error:
+                fault = f"member {member!r} {error}"
+            if fault is not None:
                 yield f"{sample}: {fault}"
+    for path in files if not manifest.foreign else ():
+        yield f"{shard.file} holds {path!r}, which its index does not list"
 
 
-def _group(tar: Path) -> dict[str, list[Member]]:
-    """Returns members by key, in the order of the tar; a key that comes twice is an error."""
-    samples: dict[str, list[Member]] = {}
-    last = None
-    for path, span in walk(tar):
-        key, _, suffix = path.partition(".")
-        if not key or not suffix or "/" in path:
-            raise ShardError(f"{tar.name} holds {path!r}: a member is KEY.SUFFIX, no path")
-        member = Member(key, suffix, *span)
-        where = f"{tar.name} sample {member.key}"
-        if member.suffix.rpartition(".")[2] in PICKLES:
-            raise ShardError(f"{where}: member {member.suffix!r} is a pickle, never decoded")
-        known = samples.setdefault(member.key, [])
-        if known and member.key != last:
-            raise ShardError(f"{where}: duplicate key: it comes again after {last}")
-        if member.suffix in [other.suffix for other in known]:
-            raise ShardError(f"{where}: duplicate key: member {member.suffix!r} comes twice")
-        known.append(member)
-        last = member.key
-    return samples
-
-
-def _sample_faults(
-    data: NDArray[np.uint8], manifest: Manifest, members: list[Member], labels: NDArray[Any]
-) -> Iterator[str]:
-    for view, member in zip(manifest.views, members, strict=False):  # then ours have labels
+def _member_fault(
+    manifest: Manifest, column: int, payload: NDArray[np.uint8], labels: NDArray[Any]
+) -> str | None:
+    """Says what is wrong with a member of rows that have these labels, or returns None."""
+    if column < len(manifest.views):
+        view = manifest.views[column]
         if view.kind == "image" and manifest.block_rows is None:
-            payload = data[member.offset : member.offset + member.length].tobytes()
-            yield from _image_faults(view, member.suffix, payload)
-        else:
-            array = _array(data, member)
-            if manifest.foreign and not isinstance(array, str):
-                array = array[None]  # the vector of a row
-            yield from _vector_faults(array, view, len(labels))
+            header = read_header(payload.tobytes())
+            shape = (header.height, header.width, 3)  # grey decodes to RGB too
+            if all(want in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
+                return None
+            return f"view {view.name!r} is {shape}; expected {view.shape}"
+    array = array_at(payload, 0, len(payload), "is no array")
+    if column == len(manifest.views):  # of our labels
+        same = array.dtype == labels.dtype and np.array_equal(array, labels)
+        return None if same else "its labels are other than those of the index"
     if manifest.foreign:
-        return
-    stored = _array(data, members[-1])
-    if isinstance(stored, str):
-        yield stored
-    elif stored.dtype != labels.dtype or not np.array_equal(stored, labels):
-        yield "its labels are other than those of the index"
-
-
-def _array(data: NDArray[np.uint8], member: Member) -> NDArray[Any] | str:
-    try:
-        return array_at(data, member.offset, member.length, f"member {member.suffix!r}")
-    except ShardError as fault:
-        return str(fault)
-
-
-def _vector_faults(array: NDArray[Any] | str, view: View, rows: int) -> Iterator[str]:
-    if isinstance(array, str):
-        yield array
-    elif array.shape != (rows, *view.shape) or array.dtype != view.dtype:
-        expected = (rows, *view.shape)
-        yield f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {expected}"
-    elif view.kind == "vector" and not np.isfinite(array).all():
+        array = array[None]  # the vector of a row
+    expected = (len(labels), *view.shape)
+    if array.shape != expected or array.dtype != view.dtype:
+        return (
+            f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {expected}"
+        )
+    if view.kind == "vector" and not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0][0])
-        yield f"view {view.name!r}, row {row} of the block: NaN or infinite; expected finite"
-
-
-def _image_faults(view: View, suffix: str, data: bytes) -> Iterator[str]:
-    try:
-        header = read_header(data)
-    except ValueError as fault:
-        yield f"member {suffix!r} {fault}"
-        return
-    shape = (header.height, header.width, 3)  # grey decodes to RGB too
-    if any(want not in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
-        yield f"view {view.name!r} is {shape}; expected {view.shape}"
+        return f"view {view.name!r}, row {row} of the block: NaN or infinite; expected finite"
+    return None

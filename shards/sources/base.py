@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -105,12 +107,83 @@ class Source(BaseModel):
         return SourceError(f"{where}: {in_words(fault)}")
 
 
-class InMemory(Source):
-    """A source whose rows fit in memory: a subclass says how to `load` them, and no more."""
+class Column(Protocol):
+    """All rows of a view, read when they are asked for; an array of NumPy is one.
+
+    Rows are float32 [rows, width], uint8 [rows, height, width, channels], or the bytes of pictures
+    of a `shape` (rows, height, width, channels) with -1 for what varies.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows, and the shape of each."""
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any] | list[bytes]:
+        """Returns some rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A column of numbers that become finite float32 when they are read.
+
+    `read` returns some rows as they are stored; `where` names the array in messages.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[NDArray[np.int64]], NDArray[Any]]
+    where: str
+    remedy: str
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
+        """Returns some rows; SourceError where one of their values is not finite."""
+        stored = self.read(rows)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            values = stored.astype(np.float32, copy=False)
+        if len(bad := np.argwhere(~np.isfinite(values))):
+            row, column = bad[0].tolist()
+            raise SourceError(
+                f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}; "
+                f"expected a finite float32; {self.remedy}"
+            )
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A column of pictures in files, of which `read` returns the bytes of a row."""
+
+    shape: tuple[int, ...]
+    read: Callable[[int], bytes]
+    member: str | None = None  # the suffix in a tar, where it is not jpg
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> list[bytes]:
+        """Returns the bytes of some pictures."""
+        return [self.read(row) for row in rows.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What a source found in its files: all rows, and those of each split, by their numbers.
+
+    `targets` are the labels of the rows, as `labels` describes them; `keys` name rows of pictures
+    in files; `warning` is for the log.
+    """
+
+    views: Mapping[str, Column]
+    targets: NDArray[Any]
+    labels: Labels
+    splits: Mapping[str, Sequence[int] | NDArray[np.int64]]
+    keys: Sequence[str] | None = None
+    dataset: str = ""  # its name, where the files alone say it
+    warning: str = ""
+
+
+class FileSource(Source):
+    """A source that reads files: a subclass says how to `load` them, and no more."""
 
     @abstractmethod
     def load(self) -> Loaded:
-        """Reads the files; SourceError says what is wrong with them."""
+        """Opens the files; SourceError says what is wrong with them."""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -122,47 +195,39 @@ class InMemory(Source):
 
     @property
     def views(self) -> list[View]:
-        """The views, by the shapes of their arrays."""
-        return [
-            View(name=name, kind="vector", shape=array.shape[1:], dtype="float32")
-            if array.ndim == 2
-            else View(name=name, kind="image", shape=array.shape[1:], dtype="uint8")
-            for name, array in self.loaded.views.items()
-        ]
+        """The views, by the shapes of their columns."""
+        views = []
+        for name, column in self.loaded.views.items():
+            _, *shape = column.shape
+            kind, dtype = ("vector", "float32") if len(shape) == 1 else ("image", "uint8")
+            member = getattr(column, "member", None)
+            fields = {"name": name, "kind": kind, "shape": shape, "dtype": dtype, "member": member}
+            views.append(View.model_validate(fields))
+        return views
 
     @property
     def labels(self) -> Labels:
         """The kind and names of the labels."""
         return self.loaded.labels
 
-    @property
+    @cached_property
     def splits(self) -> dict[str, int]:
-        """The splits and the number of their rows."""
+        """The splits and the number of their rows; workers, which never ask, do not warn."""
+        if self.loaded.warning:
+            logging.getLogger("heron").warning("%s: %s", self.name, self.loaded.warning)
         return {split: len(rows) for split, rows in self.loaded.splits.items()}
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Returns rows [start, stop) of a split."""
-        rows = self.loaded.splits[split][start:stop]
-        here = slice(rows.start, rows.stop)
-        views: dict[str, NDArray[Any] | list[bytes]] = {
-            name: array[here] for name, array in self.loaded.views.items()
-        }
-        return Rows(views, self.loaded.targets[here])
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """All rows of a data set, and where in them each split lies.
-
-    `views` holds float32 [rows, width] or uint8 [rows, height, width, channels]; `targets` are the
-    labels of the rows, as `labels` describes them.
-    """
-
-    views: Mapping[str, NDArray[Any]]
-    targets: NDArray[Any]
-    labels: Labels
-    splits: Mapping[str, range]
-    dataset: str = ""  # its name, where the files alone say it
+        part = self.loaded.splits[split][start:stop]
+        rows, keys = np.asarray(part), self.loaded.keys
+        # A slice keeps the order of axes in memory, which an index records.
+        targets = slice(part.start, part.stop) if isinstance(part, range) else rows
+        return Rows(
+            {name: column[rows] for name, column in self.loaded.views.items()},
+            self.loaded.targets[targets],
+            None if keys is None else [keys[row] for row in rows.tolist()],
+        )
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -12,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import FileOrFolder, InMemory, Loaded, split_ranges
+from heron.shards.sources.base import FileOrFolder, FileSource, Loaded, split_ranges
 from heron.shards.sources.pickled import read_pickle, text
 from heron.shards.sources.zips import HTML, is_html
 
@@ -61,7 +62,7 @@ EDITIONS = (
 )
 
 
-class Cifar(InMemory):
+class Cifar(FileSource):
     """CIFAR-10 and CIFAR-100: the archive of the Python version as it is, or unpacked.
 
     Pictures are kept as raw pixels, with nothing lost. Labels of CIFAR-100 are a hierarchy, in
@@ -96,82 +97,101 @@ class Cifar(InMemory):
     @property
     def files(self) -> list[Path]:
         """The archive, or the files of the folder that are read."""
-        if self.path.is_dir():
-            return [self.path / file for file in _folder_edition(self.path, self._title).files]
-        return [self.path]
+        if not self.path.is_dir():
+            return [self.path]
+        held = {path.name for path in self.path.iterdir() if path.is_file()}
+        return [self.path / file for file in self._edition(held).files]
 
     def load(self) -> Loaded:
         """Lays the batches of both splits end to end, in the order of their names."""
-        edition, names, found = self._read_files()
-        batches = [found[file] for files in edition.batches.values() for file in files]
-        planes = np.concatenate([batch.pixels for batch in batches])
-        images = planes.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
-        fine = np.concatenate([batch.labels[:, -1] for batch in batches])
-        sizes = {
-            split: sum(len(found[file].pixels) for file in files)
-            for split, files in edition.batches.items()
+        pickles = self._read_pickles()
+        edition = self._edition(pickles)
+        names = [
+            _texts(f"{self._title}, {edition.meta}", pickles[edition.meta], key)
+            for key in edition.names
+        ]
+        batches = {
+            file: _batch(f"{self._title}, {file}", pickles[file], edition.labels, names)
+            for files in edition.batches.values()
+            for file in files
         }
+        planes = np.concatenate([batch.pixels for batch in batches.values()])
+        targets = np.concatenate([batch.labels for batch in batches.values()])
+        labels = Labels(kind="multi_class", names=names[-1])
         default = "hierarchical" if len(names) > 1 else "multi_class"
         if (self.label_kind or default) == "hierarchical":
-            parents = self._parents(names, found)
             coarse = names[0] if len(names) > 1 else GROUPS
+            parents = self._parents(names, targets)
             paths = [f"{coarse[p]}/{name}" for p, name in zip(parents, names[-1], strict=True)]
             labels = Labels(kind="hierarchical", names=paths, levels=[coarse, paths])
-            targets = np.stack([parents[fine], fine], 1)
-        else:
-            labels = Labels(kind="multi_class", names=names[-1])
-            targets = fine
-        splits = split_ranges(sizes, self.merge)
-        return Loaded({"image": images}, targets, labels, splits, edition.name)
-
-    def _parents(self, names: list[list[str]], batches: dict[str, _Batch]) -> NDArray[np.int64]:
-        """Returns the coarse class of each class; CIFAR-100's rows must agree about it."""
-        if len(names) == 1:
-            for name in names[0]:
-                if name not in VEHICLES + ANIMALS:
-                    raise SourceError(
-                        f"{self._title}: class {name!r} is neither animal nor vehicle; expected "
-                        "CIFAR-10's; give its own files, or ask for --label-kind multi_class"
-                    )
-            return np.array([int(name in VEHICLES) for name in names[0]])
-        parents = np.full(len(names[1]), -1)
-        for file, batch in batches.items():
-            coarse, fine = batch.labels.T
-            new = parents[fine] < 0
-            parents[fine[new]] = coarse[new]
-            if len(bad := np.flatnonzero(parents[fine] != coarse)):
-                row = int(bad[0])
-                raise SourceError(
-                    f"{self._title}, {file}: row {row} is {names[1][fine[row]]!r} in "
-                    f"{names[0][coarse[row]]!r}; expected {names[0][parents[fine[row]]]!r}, as in "
-                    f"other rows; {DOWNLOAD}"
-                )
-        if len(bare := np.flatnonzero(parents < 0)):
-            raise SourceError(
-                f"{self._title}: no row is {names[1][bare[0]]!r}, so that its coarse class is "
-                "not known; expected rows of every class; ask for --label-kind multi_class"
-            )
-        return parents
-
-    def _read_files(self) -> tuple[_Edition, list[list[str]], dict[str, _Batch]]:
-        """Returns the names of the classes, coarse to fine, and the batches by their files."""
-        title = self._title
-        if self.path.is_dir():
-            edition, pickles = _load_folder(self.path, title)
-        else:
-            edition, pickles = _load_archive(self.path)
-        meta = pickles.pop(edition.meta)
-        names = [_names(f"{title}, {edition.meta}", meta, key) for key in edition.names]
-        batches = {
-            file: _batch(f"{title}, {file}", batch, edition.labels, names)
-            for file, batch in pickles.items()
-            if file in edition.files
+            targets = np.stack([parents[targets[:, -1]], targets[:, -1]], 1)
+        rows = {
+            split: sum(len(batches[file].pixels) for file in files)
+            for split, files in edition.batches.items()
         }
-        return edition, names, batches
+        return Loaded(
+            views={"image": planes.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)},
+            targets=targets if labels.levels else targets[:, -1],
+            labels=labels,
+            splits=split_ranges(rows, self.merge),
+            dataset=edition.name,
+        )
+
+    def _parents(self, names: list[list[str]], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the coarse class of each class; CIFAR-100's rows must agree about it."""
+        fine = names[-1]
+        if len(names) == 1:
+            if strange := [name for name in fine if name not in VEHICLES + ANIMALS]:
+                raise SourceError(
+                    f"{self._title}: class {strange[0]!r} is neither animal nor vehicle; expected "
+                    "CIFAR-10's; give its own files, or ask for --label-kind multi_class"
+                )
+            return np.array([int(name in VEHICLES) for name in fine])
+        pairs = np.unique(labels, axis=0)
+        of = [[names[0][coarse] for coarse in pairs[pairs[:, 1] == n, 0]] for n in range(len(fine))]
+        for name, coarse in zip(fine, of, strict=True):
+            if len(coarse) != 1:
+                raise SourceError(
+                    f"{self._title}: rows of {name!r} are in {' and '.join(coarse) or 'no file'}; "
+                    "expected one coarse class for each; ask for --label-kind multi_class"
+                )
+        parents: NDArray[np.int64] = pairs[np.argsort(pairs[:, 1]), 0]
+        return parents
 
     @property
     def _title(self) -> str:
         return self.path.resolve().name
+
+    def _edition(self, held: Collection[str]) -> _Edition:
+        """Returns the data set that files are of; SourceError where they are not all of one."""
+        edition = max(EDITIONS, key=lambda one: sum(f in held for f in one.files) / len(one.files))
+        missing = [file for file in edition.files if file not in held]
+        if len(missing) == len(edition.files):
+            fault = f"no file of CIFAR; expected {EXPECTED}; give another --path"
+        elif missing:
+            fault = (
+                f"no {', '.join(missing)}; expected the Python version of {edition.name}, whole; "
+                f"{DOWNLOAD}"
+            )
+        else:
+            return edition
+        raise SourceError(f"{self._title}: {fault}")
+
+    def _read_pickles(self) -> dict[str, Any]:
+        """Reads the pickles by their file names alone: of an archive, no folder is made."""
+        pickles: dict[str, Any] = {}
+        for file, data in self._read_folder() if self.path.is_dir() else _read_archive(self.path):
+            where = f"{self._title}, {file}"
+            if file in pickles:
+                raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD}")
+            pickles[file] = read_pickle(data, where)
+        return pickles
+
+    def _read_folder(self) -> Iterator[tuple[str, bytes]]:
+        for path in self.files:
+            if (size := path.stat().st_size) > MOST_BYTES:
+                raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {LESS}")
+            yield path.name, path.read_bytes()
 
 
 class _Batch(NamedTuple):
@@ -181,43 +201,8 @@ class _Batch(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def _edition(title: str, held: set[str]) -> _Edition:
-    """Returns the data set that the files are of; SourceError where they are not all of one."""
-    edition = max(EDITIONS, key=lambda e: len(held.intersection(e.files)) / len(e.files))
-    missing = [file for file in edition.files if file not in held]
-    if len(missing) == len(edition.files):
-        raise SourceError(f"{title}: no file of CIFAR; expected {EXPECTED}; give another --path")
-    if missing:
-        raise SourceError(
-            f"{title}: no {', '.join(missing)}; expected the Python version of {edition.name}, "
-            f"whole; {DOWNLOAD}"
-        )
-    return edition
-
-
-def _folder_edition(folder: Path, title: str) -> _Edition:
-    return _edition(title, {path.name for path in folder.iterdir() if path.is_file()})
-
-
-def _load_folder(folder: Path, title: str) -> tuple[_Edition, dict[str, Any]]:
-    """Returns the pickles of a folder, by their file names."""
-    edition = _folder_edition(folder, title)
-    pickles = {}
-    for file in edition.files:
-        where = f"{title}, {file}"
-        if (size := (folder / file).stat().st_size) > MOST_BYTES:
-            raise SourceError(f"{where}: {size:,} bytes; {LESS}")
-        pickles[file] = read_pickle((folder / file).read_bytes(), where)
-    return edition, pickles
-
-
-def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
-    """Returns the pickles of an archive, by their file names alone: no folder is made.
-
-    The archive is read to its end, so that gzip's checksum is compared.
-    """
-    wanted = {file for edition in EDITIONS for file in edition.files}
-    pickles: dict[str, Any] = {}
+def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the files of an archive, read to its end, so that gzip's checksum is compared."""
     with archive.open("rb") as stream:
         if is_html(stream.read(64)):
             raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD}")
@@ -225,12 +210,11 @@ def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
         with _Bounded(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:
             for member in tar:
                 file = member.name.rpartition("/")[2]
-                if file not in wanted or not member.isreg():
-                    continue
-                where = f"{archive.name}, {file}"
-                if file in pickles:
-                    raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD}")
-                pickles[file] = read_pickle(_payload(tar, member), where)
+                if member.isreg() and any(file in edition.files for edition in EDITIONS):
+                    data = tar.extractfile(member)
+                    if data is None or member.issparse():  # may claim any size, all zeros
+                        raise tarfile.ReadError("a sparse file")
+                    yield file, data.read()
             while unpacked.read(1 << 20):
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as fault:
@@ -238,13 +222,6 @@ def _load_archive(archive: Path) -> tuple[_Edition, dict[str, Any]]:
             f"{archive.name}: cut short, damaged or no archive ({fault}); expected {EXPECTED}; "
             f"{DOWNLOAD}"
         ) from None
-    return _edition(archive.name, set(pickles)), pickles
-
-
-def _payload(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.issparse() or (stream := tar.extractfile(member)) is None:
-        raise tarfile.ReadError("a sparse file")  # may claim any size, filled with zeros
-    return stream.read()
 
 
 class _Bounded(gzip.GzipFile):
@@ -257,7 +234,7 @@ class _Bounded(gzip.GzipFile):
         return data
 
 
-def _names(where: str, meta: Any, key: str) -> list[str]:
+def _texts(where: str, meta: Any, key: str) -> list[str]:
     names = _entry(where, meta, key)
     try:
         return [text(name) for name in names]
@@ -268,16 +245,14 @@ def _names(where: str, meta: Any, key: str) -> list[str]:
 
 
 def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]) -> _Batch:
-    pixels = _entry(where, batch, "data")
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
-        found = pixels.shape if isinstance(pixels, np.ndarray) else type(pixels).__name__
+    pixels, columns = _entry(where, batch, "data"), [_entry(where, batch, key) for key in keys]
+    if getattr(pixels, "shape", ())[1:] != (PIXELS,):
+        found = getattr(pixels, "shape", type(pixels).__name__)
         raise SourceError(
             f"{where}: 'data' is {found}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
             f"three channels; {DOWNLOAD}"
         )
-    columns = []
-    for key, level in zip(keys, names, strict=True):
-        column = _entry(where, batch, key)
+    for key, column, level in zip(keys, columns, names, strict=True):
         if not isinstance(column, list) or len(column) != len(pixels):
             found = len(column) if isinstance(column, list) else type(column).__name__
             raise SourceError(
@@ -286,13 +261,11 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
             )
         for row, label in enumerate(column):
             if type(label) is not int or not 0 <= label < len(level):
-                shown = label if type(label) is int else type(label).__name__
                 raise SourceError(
-                    f"{where}: {key!r} of row {row} is {shown}; expected 0 to {len(level) - 1}; "
-                    f"{DOWNLOAD}"
+                    f"{where}: {key!r} of row {row} is {shown(label)}; expected 0 to "
+                    f"{len(level) - 1}; {DOWNLOAD}"
                 )
-        columns.append(np.array(column, np.int64))
-    return _Batch(pixels, np.stack(columns, 1))
+    return _Batch(pixels, np.array(columns, np.int64).T)
 
 
 def _entry(where: str, entries: Any, key: str) -> Any:

@@ -9,22 +9,22 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import SourceError
-from heron.shards.manifest import InputFile, Labels, Name, View
+from heron.shards.manifest import InputFile, Labels, Name
 from heron.shards.picture import Kind, read_header_of
-from heron.shards.sources.base import WHOLE, Rows, Source
+from heron.shards.sources.base import WHOLE, FileSource, Loaded, Pictures, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
 KEY = 64  # characters kept of a path; a tar holds 100 of a name, the member's suffix included
 
 
-class Folder(Source):
+class Folder(FileSource):
     """JPEG or PNG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
 
     One level of folders is a class; two or more are a hierarchy with a column of labels a level,
@@ -51,34 +51,6 @@ class Folder(Source):
         """The name of the folder."""
         return self.folder.resolve().name
 
-    @cached_property
-    def views(self) -> list[View]:
-        """One picture, -1 for a height or a width that varies; reads the header of every file.
-
-        Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too,
-        and what a picture says of transparency is left out.
-        """
-        sizes = {_size(self.folder, p.path) for found in self._pictures.values() for p in found}
-        heights, widths = ({size[axis] for size in sizes} for axis in (0, 1))
-        height, width = (axis.pop() if len(axis) == 1 else -1 for axis in (heights, widths))
-        path = next(p.path for found in self._pictures.values() for p in found)
-        member = "png" if _kind(path) == "PNG" else None
-        shape = (height, width, 3)
-        return [View(name="image", kind="image", shape=shape, dtype="uint8", member=member)]
-
-    @cached_property
-    def labels(self) -> Labels:
-        """The folders of classes, sorted, those of all splits."""
-        levels = [sorted(numbers) for numbers in self._numbers]
-        if len(levels) == 1:
-            return Labels(kind="multi_class", names=levels[0])
-        return Labels(kind="hierarchical", names=levels[-1], levels=levels)
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """The splits and the number of their pictures."""
-        return {split: len(pictures) for split, pictures in self._pictures.items()}
-
     @property
     def files(self) -> list[Path]:
         """The folder, for all that lies in it."""
@@ -86,49 +58,69 @@ class Folder(Source):
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""
-        paths = [p.path for found in self._pictures.values() for p in found]
-        return [folder_record(self.folder, paths)]
+        return [folder_record(self.folder, list(self._pictures[0]))]
 
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Returns pictures of a split, their bytes as they are."""
-        pictures = self._pictures[split][start:stop]
-        levels = [
-            [numbers[name] for numbers, name in zip(self._numbers, p.classes, strict=True)]
-            for p in pictures
-        ]
-        labels = np.array(levels, np.int64).reshape(len(pictures), *self.labels.row_shape)
-        images = [(self.folder / p.path).read_bytes() for p in pictures]
-        return Rows({"image": images}, labels, [self._keys[p.path] for p in pictures])
+    def load(self) -> Loaded:
+        """Lists the pictures and reads the header of every one.
+
+        Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too,
+        and what a picture says of transparency is left out.
+        """
+        pictures, splits = self._pictures
+        paths = list(pictures)
+        sizes = {_size(self.folder, path) for path in paths}
+        height, width = (
+            axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
+        )
+        columns = list(zip(*pictures.values(), strict=True))  # a level of classes each
+        levels = [sorted(set(column)) for column in columns]
+        numbers = [{name: number for number, name in enumerate(level)} for level in levels]
+        targets = np.array(
+            [[of[name] for name in column] for of, column in zip(numbers, columns, strict=True)]
+        ).T
+        if len(levels) == 1:
+            labels, targets = Labels(kind="multi_class", names=levels[0]), targets[:, 0]
+        else:
+            labels = Labels(kind="hierarchical", names=levels[-1], levels=levels)
+
+        def read(row: int) -> bytes:
+            return (self.folder / paths[row]).read_bytes()
+
+        member = "png" if _kind(paths[0]) == "PNG" else None
+        column = Pictures((len(paths), height, width, 3), read, member)
+        return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
     @cached_property
-    def _pictures(self) -> dict[str, list[_Picture]]:
-        """The pictures of each split, in the order of their paths."""
-        first: _Picture | None = None
-        pictures: dict[str, list[_Picture]] = {}
+    def _pictures(self) -> tuple[dict[str, tuple[str, ...]], dict[str, range]]:
+        """Returns the classes of each picture, coarse to fine, and where each split lies."""
+        pictures: dict[str, tuple[str, ...]] = {}
+        counts = {}
         for split, top in self._tops().items():
-            pictures[split] = [
-                _Picture(path, _classes(path, top)) for path in _walk(self.folder, top)
-            ]
-            for picture in pictures[split]:
-                first = first or picture
-                if not picture.classes:
-                    raise SourceError(
-                        f"{self.dataset}: {picture.path} lies in no folder of a class; expected "
-                        f"{top}CLASS/NAME.jpg; move it into one"
+            before = len(pictures)
+            for path in _walk(self.folder, top):
+                pictures[path] = classes = _classes(path, top)
+                first, depth = next((p, len(c)) for p, c in pictures.items())
+                fault = None
+                if not classes:
+                    fault = (
+                        f"{path} lies in no folder of a class; expected {top}CLASS/NAME.jpg; move "
+                        "it into one"
                     )
-                if len(picture.classes) != len(first.classes):
-                    raise SourceError(
-                        f"{self.dataset}: {first.path} lies {len(first.classes)} folders of "
-                        f"classes deep and {picture.path} {len(picture.classes)}; expected the "
-                        "same depth everywhere; move one of them, or see --split-names"
+                elif len(classes) != depth:
+                    fault = (
+                        f"{first} lies {depth} folders of classes deep and {path} {len(classes)}; "
+                        "expected the same depth everywhere; move one of them, or see "
+                        "--split-names"
                     )
-                if _kind(picture.path) != _kind(first.path):
-                    raise SourceError(
-                        f"{self.dataset}: {first.path} is a {_kind(first.path)} and "
-                        f"{picture.path} a {_kind(picture.path)}; expected one kind everywhere; "
-                        "move one of them away, or convert it"
+                elif _kind(path) != _kind(first):
+                    fault = (
+                        f"{first} is a {_kind(first)} and {path} a {_kind(path)}; expected one "
+                        "kind everywhere; move one of them away, or convert it"
                     )
-        return pictures
+                if fault:
+                    raise SourceError(f"{self.dataset}: {fault}")
+            counts[split] = len(pictures) - before
+        return pictures, split_ranges(counts, merge=False)
 
     def _tops(self) -> dict[str, str]:
         """Returns where each split begins: `train/` for train, and nothing without splits."""
@@ -154,22 +146,6 @@ class Folder(Source):
                     f"--split-names {WHOLE} where train is a class"
                 )
         return {name: f"{name}/" for name in SPLITS if name in folders}
-
-    @cached_property
-    def _numbers(self) -> list[dict[str, int]]:
-        """The number of each name, a level each."""
-        names = {p.classes for found in self._pictures.values() for p in found}
-        levels = [sorted(set(level)) for level in zip(*names, strict=True)]
-        return [{name: number for number, name in enumerate(level)} for level in levels]
-
-    @cached_property
-    def _keys(self) -> dict[str, str]:
-        return make_keys([p.path for found in self._pictures.values() for p in found])
-
-
-class _Picture(NamedTuple):
-    path: str  # from the folder on, with slashes
-    classes: tuple[str, ...]  # coarse to fine: `animal`, `animal/cat`
 
 
 def folder_record(folder: Path, paths: list[str]) -> InputFile:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -13,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field, model_validator
 
-from heron.shards.errors import DOWNLOAD, SourceError
-from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import InMemory, Loaded, Rows, split_ranges
+from heron.shards.errors import DOWNLOAD, SourceError, times
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import Column, FileSource, Loaded, split_ranges
 
-STEMS = {"train": "train", "test": "t10k"}  # what the publishers call the splits
+STEMS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")  # in the names of files
 CLASSES = 10
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
 
-class Idx(InMemory):
+class Idx(FileSource):
     """The MNIST family (MNIST, KMNIST, Fashion): its four idx files, gzipped or not.
 
     Rows are pixels in [0, 1], row of pixels after row. With `--view-kind noise` they are HeroCon's
@@ -64,13 +65,11 @@ class Idx(InMemory):
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> Self:
         """Refuses an option without effect, which is a mistake."""
-        gaussian = ["noise_mean", "noise_std"]
+        unused, where, remedy = ["noise_mean", "noise_std"], "uniform noise has", "gaussian"
         if self.view_kind == "plain":
-            unused, where, remedy = ["noise", "noise_law", *gaussian], "a plain view has", "noise"
-        else:
-            unused, where, remedy = gaussian, "uniform noise has", "gaussian"
-            if self.noise_law == "gaussian":
-                return self
+            unused, where, remedy = ["noise", "noise_law", *unused], "a plain view has", "noise"
+        elif self.noise_law == "gaussian":
+            unused = []
         for name in unused:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -84,86 +83,88 @@ class Idx(InMemory):
         return self.folder.resolve().name
 
     @property
-    def views(self) -> list[View]:
-        """`image`, or `view1` and `view2`; vectors of height x width, in [0, 1]."""
-        width = self.loaded.views["pixels"].shape[1]
-        names = ["image"] if self.view_kind == "plain" else ["view1", "view2"]
-        return [View(name=name, kind="vector", shape=(width,), dtype="float32") for name in names]
-
-    @property
     def files(self) -> list[Path]:
-        """The four files."""
-        return [path for pair in self._paths.values() for path in pair]
+        """The images and the labels to train on, and those to test on."""
+        return [_find(self.folder, f"{stem}-{kind}-ubyte") for stem in STEMS for kind in KINDS]
 
     def load(self) -> Loaded:
         """Reads the four files; the pixels stay bytes until rows are asked for."""
-        parts = {split: _read_pair(*paths) for split, paths in self._paths.items()}
-        train, test = (part[0].shape[1:] for part in parts.values())
-        if train != test:
-            names = [self._paths[split][0].name for split in ("test", "train")]
+        train, train_labels, test, test_labels = self.files
+        images, numbers = _read_pair(train, train_labels)
+        test_images, test_numbers = _read_pair(test, test_labels)
+        if images.shape[1:] != test_images.shape[1:]:
             raise SourceError(
-                f"{names[0]}: images of {_times(test)} pixels; expected "
-                f"{_times(train)}, as in {names[1]}; give the files of one data set"
+                f"{test.name}: images of {times(test_images.shape[1:])} pixels; expected "
+                f"{times(images.shape[1:])}, as in {train.name}; give the files of one data set"
             )
-        pixels = np.concatenate([images for images, _ in parts.values()])
-        rows = {split: len(numbers) for split, (_, numbers) in parts.items()}
-        # The noise of an image depends on its file and its place there, merged or not.
-        origins = [(part, place) for part, n in enumerate(rows.values()) for place in range(n)]
+        pixels = np.concatenate([images, test_images])
+        pixels = pixels.reshape(len(pixels), -1)
+        views: dict[str, Column] = {"image": _Plain(pixels)}
+        if self.view_kind == "noise":
+            mean, std = _moments(pixels)
+            mean = mean if self.noise_mean is None else self.noise_mean
+            std = std if self.noise_std is None else self.noise_std
+
+            def draw(random: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+                uniform = self.noise_law == "uniform"
+                noise = random.random(shape) if uniform else random.normal(mean, std, shape)
+                noise[random.random(shape) >= self.noise] = 0
+                return noise
+
+            views = {
+                name: _Noisy(pixels, len(images), draw, view, self.seed)
+                for view, name in enumerate(("view1", "view2"))
+            }
         return Loaded(
-            views={"pixels": pixels.reshape(len(pixels), -1), "origins": np.array(origins)},
-            targets=np.concatenate([numbers for _, numbers in parts.values()]).astype(np.int64),
+            views=views,
+            targets=np.concatenate([numbers, test_numbers]).astype(np.int64),
             labels=Labels(kind="multi_class", names=[str(number) for number in range(CLASSES)]),
-            splits=split_ranges(rows, self.merge),
+            splits=split_ranges({"train": len(numbers), "test": len(test_numbers)}, self.merge),
         )
 
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Returns rows of a split in the order of its files."""
-        rows = super().read(split, start, stop)
-        pixels = np.asarray(rows.views["pixels"])
-        if self.view_kind == "plain":
-            return Rows({"image": pixels.astype(np.float32) / np.float32(255)}, rows.labels)
-        view1, view2 = self._noisy(pixels, np.asarray(rows.views["origins"]))
-        return Rows({"view1": view1, "view2": view2}, rows.labels)
 
-    def _noisy(self, pixels: NDArray[np.uint8], origins: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns both views of rows, [2, rows, width]; an origin is a file and a place in it."""
-        out = np.empty((2, *pixels.shape), np.float32)
-        for row, (image, origin) in enumerate(zip(pixels, origins, strict=True)):
-            random = np.random.default_rng([self.seed, *origin])
-            shape = (2, len(image))
-            if self.noise_law == "uniform":
-                noise = random.random(shape)
-            else:
-                noise = random.normal(*self._moments, shape)
-            noise[random.random(shape) >= self.noise] = 0
-            out[:, row] = np.clip(image / 255 + noise, 0, 1)
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """A column of pixels, uint8 [rows, width], that are read as float32 in [0, 1]."""
+
+    pixels: NDArray[np.uint8]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pixels.shape
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
+        return self.pixels[rows].astype(np.float32) / np.float32(255)
+
+
+@dataclass(frozen=True, eq=False)
+class _Noisy(_Plain):
+    """One of two views with noise: `draw` gives that of both, [2, width]."""
+
+    train: int  # rows of the first file
+    draw: Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
+    view: int
+    seed: int
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
+        pixels = self.pixels[rows]
+        out = np.empty(pixels.shape, np.float32)
+        for number, row in enumerate(rows.tolist()):
+            # The noise of an image depends on its file and its place there, merged or not.
+            origin = (0, row) if row < self.train else (1, row - self.train)
+            noise = self.draw(np.random.default_rng([self.seed, *origin]), (2, pixels.shape[1]))
+            out[number] = np.clip(pixels[number] / 255 + noise[self.view], 0, 1)
         return out
 
-    @cached_property
-    def _moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of Gaussian noise: those given, or those of all pixels."""
-        counts = np.zeros(256)
-        pixels = self.loaded.views["pixels"]
-        for rows in np.array_split(pixels, 1 + len(pixels) // 4096):
-            counts += np.bincount(rows.ravel(), minlength=256)
-        values = np.arange(256) / 255
-        mean = float(counts @ values / counts.sum())
-        std = math.sqrt(counts @ (values - mean) ** 2 / counts.sum())
-        return (
-            mean if self.noise_mean is None else self.noise_mean,
-            std if self.noise_std is None else self.noise_std,
-        )
 
-    @cached_property
-    def _paths(self) -> dict[str, tuple[Path, Path]]:
-        """The files of images and of labels of each split."""
-        return {
-            split: (
-                _find(self.folder, f"{stem}-images-idx3-ubyte"),
-                _find(self.folder, f"{stem}-labels-idx1-ubyte"),
-            )
-            for split, stem in STEMS.items()
-        }
+def _moments(pixels: NDArray[np.uint8]) -> tuple[float, float]:
+    """Returns the mean and the standard deviation of all pixels, in [0, 1]."""
+    counts = np.zeros(256)
+    for rows in np.array_split(pixels, 1 + len(pixels) // 4096):
+        counts += np.bincount(rows.ravel(), minlength=256)
+    values = np.arange(256) / 255
+    mean = float(counts @ values / counts.sum())
+    return mean, math.sqrt(counts @ (values - mean) ** 2 / counts.sum())
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -206,26 +207,22 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
             raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD}") from None
     start = 4 + 4 * axes
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
+    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
+    size = start + math.prod(shape)
     if len(data) >= 4 and magic != expected:
-        raise SourceError(
-            f"{path.name}: magic number 0x{magic:08x}; expected 0x{expected:08x}, an idx file of "
-            f"unsigned bytes in {axes} dimensions; {DOWNLOAD}"
+        problem = (
+            f"magic number 0x{magic:08x}; expected 0x{expected:08x}, an idx file of unsigned bytes "
+            f"in {axes} dimensions"
         )
-    if len(data) < start:
-        raise SourceError(
-            f"{path.name}: {len(data)} bytes; expected a header of {start} at least; {DOWNLOAD}"
+    elif len(data) < start:
+        problem = f"{len(data)} bytes; expected a header of {start} at least"
+    elif 0 in shape:
+        problem = f"dimensions {times(shape)}; expected none of 0"
+    elif len(data) != size:
+        end = "it is cut short" if len(data) < size else "something comes after its end"
+        problem = (
+            f"{len(data):,} bytes; expected {size:,}, a header of {start} and {times(shape)}: {end}"
         )
-    shape = tuple(np.frombuffer(data, ">u4", axes, 4).tolist())
-    if 0 in shape:
-        raise SourceError(f"{path.name}: dimensions {_times(shape)}; expected none of 0")
-    if len(data) != (whole := start + math.prod(shape)):
-        problem = "it is cut short" if len(data) < whole else "something comes after its end"
-        raise SourceError(
-            f"{path.name}: {len(data):,} bytes; expected {whole:,}, a header of {start} and "
-            f"{_times(shape)}: {problem}; {DOWNLOAD}"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
+    else:
+        return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    raise SourceError(f"{path.name}: {problem}; {DOWNLOAD}")

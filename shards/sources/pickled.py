@@ -33,7 +33,7 @@ class _Dtype:
             raise _Refused(f"an array of dtype {name!r:.40}")
 
     def __setstate__(self, _: Any) -> None:
-        """Ignore the order of bytes and the alignment."""
+        """Ignores the order of bytes and the alignment."""
 
 
 class _Array:
@@ -43,7 +43,7 @@ class _Array:
         self.values: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def __setstate__(self, state: Any) -> None:
-        """Take (version, shape, dtype, in Fortran's order, bytes)."""
+        """Takes (version, shape, dtype, in Fortran's order, bytes)."""
         _, shape, dtype, columns_first, data = state
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
             raise _Refused("an array of other than bytes")
@@ -64,7 +64,7 @@ ALLOWED: dict[str, Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in of a global of `ALLOWED`; any other is not even looked up."""
+        """Returns the stand-in of a global of `ALLOWED`; any other is not even looked up."""
         if (known := ALLOWED.get(f"{module}.{name}")) is None:
             raise _Refused(f"the global {f'{module}.{name}'[:80]!r}")
         return known
@@ -103,7 +103,7 @@ def read_pickle(data: bytes, where: str) -> Any:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse what would take far more memory than the file has bytes, before anything is made."""
+    """Refuses what would take far more memory than the file has bytes, before anything is made."""
     tuples = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count == MOST_OPCODES:

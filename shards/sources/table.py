@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,13 @@ from pydantic import Field, FilePath, field_validator
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, InMemory, Loaded
+from heron.shards.sources.base import WHOLE, FileSource, Loaded
 
 MISSING = ("", "?", "nan")
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Table(InMemory):
+class Table(FileSource):
     """A table of numbers, such as UCI's: a CSV file, one of its columns the class.
 
     Classes are the distinct values of that column, in the order of numbers where all are numbers
@@ -63,162 +64,142 @@ class Table(InMemory):
 
     def load(self) -> Loaded:
         """Reads the file; the view `features` has every column but the class, in its order."""
-        lines = read_lines(self.csv)
-        first = lines[0].cells
-        names = first if self._has_header(lines) else None
-        if names is not None:
-            lines = lines[1:]
-        if not lines:
+        rows = read_rows(self.csv)
+        first = next(iter(rows.values()))
+        names = rows.pop(next(iter(rows))) if self._has_header(rows) else None
+        if not rows:
             raise SourceError(f"{self.csv.name}: a header and no rows; expected a line for each")
         at = self._label_column(names, len(first))
-        classes, numbers = _classes(self.csv.name, lines, at)
-        titles = [repr(n) for n in names] if names else [str(n) for n in range(len(first))]
-        features = _features(self.csv.name, lines, at, titles, self.missing == "mean")
+        features = {number: _without(cells, at) for number, cells in rows.items()}
+        titles = [repr(name) for name in names] if names else [str(n) for n in range(len(first))]
+        classes, targets = _classes(self.csv.name, {n: cells[at] for n, cells in rows.items()}, at)
         return Loaded(
-            views={"features": features},
-            targets=numbers,
+            views={"features": self._features(features, _without(titles, at))},
+            targets=targets,
             labels=Labels(kind="multi_class", names=classes),
-            splits={WHOLE: range(len(lines))},
+            splits={WHOLE: range(len(rows))},
         )
 
-    def _has_header(self, lines: list[_Line]) -> bool:
+    def _has_header(self, rows: dict[int, list[str]]) -> bool:
         """Returns whether the first line names the columns; SourceError where it may be a row."""
         if self.header != "auto":
             return self.header == "yes"
-        first = lines[0].cells
-        number = _whole(self.label) if self.label is not None else -1
-        if number is None:
+        (line, first), *others = rows.items()
+        at = _whole(self.label or "-1")
+        if at is None:
             return True  # the class has a name, so there are names
-        at = number if -len(first) <= number < len(first) else -1
+        at = at if -len(first) <= at < len(first) else -1
         cells = [cell for cell in _without(first, at) if not _is_missing(cell)]
         words = [cell for cell in cells if _number(cell) is None]
         if words and len(words) < len(cells):
             value = next(cell for cell in cells if _number(cell) is not None)
             raise SourceError(
-                f"{self.csv.name}, line {lines[0].number}: found {words[0]!r}, as in a header, and "
+                f"{self.csv.name}, line {line}: found {words[0]!r}, as in a header, and "
                 f"{value!r}, as in a row; expected names alone or numbers alone; say which it is "
                 "with --header yes or --header no"
             )
-        below = (line.cells[at] for line in lines[1:])
         return bool(words) or (
-            _number(first[at]) is None and all(_number(cell) is not None for cell in below)
+            _number(first[at]) is None and all(_number(row[at]) is not None for _, row in others)
         )
 
     def _label_column(self, names: list[str] | None, width: int) -> int:
         """Returns the number of the column of the class, from 0 on."""
-        if self.label is None:
-            return width - 1
-        if names is not None and names.count(self.label) == 1:
-            return names.index(self.label)
-        number = _whole(self.label)
+        label = str(width - 1) if self.label is None else self.label
+        same, number = (names or []).count(label), _whole(label)
+        if names is not None and same == 1 and self.label is not None:
+            return names.index(label)
         if number is not None and -width <= number < width:
             return number % width
-        if names is not None and self.label in names:
-            problem = f"{names.count(self.label)} columns have the name {self.label!r}"
-        elif number is not None:
-            problem = f"no column {number}"
-        else:
-            problem = f"no column {self.label!r}"
+        problem = f"{same} columns are called" if same else "no column"
         known = f"names {', '.join(names)}" if names else "there are no names"
         raise SourceError(
-            f"{self.csv.name}: {problem}; {known}; expected a name that one column has, or a "
-            f"number from {-width} to {width - 1}; see --label and --header"
+            f"{self.csv.name}: {problem} {label!r}; {known}; expected a name that one column has, "
+            f"or a number from {-width} to {width - 1}; see --label and --header"
         )
 
+    def _features(self, rows: dict[int, list[str]], titles: list[str]) -> NDArray[np.float32]:
+        """Returns cells as float32 [rows, columns]; missing ones are the mean."""
+        values = np.empty((len(rows), len(titles)))
+        for row, (line, cells) in enumerate(rows.items()):
+            for column, cell in enumerate(cells):
+                missing = _is_missing(cell)
+                value = np.nan if missing else _number(cell)
+                fault = None
+                if value is None or abs(value) > LARGEST:
+                    fault = "expected a finite float32; correct it or drop the column first"
+                elif missing and self.missing == "error":
+                    fault = (
+                        "the cell is missing; expected a number; fill it first, or take the "
+                        "column's mean with --missing mean"
+                    )
+                if fault:
+                    raise SourceError(
+                        f"{self.csv.name}, line {line}, column {titles[column]}: found {cell!r}; "
+                        f"{fault}"
+                    )
+                values[row, column] = value
+        gaps = np.isnan(values)
+        if gaps.all(0).any():
+            raise SourceError(
+                f"{self.csv.name}, column {titles[int(gaps.all(0).argmax())]}: every cell is "
+                "missing, so there is no mean; drop the column first"
+            )
+        for column in np.flatnonzero(gaps.any(0)).tolist():
+            values[gaps[:, column], column] = values[~gaps[:, column], column].mean()
+        return values.astype(np.float32)
 
-class _Line(NamedTuple):
-    number: int  # of the line in the file, from 1 on
-    cells: list[str]
 
-
-def read_lines(path: Path) -> list[_Line]:
-    """Returns the cells of every line that is not blank; their number must not differ."""
-    lines = []
+def read_rows(path: Path) -> dict[int, list[str]]:
+    """Returns the cells of every line that is not blank, as many in each, by the line's number."""
+    rows: dict[int, list[str]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, skipinitialspace=True, strict=True)
             for cells in reader:
                 if len(cells) > 1 or (cells and cells[0].strip()):
-                    lines.append(_Line(reader.line_num, [cell.strip() for cell in cells]))
+                    rows[reader.line_num] = [cell.strip() for cell in cells]
     except (csv.Error, UnicodeDecodeError) as fault:
         raise SourceError(
             f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
         ) from None
-    if not lines:
+    if not rows:
         raise SourceError(f"{path.name}: no rows; expected a CSV file with a row a line")
-    width = len(lines[0].cells)
-    if width == 1:
-        raise SourceError(
-            f"{path.name}, line {lines[0].number}: 1 column; expected a feature and a class at "
-            "least, parted by commas"
-        )
-    for line in lines:
-        if len(line.cells) != width:
+    first, width = next((line, len(cells)) for line, cells in rows.items())
+    for line, cells in rows.items():
+        if len(cells) == 1 or len(cells) != width:
+            expected = "a feature and a class at least, parted by commas"
+            if width > 1:
+                expected = f"{width}, as in line {first}"
             raise SourceError(
-                f"{path.name}, line {line.number}: {len(line.cells)} columns; expected {width}, "
-                f"as in line {lines[0].number}"
+                f"{path.name}, line {line}: {len(cells)} columns; expected {expected}"
             )
-    return lines
+    return rows
 
 
-def _classes(file: str, lines: list[_Line], at: int) -> tuple[list[str], NDArray[np.int64]]:
+def _classes(file: str, texts: dict[int, str], at: int) -> tuple[list[str], NDArray[np.int64]]:
     """Returns the names of the classes, sorted, and the class of each row."""
-    texts = [line.cells[at] for line in lines]
-    for line in lines:
-        if _is_missing(line.cells[at]):
+    for line, text in texts.items():
+        if _is_missing(text):
             raise SourceError(
-                f"{file}, line {line.number}: the class in column {at} is missing (found "
-                f"{line.cells[at]!r}); expected a class for each row; fill it or drop the row first"
+                f"{file}, line {line}: the class in column {at} is missing (found {text!r}); "
+                "expected a class for each row; fill it or drop the row first"
             )
-    names = sorted(set(texts))
+    names = sorted(set(texts.values()))
     values = {name: _number(name) for name in names}
     if None not in values.values():
         names.sort(key=lambda name: values[name] or 0.0)
-        for one, other in zip(names, names[1:], strict=False):
+        for one, other in pairwise(names):
             if values[one] == values[other]:
                 raise SourceError(
                     f"{file}: classes {one!r} and {other!r} are the same number in two spellings; "
                     "expected one spelling of each class; write them alike first"
                 )
-    of = {name: number for number, name in enumerate(names)}
-    return names, np.array([of[text] for text in texts], np.int64)
-
-
-def _features(
-    file: str, lines: list[_Line], at: int, titles: list[str], fill: bool
-) -> NDArray[np.float32]:
-    """Returns the columns but the class, float32 [rows, columns]; `titles` name all columns."""
-    titles = _without(titles, at)
-    values = np.empty((len(lines), len(titles)))
-    for row, line in enumerate(lines):
-        for column, cell in enumerate(_without(line.cells, at)):
-            value = np.nan if _is_missing(cell) else _number(cell)
-            if value is None or abs(value) > LARGEST:
-                raise SourceError(
-                    f"{file}, line {line.number}, column {titles[column]}: found {cell!r}; "
-                    "expected a finite float32; correct it or drop the column first"
-                )
-            if value != value and not fill:
-                raise SourceError(
-                    f"{file}, line {line.number}, column {titles[column]}: the cell is missing "
-                    f"(found {cell!r}); expected a number; fill it first, or take the column's "
-                    "mean with --missing mean"
-                )
-            values[row, column] = value
-    gaps = np.isnan(values)
-    for column in np.flatnonzero(gaps.any(0)).tolist():
-        if gaps[:, column].all():
-            raise SourceError(
-                f"{file}, column {titles[column]}: every cell is missing, so there is no mean; "
-                "drop the column first"
-            )
-        values[gaps[:, column], column] = values[~gaps[:, column], column].mean()
-    return values.astype(np.float32)
+    number = {name: place for place, name in enumerate(names)}
+    return names, np.array([number[text] for text in texts.values()], np.int64)
 
 
 def _without(cells: list[str], at: int) -> list[str]:
-    at %= len(cells)
-    return cells[:at] + cells[at + 1 :]
+    return [cell for number, cell in enumerate(cells) if number != at % len(cells)]
 
 
 def _is_missing(cell: str) -> bool:

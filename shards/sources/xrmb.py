@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -10,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError, times
 from heron.shards.manifest import Labels, View
 from heron.shards.matlab import MatlabFile
-from heron.shards.sources.base import Rows, Source
+from heron.shards.sources.base import Numbers, Rows, Source
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
 LARGEST_LABEL = 255  # of a phone; published are 0 to 39
-SLAB = 8192  # rows read at a time: a file has column after column, and 256 of each are too few
 
 
 class _Names(NamedTuple):
@@ -70,21 +70,22 @@ class Xrmb(Source):
     @property
     def views(self) -> list[View]:
         """`view1`, acoustic, and `view2`, articulatory."""
+        columns = next(iter(self._parts.values())).columns
         return [
-            View(name=name, kind="vector", shape=(width,), dtype="float32")
-            for name, width in self._widths.items()
+            View(name=name, kind="vector", shape=column.shape[1:], dtype="float32")
+            for name, column in columns.items()
         ]
 
-    @cached_property
+    @property
     def labels(self) -> Labels:
         """The numbers of the classes, from 0 to the largest, as names."""
-        count = self.classes or 1 + max(int(part.labels.max()) for part in self._parts.values())
+        count = self.classes or 1 + max(int(p.labels[p.rows].max()) for p in self._parts.values())
         return Labels(kind="multi_class", names=[str(number) for number in range(count)])
 
     @property
     def splits(self) -> dict[str, int]:
         """`train`, `tune` and `test`, or those of them that are asked for."""
-        return {split: len(part.labels) for split, part in self._parts.items()}
+        return {split: len(part.rows) for split, part in self._parts.items()}
 
     @property
     def files(self) -> list[Path]:
@@ -93,22 +94,50 @@ class Xrmb(Source):
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Returns rows of a split; SourceError where one of their values is not finite."""
-        return self._parts[split].read(start, stop)
+        part = self._parts[split]
+        rows = part.rows[start:stop]
+        return Rows({view: part.columns[view][rows] for view in VIEWS}, part.labels[rows])
 
     @cached_property
-    def _opened(self) -> tuple[MatlabFile, MatlabFile]:
-        return MatlabFile(self.single1), MatlabFile(self.single2)
+    def _parts(self) -> dict[str, _Part]:
+        files = MatlabFile(self.single1), MatlabFile(self.single2)
+        names = self._names(*files)
+        columns = {split: self._columns(files, names[split]) for split in names}
+        first = next(iter(names))
+        for split in names:
+            for at, view in enumerate(VIEWS):
+                width, expected = (columns[s][view].shape[1] for s in (split, first))
+                if width != expected:
+                    raise SourceError(
+                        f"{files[at].path.name}: {names[split][at]} has {width} columns; expected "
+                        f"{expected}, as in {names[first][at]}; give the files of one data set"
+                    )
+        labels = {split: _labels(files[1], names[split].labels) for split in names}
+        largest = max(int(numbers.max()) for numbers in labels.values())
+        if self.classes is not None and self.classes > largest + 1:
+            raise SourceError(
+                f"{self.single2.name}: its labels go to {largest}; expected {self.classes} classes "
+                f"from 0 on; give a --classes of at most {largest + 1}"
+            )
+        for split, (view1, view2, label) in names.items():
+            rows, other = (columns[split][view].shape[0] for view in VIEWS)
+            for name, count in [(view2, other), (label, len(labels[split]))]:
+                if count != rows:
+                    raise SourceError(
+                        f"{self.single2.name}: {name} has {count:,} rows; expected {rows:,}, as "
+                        f"{view1} has in {self.single1.name}; give the files of one data set"
+                    )
+        return {
+            split: _Part(columns[split], labels[split], self._choose(split, labels[split]))
+            for split in names
+        }
 
-    @cached_property
-    def _names(self) -> dict[str, _Names]:
-        """The variables of every split that is read."""
-        first, second = self._opened
+    def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
+        """Returns the variables of every split that is read."""
         found = {*first.variables, *second.variables}
-        names = {
-            part: names
-            for part, names in PARTS.items()
-            if (found.intersection(names) if self.parts is None else part in self.parts)
-        } or {"train": PARTS["train"]}
+        held = [part for part in PARTS if found.intersection(PARTS[part])]
+        wanted: Sequence[str] = self.parts or held or ["train"]
+        names = {part: PARTS[part] for part in PARTS if part in wanted}
         for one in names.values():
             for name, file in ((one.view2, first), (one.view1, second)):
                 if one.view1 not in first.variables and name in file.variables:
@@ -119,53 +148,17 @@ class Xrmb(Source):
                     )
         return names
 
-    @cached_property
-    def _widths(self) -> dict[str, int]:
-        """The columns of each view, which are the same in all splits."""
-        widths = {}
-        for at, view in enumerate(VIEWS):
-            file, names = self._opened[at], [names[at] for names in self._names.values()]
-            columns = {name: file.shape(name)[1] for name in names}
-            widths[view] = columns[names[0]]
-            for name, count in columns.items():
-                if count != widths[view]:
-                    raise SourceError(
-                        f"{file.path.name}: {name} has {count} columns; expected "
-                        f"{widths[view]}, as in {names[0]}; give the files of one data set"
-                    )
-        return widths
+    def _columns(self, files: tuple[MatlabFile, MatlabFile], names: _Names) -> dict[str, Numbers]:
+        """Returns the views of a split, whose matrices are opened when rows are read."""
 
-    @cached_property
-    def _parts(self) -> dict[str, _SplitReader]:
-        _ = self._widths  # shapes are looked at before any numbers are
-        first, second = self._opened
-        labels = {split: _labels(second, names.labels) for split, names in self._names.items()}
-        largest = max(int(numbers.max()) for numbers in labels.values())
-        if self.classes is not None and self.classes > largest + 1:
-            raise SourceError(
-                f"{second.path.name}: its labels go to {largest}; expected {self.classes} classes "
-                f"from 0 on; give a --classes of at most {largest + 1}"
-            )
-        parts = {}
-        for split, names in self._names.items():
-            rows = first.shape(names.view1)[0]
-            for name, count in [
-                (names.view2, second.shape(names.view2)[0]),
-                (names.labels, len(labels[split])),
-            ]:
-                if count != rows:
-                    raise SourceError(
-                        f"{second.path.name}: {name} has {count:,} rows; expected {rows:,}, as "
-                        f"{names.view1} has in {first.path.name}; give the files of one data set"
-                    )
-            chosen = self._choose(split, labels[split])
-            kept = labels[split] if chosen is None else labels[split][chosen]
-            views = {"view1": (first, names.view1), "view2": (second, names.view2)}
-            parts[split] = _SplitReader(views, chosen, kept)
-        return parts
+        def column(file: MatlabFile, name: str) -> Numbers:
+            where = f"{file.path.name}: {name}"
+            return Numbers(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
 
-    def _choose(self, split: str, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns the rows that are kept, by their numbers in the file; None is all as they lie."""
+        return {view: column(files[at], names[at]) for at, view in enumerate(VIEWS)}
+
+    def _choose(self, split: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows that are kept, by their numbers in the file."""
         where = f"{self.single2.name}: {PARTS[split].labels}"
         keep = np.ones(len(labels), bool) if self.classes is None else labels < self.classes
         if not keep.any():
@@ -181,69 +174,18 @@ class Xrmb(Source):
                     f"{self.per_class:,}; lower --per-class, or leave {split} out with --parts"
                 )
             keep[rows[self.per_class :]] = False
-        if keep.all() and not self.shuffle:
-            return None
         chosen = np.flatnonzero(keep)
         if self.shuffle:
             np.random.default_rng([self.seed, list(PARTS).index(split)]).shuffle(chosen)
         return chosen
 
 
-class _SplitReader:
-    """Reads a split: it knows where the rows lie, and keeps the slab that was read last."""
+class _Part(NamedTuple):
+    """A split: all rows in its matrices, and those that are kept."""
 
-    def __init__(
-        self,
-        views: dict[str, tuple[MatlabFile, str]],
-        chosen: NDArray[np.int64] | None,
-        labels: NDArray[np.int64],
-    ) -> None:
-        self.views, self.chosen, self.labels = views, chosen, labels
-        self.slab: tuple[int, dict[str, NDArray[np.float32]]] = (-1, {})
-
-    def read(self, start: int, stop: int) -> Rows:
-        """Returns rows [start, stop)."""
-        pieces: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self.views}
-        for first in range(start // SLAB * SLAB, stop, SLAB):
-            for name, slab in self._slab_from(first).items():
-                pieces[name].append(slab[max(start - first, 0) : stop - first])
-        views: dict[str, NDArray[np.float32] | list[bytes]] = {}
-        for name, arrays in pieces.items():
-            views[name] = values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            if not np.isfinite(values).all():
-                raise self._not_finite(name, start, values)
-        return Rows(views, self.labels[start:stop])
-
-    def _slab_from(self, first: int) -> dict[str, NDArray[np.float32]]:
-        """Returns the SLAB rows from `first` on, of each view."""
-        if self.slab[0] != first:
-            self.slab = (-1, {})  # so that two are never in memory
-            self.slab = (first, {view: self._slab(view, first) for view in self.views})
-        return self.slab[1]
-
-    def _slab(self, view: str, first: int) -> NDArray[np.float32]:
-        file, variable = self.views[view]
-        columns = file.matrix(variable).T  # in the order in which they lie in the file
-        count = len(self.labels[first : first + SLAB])
-        slab = np.empty((count, len(columns)), np.float32)
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found
-            if self.chosen is None:
-                slab[:] = columns[:, first : first + count].T
-            else:
-                rows = self.chosen[first : first + count]
-                order = np.argsort(rows)
-                slab[order] = columns[:, rows[order]].T
-        return slab
-
-    def _not_finite(self, view: str, start: int, values: NDArray[np.float32]) -> SourceError:
-        file, variable = self.views[view]
-        row, column = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
-        at = start + row if self.chosen is None else int(self.chosen[start + row])
-        found = file.matrix(variable)[at, column]
-        return SourceError(
-            f"{file.path.name}: {variable}, row {at:,}, column {column} is {found}; expected a "
-            f"finite float32; {DOWNLOAD}"
-        )
+    columns: dict[str, Numbers]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
@@ -251,7 +193,7 @@ def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
     values = file.matrix(name)
     if 1 not in values.shape:
         raise SourceError(
-            f"{file.path.name}: {name} is {values.shape[0]:,} × {values.shape[1]:,}; expected a "
+            f"{file.path.name}: {name} is {times(values.shape)}; expected a "
             f"column, a class number for each row; {DOWNLOAD}"
         )
     values = values.reshape(-1)

@@ -13,7 +13,7 @@ HTML = "an HTML page (a download quota page?)"
 
 
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
-    """Open a zip; SourceError says what it is instead of what is `expected`."""
+    """Opens a zip; SourceError says what it is instead of what is `expected`."""
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as fault:

@@ -13,8 +13,8 @@ from heron.shards.build import build, npy
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.show import contact_sheet, show
 from heron.shards.sources import make
+from heron.shards.sources.arrays import map_npy
 from heron.shards.sources.base import Source
-from heron.shards.sources.npy import map_npy
 from heron.shards.verify import verify
 from tests.shards.test_verify import reseal, rewrite
 from tests.shards.tiny import whole

@@ -71,8 +71,8 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("1,?,0\n", {}, "line 1, column 1: the cell is missing (found '?'); expected a number"),
-        (HEADER + "1,,0\n", {}, "line 2, column 'arm span': the cell is missing (found ''); "),
+        ("1,?,0\n", {}, "line 1, column 1: found '?'; the cell is missing; expected a number"),
+        (HEADER + "1,,0\n", {}, "line 2, column 'arm span': found ''; the cell is missing; "),
         ("1,?,0\n", {}, "take the column's mean with --missing mean"),
         ("1,?,0\n2,?,1\n", {"missing": "mean"}, "column 1: every cell is missing, so there is no"),
         (HEADER + "1,tall,0\n", {}, "line 2, column 'arm span': found 'tall'; expected a finite"),
@@ -86,13 +86,21 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
         ("1,tall,0\n", {}, "say which it is with --header yes or --header no"),
         (BARE, {"label": "kind"}, "no column 'kind'; names 1.5, 2, 10; expected a name that one"),
         (BARE, {"label": "kind", "header": "no"}, "no column 'kind'; there are no names; expected"),
-        (HEADER + BARE, {"label": "3"}, "no column 3; names height, arm span, kind; expected a na"),
-        (BARE, {"label": "-4"}, "no column -4; there are no names; expected a name that one colum"),
+        (
+            HEADER + BARE,
+            {"label": "3"},
+            "no column '3'; names height, arm span, kind; expected a na",
+        ),
+        (BARE, {"label": "-4"}, "no column '-4'; there are no names; expected a name that one col"),
         (BARE, {"label": "-4"}, "or a number from -3 to 2; see --label and --header"),
-        ("a,a,b\n1,2,3\n", {"label": "a"}, "2 columns have the name 'a'; names a, a, b; expected"),
+        ("a,a,b\n1,2,3\n", {"label": "a"}, "2 columns are called 'a'; names a, a, b; expected"),
         (HEADER, {}, "a header and no rows; expected a line for each"),
         ("\n \n", {}, "no rows; expected a CSV file with a row a line"),
-        ("1;2;3\n", {}, "line 1: 1 column; expected a feature and a class at least, parted by com"),
+        (
+            "1;2;3\n",
+            {},
+            "line 1: 1 columns; expected a feature and a class at least, parted by com",
+        ),
         ('1,"2,3\n', {}, "cannot be read (unexpected end of data); expected a CSV file in UTF-8"),
     ],
 )
@@ -132,5 +140,7 @@ def test_uci(file: str, options: dict[str, str], rows: int, width: int, classes:
 
 @pytest.mark.skipif(not UCI.exists(), reason="no UCI files in the data folder")
 def test_uci_ages_that_are_missing() -> None:
-    with pytest.raises(SourceError, match="dermatology.csv, line 35, column 'Age': the cell is mi"):
+    with pytest.raises(
+        SourceError, match="dermatology.csv, line 35, column 'Age': found '.*'; the cell is mis"
+    ):
         _ = make("table", {"csv": UCI / "dermatology.csv"}).splits

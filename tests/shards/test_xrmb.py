@@ -15,7 +15,6 @@ from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
 from heron.shards.sources import make
 from heron.shards.sources.base import Source
-from heron.shards.sources.xrmb import SLAB
 from heron.shards.verify import verify
 from tests.shards.matlab_files import FILES, FORMATS, write_v5, write_xrmb
 from tests.shards.tiny import whole
@@ -127,7 +126,7 @@ def test_shuffled_rows_are_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_slabs_join_and_memory_is_bounded(tmp_path: Path) -> None:
-    rows = 5 * SLAB + 9
+    rows = 5 * 8192 + 9
     ramp = np.arange(rows, dtype="f4")[:, None]
     changes = {
         "X1": ramp + np.arange(60, dtype="f4"),
@@ -149,11 +148,11 @@ def test_slabs_join_and_memory_is_bounded(tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[1] < 7e6 < changes["X1"].nbytes
         finally:
             tracemalloc.stop()
-        ends = source.read("train", SLAB - 3, 2 * SLAB + 3)
+        ends = source.read("train", 8192 - 3, 2 * 8192 + 3)
         got = np.asarray(ends.views["view1"])[:, 0]
-        assert len(got) == SLAB + 6 and (np.diff(got) > 0).all()
+        assert len(got) == 8192 + 6 and (np.diff(got) > 0).all()
         np.testing.assert_array_equal(
-            source.read("train", SLAB - 3, SLAB + 1).views["view1"],
+            source.read("train", 8192 - 3, 8192 + 1).views["view1"],
             np.asarray(ends.views["view1"])[:4],
         )
 
@@ -295,7 +294,9 @@ def test_a_page_and_a_download_that_stopped(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="bytes; expected .*: it is cut short; download it again"):
         _ = source.splits
     path.write_bytes(b"<!DOCTYPE html>" + data)
-    with pytest.raises(SourceError, match="it begins with b'<!DOCTYPE html>M'; expected a file of"):
+    with pytest.raises(
+        SourceError, match="begins with b'<!DOCTYPE html>M', .*; expected a file of"
+    ):
         _ = source.splits
 
 
