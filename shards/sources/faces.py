@@ -12,7 +12,7 @@ from heron.shards.sources.portrait import Camera, draw_face, photograph
 
 QUALITY = 90
 STEADY = Camera(0.03, 0.09, 0, (0.9, 1.04), 0.14, 0, 5, (100, 240))
-VARIED = Camera(0.03, 0.09, 8, (0.4, 1.3), 0.5, 0.3, 12, (0, 256))
+VARIED = Camera(0.06, 0.09, 8, (0.4, 1.3), 0.5, 0.3, 12, (0, 256))
 CAMERAS = {1: {"image": STEADY}, 2: {"left": VARIED, "right": VARIED}}
 
 
