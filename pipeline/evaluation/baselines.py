@@ -18,13 +18,13 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, label_auc
 
 FOLDS = 5
-COMPONENTS = (50, 150, None)  # None: as many as there are
+COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
 SHOWN = ("auc_macro", "f1_weighted")
 _ITERATIONS = 300
 
 Matrix = NDArray[np.float64]
-Choice = tuple[bool, int | None, float]  # whether views share weights, components, C
+Choice = tuple[bool, int, float]  # whether views share weights, components, C
 
 
 def compare(
@@ -123,8 +123,11 @@ def logistic_regression(
     (probability,) = _predict(x, y, others, exclusive, [best])
     shared, k, c = best
     rows = len(x) * (x.shape[1] if shared else 1)
-    most = min(rows, x.size // rows)
-    return probability, {"components": min(k or most, most), "c": c, "shared": float(shared)}
+    return probability, {
+        "components": min(k, rows, x.size // rows),
+        "c": c,
+        "shared": float(shared),
+    }
 
 
 def _predict(
@@ -153,7 +156,7 @@ def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
     if not np.ptp(x, 0).any():  # one row, or rows that are alike: there is no component
         return np.zeros((len(x), 1)), np.zeros((len(others), 1))
     scaler = StandardScaler().fit(x)
-    pca = PCA(svd_solver="full").fit(scaler.transform(x))
+    pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full").fit(scaler.transform(x))
     inputs, asked = (pca.transform(scaler.transform(rows)) for rows in (x, others))
     return inputs, asked
 

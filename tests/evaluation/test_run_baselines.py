@@ -74,14 +74,17 @@ def test_views_that_are_alike_share_the_weights_where_that_predicts_better() -> 
     """Of two views, each with the same directions under noise of its own, two rows are made."""
     (x, y), (others, truth) = clouds(60, 0), clouds(200, 1)
     draw = np.random.default_rng(2)
-    x, others = (rows[:, None] + 3 * draw.normal(size=(len(rows), 2, 30)) for rows in (x, others))
-    probability, chosen = logistic_regression(x, y, others, exclusive=False)
-    assert chosen["shared"] == 1
-    scaler = StandardScaler().fit(x.reshape(120, 30))
-    pca = PCA(int(chosen["components"]), svd_solver="full").fit(
-        scaler.transform(x.reshape(120, 30))
+    pairs, asked_pairs = (
+        rows[:, None] + 3 * draw.normal(size=(len(rows), 2, 30)) for rows in (x, others)
     )
-    inputs, asked = (pca.transform(scaler.transform(a.reshape(-1, 30))) for a in (x, others))
+    probability, chosen = logistic_regression(pairs, y, asked_pairs, exclusive=False)
+    assert chosen["shared"] == 1
+    stacked = pairs.reshape(120, 30)
+    scaler = StandardScaler().fit(stacked)
+    pca = PCA(int(chosen["components"]), svd_solver="full").fit(scaler.transform(stacked))
+    inputs, asked = (
+        pca.transform(scaler.transform(a.reshape(-1, 30))) for a in (pairs, asked_pairs)
+    )
     model = LogisticRegression(C=chosen["c"], max_iter=300).fit(inputs, y[:, 0].repeat(2))
     expected = model.predict_proba(asked)[:, 1].reshape(200, 2).mean(1)
     np.testing.assert_allclose(probability[:, 0], expected, atol=1e-5)
