@@ -12,7 +12,7 @@ from heron.launch.arguments import Override
 from heron.launch.tables import CONFIGS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.experiment import Config, load_config, load_run_config
 from heron.pipeline.config.sections import Natural
 from heron.shards.dotted import suggest
 from heron.shards.manifest import MANIFEST
@@ -110,7 +110,7 @@ def _is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    kept = load_config(folder / "config.yaml")
+    kept = load_run_config(folder / "config.yaml")
     if kept.model_copy(update={"run": config.run}) != config:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"

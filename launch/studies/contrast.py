@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot
 
 from heron.launch.studies.workload import Setting, Workload
 from heron.pipeline.distributed.traffic import step_features
-from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.batch import ByName, GlobalBatch
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
 PAIRS = 2**22  # of rows, at least: fewer take no time that a clock can measure
@@ -87,9 +87,9 @@ def _batch(
     scopes = (needs.own, share), (needs.gathered, rows), (needs.labelled, labelled)
     parts = [{name: leaves(name, count) for name in names} for names, count in scopes]
     batch = GlobalBatch(
-        own=parts[0],
-        gathered=parts[1],
-        gathered_labelled=parts[2],
+        own=ByName("own", parts[0]),
+        gathered=ByName("gathered", parts[1]),
+        gathered_labelled=ByName("labelled", parts[2]),
         targets=targets.to(device),
         rows=own_rows,
         labelled=slice(0, own),

@@ -13,7 +13,7 @@ from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.study import Pbt, Range, Study
 from heron.launch.studies.trials import LINEAGE, Trial
 from heron.pipeline.config.errors import CheckpointError
-from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.config.experiment import Config, dump_config, load_run_config
 from heron.pipeline.data.mined import MINED
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.run_lock import Hold
@@ -131,7 +131,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
             f"{source} is damaged ({fault}), and {config.run.dir} was to go on from it; bring it "
             "back, or begin the study anew in another folder"
         )
-    donor, run = load_config(source / "config.yaml"), Path(config.run.dir)
+    donor, run = load_run_config(source / "config.yaml"), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source, donor), Path(donor.run.dir) / MINED
     model = (source / "model.json").read_text()
     texts = {"config.yaml": dump_config(config), "model.json": model}

@@ -14,7 +14,7 @@ import pandas as pd
 
 from heron.launch.studies.results import BATCH, Results
 from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
-from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.config.terms import Term
 from heron.pipeline.data.plan import shares
 from heron.pipeline.distributed.exchange import ShardSizes
@@ -87,7 +87,7 @@ class Workload:
             checkpoint = locate(run)
             shapes = input_shapes(checkpoint)
             labels = int(json.loads((checkpoint / "model.json").read_text())["labels"])
-            config = load_config(checkpoint / "config.yaml")
+            config = load_run_config(checkpoint / "config.yaml")
         except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:
             raise StudyError(f"{run}: its step cannot be told: {error}") from None
         levels, objective = 0, Objective(config.objective.terms())

@@ -115,7 +115,7 @@ class Augmentation(Section):
         found = load_class(path, OwnAugmentation)  # type: ignore[type-abstract]
         if inspect.isabstract(found):
             raise ValueError(f"{path} does nothing; expected a method __call__(x, draw)")
-        return {"own": (path, found.model_validate(options or {}))}
+        return {"own": (path, found.model_validate({} if options is None else options))}
 
     @model_validator(mode="after")
     def _one(self) -> Augmentation:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from heron.pipeline.config.augmentations import Augmentations
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
-from heron.pipeline.config.renamed import refuse_renamed
+from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
     BelowOne,
     Count,
@@ -268,6 +268,18 @@ def load_config(
     return parse_config(tree)
 
 
+def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Returns the experiment that a run has written, of this edition or the first.
+
+    Args and Raises: see `load_config`.
+    """
+    tree = read_tree(path)
+    move_renamed(tree)
+    for given in overrides:
+        override(tree, given)
+    return parse_config(tree)
+
+
 def parse_config(tree: dict[str, Any]) -> Config:
     """Returns a tree of plain values as an experiment; see `load_config` for the errors."""
     refuse_renamed(tree)
@@ -282,6 +294,8 @@ def dump_config(config: Config) -> str:
 def _choose(method: str, tree: dict[str, Any]) -> None:
     """Makes an experiment into a method, with the options that it gives the method's parts."""
     given: dict[str, Any] = tree.get("objective") or {}
+    if not isinstance(given, dict):
+        return  # which is refused with the other faults
     methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
     if method not in methods:
         near = difflib.get_close_matches(method, methods, 1, 0.5)
@@ -289,12 +303,15 @@ def _choose(method: str, tree: dict[str, Any]) -> None:
         raise ConfigError(f"unknown method '{method}'; {hint}")
     chosen = methods[method]
     kept = CLASSIFIERS if chosen.get("classifier") else ()
-    terms = {name: options for name, options in given.items() if name in kept}
+    terms = {
+        name: options for name, options in given.items() if name in kept and options is not None
+    }
     if kept and not terms:
         raise ConfigError(
             f"method '{method}' keeps the experiment's classifier, and it has none; expected "
             f"objective.{' or objective.'.join(CLASSIFIERS)}"
         )
     for name, options in chosen.get("terms", {}).items():
-        terms[name] = {**(given.get(name) or {}), **options}
+        asked = given.get(name) or {}
+        terms[name] = {**asked, **options} if isinstance(asked, dict) else asked
     tree["objective"] = terms

@@ -14,6 +14,24 @@ RENAMED: dict[str, tuple[Any, str]] = {
 }
 
 
+def move_renamed(tree: dict[str, Any]) -> None:
+    """Renames the keys of the first edition in the configuration that a run has written.
+
+    Args:
+        tree: plain values, changed in place.
+    """
+    model, objective = tree.get("model") or {}, tree.get("objective") or {}
+    if not (isinstance(model, dict) and isinstance(objective, dict)):
+        return
+    groups, autoencoder = model.pop("task_groups", None), model.pop("label_autoencoder", None)
+    if groups is not None:
+        objective["deepmtmv"] = groups
+    if autoencoder and objective.get("c2ae"):
+        objective["c2ae"] |= {"hidden": autoencoder["hidden"], "code": autoencoder["width"]}
+    if isinstance(own := objective.pop("custom", None), dict):
+        objective |= own
+
+
 def refuse_renamed(tree: dict[str, Any]) -> None:
     """Takes keys of the first edition out of a configuration where they say nothing.
 

@@ -94,8 +94,8 @@ def override(tree: dict[str, Any], given: str) -> None:
         ConfigError: it has no '=', or leads through a value or past the end of a list.
     """
     key, value = parse_override(given)
-    *parents, last = key.split(".")
     section: Any = tree
+    *parents, last = _names(tree, key)
     for parent in parents:
         if isinstance(section, dict) and section.get(parent) is None:
             section[parent] = {}
@@ -105,6 +105,19 @@ def override(tree: dict[str, Any], given: str) -> None:
                 f"override '{given}': '{parent}' holds the value {section!r}, not a section"
             )
     section[_key_in(section, last, given)] = value
+
+
+def _names(tree: dict[str, Any], key: str) -> list[str]:
+    """Returns the parts of a dotted key; a key of the tree that has dots itself is one part."""
+    names, section = [], tree
+    while key:
+        dotted = [k for k in section if "." in str(k) and f"{key}.".startswith(f"{k}.")]
+        name = max(dotted, key=len) if dotted else key.partition(".")[0]
+        names.append(name)
+        key = key[len(name) + 1 :]
+        found = section.get(name)
+        section = found if isinstance(found, dict) else {}
+    return names
 
 
 def _key_in(section: dict[str, Any] | list[Any], part: str, given: str) -> Any:

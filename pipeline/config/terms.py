@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -53,6 +53,18 @@ class Needs:
     labels: tuple[str, ...] = ()
     views: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuses a name where names are expected, which Python would take letter by letter."""
+        for name in ("gathered", "labelled", "own", "labels"):
+            if not isinstance(getattr(self, name), tuple):
+                raise TypeError(
+                    f"Needs.{name} is {getattr(self, name)!r}; expected a tuple of names"
+                )
+        if "paths" in self.gathered:
+            raise TypeError(
+                "Needs.gathered holds 'paths', which labelled rows have: Needs.labelled"
+            )
+
     @property
     def features(self) -> set[str]:
         """Everything that is read of any row."""
@@ -93,12 +105,12 @@ class Term(Section):
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where the term, `name` in the YAML, does not fit what it stands in."""
 
-    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
-        """Returns modules that the model gets for this term, by name.
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns what builds the modules that the model gets for this term, by name.
 
-        A module with a method `features(encoded) -> {name: [tensor a view]}` adds these to what the
-        model makes of a batch (see `models.heterogeneous.Encoded`). Of two terms that bring a part
-        of one name, the first one's is taken.
+        A module with a method `add_features(encoded) -> {name: [tensor a view]}` adds these to what
+        the model makes of a batch (see `models.heterogeneous.Encoded`). What two terms ask for by
+        one name is built once, by the first.
         """
         return {}
 
@@ -153,12 +165,14 @@ def find_term(name: str) -> type[Term]:
     if "." not in name:
         known = named_terms()
         if name not in known:
-            hint = suggest(name, list(known))
-            raise ValueError(f"unknown key; {hint}; or the dotted path of a class of your own")
+            hint = suggest(name, sorted(known))
+            raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
         return known[name]
     found = load_class(name, Term)  # type: ignore[type-abstract]
     if inspect.isabstract(found):
         raise ValueError(f"{name} has no loss; expected a method loss(batch, memory)")
+    if not isinstance(found.needs, Needs):
+        raise ValueError(f"{name}.needs is {found.needs!r}; expected Needs(gathered=(...), ...)")
     return found
 
 

@@ -106,7 +106,13 @@ def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], T
     Raises:
         ConfigError: it is of another shape or type.
     """
+    before = x._version
     y: object = options(x, draw)
+    if x._version != before:
+        raise ConfigError(
+            f"data.views: augmentation {name} writes into what it is given, which other views see "
+            "too; expected a new tensor"
+        )
     found = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ConfigError(

@@ -13,8 +13,10 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.distributed.collectives import gather, gather_objects, rank
 from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
+
+ALWAYS = "hidden", "inputs", "logits", "paths", "projections"  # what a term may ask for
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,26 @@ def globalise(
         ConfigError: a term needs what neither the model nor the batch has.
     """
     count, needs = sizes.labelled[rank()], objective.needs
-    known = features | {"inputs": [x.flatten(1) for x in inputs], "paths": [batch.paths]}
+    known = dict(features)
+    if "inputs" in needs.features:  # a copy of pictures, whose memory is channels-last
+        known["inputs"] = [x.flatten(1) for x in inputs]
+    if "paths" in needs.features:
+        known["paths"] = [batch.paths]
     if not needs.features <= known.keys():
         _refuse(objective, known)
     return GlobalBatch(
-        own=features,
-        gathered={name: [gather(x, sizes.rows) for x in known[name]] for name in needs.gathered},
-        gathered_labelled={
-            name: [gather(x[:count], sizes.labelled) for x in known[name]]
-            for name in needs.labelled
-        },
+        own=ByName("own", known),
+        gathered=ByName(
+            "gathered",
+            {name: [gather(x, sizes.rows) for x in known[name]] for name in needs.gathered},
+        ),
+        gathered_labelled=ByName(
+            "labelled",
+            {
+                name: [gather(x[:count], sizes.labelled) for x in known[name]]
+                for name in needs.labelled
+            },
+        ),
         targets=gather(batch.targets, sizes.labelled),
         rows=_own(sizes.rows),
         labelled=_own(sizes.labelled),
@@ -100,7 +112,7 @@ def _refuse(objective: Objective, known: Features) -> NoReturn:
         if missing := sorted(term.requires().features - known.keys()):
             raise ConfigError(
                 f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
-                f"expected some of {', '.join(sorted(known))}, or a part that makes it"
+                f"expected some of {', '.join(sorted({*known, *ALWAYS}))}, or a part that makes it"
             )
     raise AssertionError("every need is a term's")
 

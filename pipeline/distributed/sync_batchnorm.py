@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import stack, sum_over_processes, world_size
 
 
@@ -108,6 +109,11 @@ def synchronise(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm):
+                if not (child.affine and child.track_running_stats and child.momentum):
+                    raise TrainingError(
+                        f"{name} is {child}; expected affine, running statistics and a momentum, "
+                        "with which it can be synchronised over processes"
+                    )
                 kind = GpuBatchNorm if child.weight.is_cuda else GlobalBatchNorm
                 norm = kind(child.num_features, child.eps, child.momentum or 0.1)
                 norm.load_state_dict(child.state_dict())

@@ -182,7 +182,14 @@ def build_encoder(
         ConfigError: the encoder does not fit the view.
     """
     if isinstance(config, OwnEncoder):
-        return config.build(shape, salt)
+        made: object = config.build(shape, salt)
+        match made:
+            case (nn.Module() as encoder, int(width)):
+                return encoder, width
+        raise ConfigError(
+            f"model.encoder: {config.kind}.build gave {made!r:.80}; expected a module and "
+            "the width of its features"
+        )
     if isinstance(config, Convnet):
         planes = _planes(config, shape)
         layers = convnet(config, planes, salt)

@@ -74,7 +74,7 @@ class Encoded:
 class FeaturePart(Protocol):
     """A module of a term that adds features."""
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns features by name, which take the place of others of that name."""
 
 
@@ -138,12 +138,7 @@ class Heterogeneous(nn.Module):
         self.projectors = nn.ModuleList(
             nn.Sequential(*head(config, self.width)) for _ in range(projectors)
         )
-        parts = {} if self.classifier is None else {"classifier": self.classifier}
-        for term in terms.values():
-            parts = term.parts(spec) | parts  # the first term that asks for a part builds it
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self._parts = [name for name, part in parts.items() if isinstance(part, FeaturePart)]
+        self._build_parts(spec, terms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _refuse(self, config: Model, shapes: Sequence[Sequence[int]]) -> None:
@@ -168,6 +163,22 @@ class Heterogeneous(nn.Module):
                 "own; expected one of them: give the others the weight 0"
             )
         return made[owners[0]] if owners else None
+
+    def _build_parts(self, spec: ModelSpec, terms: Mapping[str, Term]) -> None:
+        """Builds the parts of terms in an order that does not depend on the configuration's."""
+        builders: dict[str, Callable[[], nn.Module]] = {}
+        for term_name, term in terms.items():
+            parts = term.parts(spec)
+            if taken := sorted(name for name in parts if hasattr(self, name)):
+                raise ConfigError(
+                    f"objective.{term_name} brings a part '{taken[0]}', which every model has; "
+                    "expected another name"
+                )
+            builders = parts | builders
+        for name in sorted(builders, reverse=True):
+            self.add_module(name, builders[name]())
+        known = [*sorted(builders, reverse=True), "classifier"]
+        self._parts = [name for name in known if isinstance(getattr(self, name), FeaturePart)]
 
     def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
         """Returns the encoder and the projector of a view."""
@@ -236,7 +247,10 @@ class Heterogeneous(nn.Module):
         for name in self._parts:
             part = getattr(self, name)
             assert isinstance(part, FeaturePart)
-            features |= part.features(encoded)
+            added = part.add_features(encoded)
+            if not all(isinstance(tensors, list) for tensors in added.values()):
+                raise TypeError(f"part {name} gave {added.keys()}; expected lists of tensors")
+            features |= added
         return features
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.evaluation import collapse
 from heron.pipeline.negatives.definition import CELLS, LabelPairs, Numbers, relation, row_sums
 from heron.pipeline.negatives.estimates import (
@@ -60,7 +60,7 @@ class Temperatures:
         """Returns those in a run's config.yaml; defaults, and why, where it cannot be read."""
         path = Path(run) / "config.yaml"
         try:
-            objective = load_config(path).objective
+            objective = load_run_config(path).objective
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)

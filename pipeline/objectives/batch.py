@@ -7,7 +7,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-Features = Mapping[str, Sequence[Tensor]]  # by name, a tensor a view where views have their own
+
+class ByName(dict[str, list[Tensor]]):
+    """Features by name, a tensor a view where views have their own."""
+
+    def __init__(self, scope: str, features: Mapping[str, list[Tensor]]) -> None:
+        """Holds what terms have asked for by `Needs.scope`."""
+        super().__init__(features)
+        self.scope = scope
+
+    def __missing__(self, name: str) -> list[Tensor]:
+        """Says what a loss has not asked for."""
+        raise ValueError(f"the loss reads '{name}', which is not among its needs.{self.scope}")
 
 
 @dataclass(frozen=True)
@@ -32,9 +43,9 @@ class GlobalBatch:
             differentiable. Every process must call it.
     """
 
-    own: Features
-    gathered: Features
-    gathered_labelled: Features
+    own: ByName
+    gathered: ByName
+    gathered_labelled: ByName
     targets: Tensor
     rows: slice
     labelled: slice

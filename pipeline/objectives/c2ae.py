@@ -45,7 +45,7 @@ class LabelAutoencoder(nn.Module):
         logits: Tensor = self.decode(self.embed(x).sigmoid() - 0.5)
         return logits
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns `codes` in training: F_x(x), F_e(y) and the logits F_d(F_e(y))."""
         if encoded.targets is None:
             return {}

@@ -46,7 +46,7 @@ class Deepmtmv(Term):
     separation: Positive = 1.95
     consensus: Annotated[float, Field(ge=0)] = 0.1
 
-    needs: ClassVar[Needs] = Needs(own=("logits", "hidden"), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(own=("hidden",), labels=KNOWN)
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where no term trains the classifier."""

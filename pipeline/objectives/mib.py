@@ -1,7 +1,7 @@
 """MIB: views agree on what they share, and the codes of a sample on everything else."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +52,7 @@ class Bottleneck(nn.Module):
 class Bottlenecks(nn.ModuleList):
     """One a view."""
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns `means` and `stds` of p(z|v), and `critics`, c(z), of each view."""
         pairs = zip(self, encoded.projections, strict=False)
         found = zip(*(module(z, encoded.rng_keys) for module, z in pairs), strict=True)
@@ -70,10 +70,10 @@ class Mib(Term):
         gathered=("critics",), own=("projections", "means", "stds"), views=2
     )
 
-    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings a bottleneck a view."""
         dim, views = spec.config.projection_width, range(len(spec.shapes))
-        return {"bottlenecks": Bottlenecks(Bottleneck(dim, view) for view in views)}
+        return {"bottlenecks": lambda: Bottlenecks(Bottleneck(dim, view) for view in views)}
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `mib`; beta grows as in the paper's experiments."""

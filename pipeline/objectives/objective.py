@@ -98,8 +98,18 @@ class Objective:
                 loss = term.loss(batch, self.memories.get(name))
             except ValueError as fault:
                 raise TrainingError(f"objective.{name}: {fault}") from None
-            if loss is not None:
-                losses[name] = loss
+            if loss is None:
+                continue
+            if not isinstance(loss, Tensor) or loss.dim():
+                found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+                raise TrainingError(
+                    f"objective.{name}: its loss is {found}; expected a scalar tensor"
+                )
+            losses[name] = loss
+        if not losses:
+            raise TrainingError(
+                f"objective: {', '.join(self.terms)} gave no loss; expected one that does beside it"
+            )
         total = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         return total, {name: loss.detach() for name, loss in losses.items()}
 
@@ -107,6 +117,11 @@ class Objective:
         """Makes the memories of the terms, on the device of the model."""
         made = {name: term.memory(run) for name, term in self.terms.items()}
         device = next(run.model.parameters()).device
+        for name, memory in made.items():
+            if not isinstance(memory, Memory | None):
+                raise TrainingError(
+                    f"objective.{name}: its memory is {type(memory).__name__}; expected a Memory"
+                )
         self.memories = {
             name: memory.to(device) for name, memory in made.items() if memory is not None
         }

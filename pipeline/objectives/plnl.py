@@ -1,6 +1,6 @@
 """PLNL: guessed labels where the other network is sure, further complementary labels elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -30,7 +30,7 @@ class SecondNetwork(nn.ModuleList):
         encoder, _ = build_encoder(spec.config.encoder, spec.shapes[0], salt=SALT)
         super().__init__([encoder, nn.Linear(spec.width * spec.classified, spec.labels)])
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns `networks`, logits of each view by one network and then by the other.
 
         `logits`, a row's prediction, is the mean of both networks' on the first view.
@@ -75,9 +75,9 @@ class Plnl(Term):
                 "expected true, first_view and this term alone"
             )
 
-    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings the second network."""
-        return {"second": SecondNetwork(spec)}
+        return {"second": lambda: SecondNetwork(spec)}
 
     def memory(self, run: RunSpec) -> "Selection":
         """Returns what the networks gave of every labelled row."""

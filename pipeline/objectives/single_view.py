@@ -1,7 +1,7 @@
 """HeroCon's L_u of one view: a sample's input attracts its representation, others repel."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +27,7 @@ class InputProjectors(nn.ModuleList):
             for shape in (spec.shapes[:1] if alike else spec.shapes)
         )
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns `input_projections`, of each view."""
         inputs = enumerate(encoded.inputs)
         return {"input_projections": [self[v % len(self)](x.flatten(1)) for v, x in inputs]}
@@ -40,10 +40,12 @@ class SingleViewUnsupervised(Term):
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), own=("input_projections",))
 
-    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings H, and the maps of the inputs."""
-        weight = WeightNet(spec.config.projection_width)
-        return {"weight": weight, "input_projectors": InputProjectors(spec)}
+        return {
+            "weight": lambda: WeightNet(spec.config.projection_width),
+            "input_projectors": lambda: InputProjectors(spec),
+        }
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `single_view_unsupervised`."""

@@ -1,7 +1,7 @@
 """Unsupervised contrastive terms: views of a sample attract, other samples repel."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,7 +49,7 @@ class WeightNet(nn.Sequential):
         """One layer of the width of z."""
         super().__init__(nn.Linear(width, width), nn.Sigmoid())
 
-    def features(self, encoded: Encoded) -> Features:
+    def add_features(self, encoded: Encoded) -> Features:
         """Returns `weights`, H(z) of each view."""
         return {"weights": [self(z) for z in encoded.projections]}
 
@@ -63,9 +63,9 @@ class WeightedUnsupervised(Term):
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
 
-    def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings H."""
-        return {"weight": WeightNet(spec.config.projection_width)}
+        return {"weight": lambda: WeightNet(spec.config.projection_width)}
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_unsupervised`."""

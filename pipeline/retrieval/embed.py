@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
@@ -63,7 +63,7 @@ def embed(
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
-    config = load_config(checkpoint / "config.yaml", overrides)
+    config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice, progress))
     for number, other in enumerate(gather_objects(plan)):

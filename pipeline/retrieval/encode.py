@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
@@ -47,7 +47,7 @@ class FileEncoder:
         """
         folder = _with_weights(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
-        config = load_config(folder / "config.yaml", overrides)
+        config = load_run_config(folder / "config.yaml", overrides)
         known = config.data.model_copy(update={"path": data})
         config = config.model_copy(update={"data": known})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))

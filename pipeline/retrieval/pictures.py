@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.pictures import PILLOWS
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval.given import BOMB
@@ -38,7 +38,7 @@ class SamplePictures:
         """
         if "://" in data:
             try:
-                known = load_config(locate(run) / "config.yaml").data
+                known = load_run_config(locate(run) / "config.yaml").data
                 cache = ShardCache(known.cache.dir, known.cache.bytes)
                 return cls(Reader(open_store(data, cache, known.storage_options)))
             except (CheckpointError, ConfigError):

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import Config, load_config
+from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
@@ -212,7 +212,7 @@ def load(path: Path, config: Config) -> Snapshot:
     """
     remedy = f"run with {path / 'config.yaml'}, or with run.resume=never"
     try:
-        made_with = load_config(path / "config.yaml")
+        made_with = load_run_config(path / "config.yaml")
     except ConfigError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None
     if differing := _differences(_decisive(made_with), _decisive(config)):

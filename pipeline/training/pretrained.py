@@ -7,7 +7,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.checkpoint import UNREADABLE, complete
 
@@ -52,7 +52,7 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
     path = locate(path)
     try:
         known: dict[str, Any] = json.loads((path / "model.json").read_text())
-        config = load_config(path / "config.yaml")
+        config = load_run_config(path / "config.yaml")
         terms = config.objective.terms()
         model = Heterogeneous(config.model, known["shapes"], known["labels"], terms)
         model.precision = config.train.precision

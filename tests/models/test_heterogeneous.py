@@ -11,6 +11,7 @@ from heron.pipeline.config.model import Mlp, Model
 from heron.pipeline.config.terms import Term
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
+from heron.pipeline.objectives.mib import Mib
 from heron.pipeline.objectives.single_view import SingleViewUnsupervised
 from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
 
@@ -84,3 +85,18 @@ def test_projectors(kind: str, layers: list[str]) -> None:
     assert (first.in_features, last.out_features) == (5, 4)
     assert first.out_features == (5 if kind == "mlp" else 4)
     assert not torch.equal(first.weight, next(other.parameters()))
+
+
+def test_the_order_of_terms_changes_no_weight() -> None:
+    terms: dict[str, Term] = {
+        "weighted_unsupervised": WeightedUnsupervised(),
+        "single_view_unsupervised": SingleViewUnsupervised(),
+        "mib": Mib(),
+    }
+    states = []
+    for names in (terms, reversed(terms)):
+        torch.manual_seed(0)
+        config = Model(encoder=MLP, projection_width=4)
+        model = Heterogeneous(config, [[6]] * 2, 3, {name: terms[name] for name in names})
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)

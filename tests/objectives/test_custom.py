@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.experiment import dump_config, load_config, parse_config
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
@@ -18,6 +18,38 @@ from tests.experiments import frames
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
 TERM = "my_lab.losses.Decoupled"
+
+
+WRONG = """
+class Bare(Term):
+    needs = Needs(gathered=("projections",))
+    def loss(self, batch, memory):
+        return 0.5
+
+class Rows(Bare):
+    def loss(self, batch, memory):
+        return batch.projections[0][:, 0]
+
+class Silent(Bare):
+    def loss(self, batch, memory):
+        return None
+
+class Unasked(Bare):
+    needs = Needs(own=("projections",))
+    def loss(self, batch, memory):
+        return batch.projections[0].sum()
+
+class Remembers(Bare):
+    def memory(self, run):
+        return {}
+
+class Taken(Bare):
+    def parts(self, spec):
+        return {"encoders": lambda: torch.nn.Linear(1, 1)}
+
+class Old(Bare):
+    needs = ("project",)
+"""
 
 
 @pytest.fixture
@@ -30,7 +62,7 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "losses.py").write_text(code)
     needy = "class Needy(Decoupled):\n    needs = Needs(gathered=('attention',))\n"
     empty = "class Empty(Term):\n    pass\n"
-    (package / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}")
+    (package / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}\n{WRONG}")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("my_lab")]:
         monkeypatch.delitem(sys.modules, name)
@@ -104,6 +136,35 @@ def test_a_need_that_there_is_not(my_lab: Path) -> None:
     )
     with pytest.raises(ConfigError, match=message):
         pretrain(parse_config(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Bare", "Bare: its loss is 0.5; expected a scalar tensor"),
+        ("Rows", r"Rows: its loss is a tensor \(31,\); expected a scalar tensor"),
+        ("Silent", "wrong.Silent gave no loss; expected one that does beside it"),
+        ("Unasked", "reads 'projections', which is not among its needs.gathered"),
+        ("Remembers", "Remembers: its memory is dict; expected a Memory"),
+        ("Taken", "Taken brings a part 'encoders', which every model has"),
+        ("Old", r"Old.needs is \('project',\); expected Needs"),
+    ],
+)
+def test_what_a_term_gives_that_is_wrong_is_named(my_lab: Path, name: str, message: str) -> None:
+    tree = frames(my_lab).model_dump() | {"objective": {f"my_lab.wrong.{name}": {}}}
+    with pytest.raises((ConfigError, TrainingError), match=message):
+        pretrain(parse_config(tree))
+
+
+def test_an_override_reaches_a_dotted_term(my_lab: Path) -> None:
+    config = my_lab / "mine.yaml"
+    tree = frames(my_lab).model_dump(mode="json") | {"objective": {TERM: {"tau": 0.3}, "bce": {}}}
+    config.write_text(yaml.safe_dump(tree))
+    given = [f"objective.{TERM}.weight=2", "objective.bce.weight=3"]
+    terms = load_config(config, given).objective.terms()
+    assert terms[TERM].model_dump() == {"weight": 2, "ramp_epochs": 0, "tau": 0.3}
+    assert terms["bce"].weight == 3
+    assert TERM not in load_config(config, [f"objective.{TERM}=null"]).objective.terms()
 
 
 def test_a_term_without_a_loss(my_lab: Path) -> None:
