@@ -151,7 +151,7 @@ class Run:
             shares(self.labelled, self.world),
             shares(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
         )
-        self.per_epoch = streams.lead.steps_per_epoch
+        self.per_epoch = streams.epoch_stream.steps_per_epoch
         planned = self.config.train.epochs * self.per_epoch
         self.steps = min(planned, self.config.train.steps or planned)
 
@@ -252,8 +252,8 @@ class Run:
         batch = next(source).to(self.device)
         waited = time.perf_counter() - clock
         inputs = self.views(batch, train=True)
-        offsets = self.sizes.offsets(batch.parts)
-        micro = grad_cache.micro_batches(batch.parts, offsets, self.micro_batches)
+        offsets = self.sizes.offsets(batch.sizes)
+        micro = grad_cache.micro_batches(batch.sizes, offsets, self.micro_batches)
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
         epoch = t / self.per_epoch
         whole = globalise(features, batch, inputs, self.sizes, objective, epoch)

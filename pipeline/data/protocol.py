@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.random_keys import keys, uniforms
+from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
 
 
@@ -87,7 +87,7 @@ def complementary(
     Returns:
         1 where a class is known to be wrong, [rows, classes].
     """
-    mine = torch.from_numpy(keys(protocol.seed, np.array([protocol.fold]), rows))
+    mine = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
     draws = uniforms(mine, salt=7, count=y.shape[1]).numpy()
     order = np.argsort(np.where(y == 1, np.inf, draws), axis=1, kind="stable")
     wrong = np.zeros_like(y)

@@ -187,10 +187,11 @@ class Reader:
             return targets
         left = np.where(known, targets.shape[1] - targets.sum(1), 1)
         if (left != 1).any():
-            row = int(np.flatnonzero(left != 1)[0])
+            bad = int(np.flatnonzero(left != 1)[0])
+            key = self.sample_key(int(rows[bad]))
             raise ConfigError(
-                f"{self.store}: the complementary labels of sample {self.key(int(rows[row]))} "
-                f"leave {int(left[row])} classes; expected 1 in rows that are tested or probed; "
+                f"{self.store}: the complementary labels of sample {key} "
+                f"leave {int(left[bad])} classes; expected 1 in rows that are tested or probed; "
                 "store there every class but the right one"
             )
         return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
@@ -202,14 +203,12 @@ class Reader:
         found: NDArray[np.int64] = self.labels(rows)
         return found
 
-    def key(self, row: int) -> str:
-        """The key of a row: of its tar sample and, in a block, its place there."""
-        shard, sample, place = (int(x[0]) for x in self._locate(np.array([row])))
-        key = str(self.indexes[shard].keys[sample])
-        return key if self.manifest.block_rows is None else f"{key}/{place}"
+    def sample_key(self, row: int) -> str:
+        """Returns the key of a row: see `sample_keys`."""
+        return self.sample_keys(np.array([row]))[0]
 
-    def keys(self, rows: Rows) -> list[str]:
-        """The keys of rows: see `key`."""
+    def sample_keys(self, rows: Rows) -> list[str]:
+        """Returns the keys of rows: of the tar sample and, in a block, the row's place there."""
         shards, samples, places = self._locate(rows)
         keys = np.empty(len(rows), object)
         for number in np.unique(shards).tolist():

@@ -30,7 +30,7 @@ class Streams:
         roles: rows by role.
         labelled: the stream of labelled rows, or None.
         unlabelled: the stream of unlabelled rows, or None.
-        lead: the one whose pass is an epoch.
+        epoch_stream: the one whose pass is an epoch.
         stored: names of the stored views that are read, each once.
         protocol: decides what training sees of a label.
         kind: of the labels that training sees.
@@ -40,7 +40,7 @@ class Streams:
     roles: Roles
     labelled: AnyStream | None
     unlabelled: Stream | None
-    lead: AnyStream
+    epoch_stream: AnyStream
     stored: list[str]
     protocol: Protocol
     kind: str
@@ -188,9 +188,11 @@ def open_streams(config: Config) -> Streams:
             f"data.batch asks for no rows; expected labelled (of {len(roles.labelled)}) or "
             f"unlabelled (of {len(roles.unlabelled)}) above 0"
         )
-    lead = next((s for s in found if s.name == data.epoch), found[0])
+    epoch_stream = next((s for s in found if s.name == data.epoch), found[0])
     stored = list(dict.fromkeys(view.stored for view in data.views))
-    streams = Streams(reader, roles, labelled, unlabelled, lead, stored, data.protocol, kind)
+    streams = Streams(
+        reader, roles, labelled, unlabelled, epoch_stream, stored, data.protocol, kind
+    )
     if labelled is not None:
         _check_labels(streams)
     reader.truth(roles.test)  # before the first step, not after the last
@@ -230,7 +232,7 @@ def _check_labels(streams: Streams) -> None:
         classes = len(reader.manifest.labels.names)
         if len(bad := np.flatnonzero((size < 1) | (size > classes - 1))):
             raise ConfigError(
-                f"{reader.store}: sample {reader.key(int(rows[bad[0]]))} has "
+                f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
                 f"{int(size[bad[0]])} complementary labels of {classes} classes; expected 1 to "
                 f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
             )

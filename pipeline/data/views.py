@@ -70,13 +70,13 @@ class Views:
                 name, options = augmentation.name, augmentation.options
                 if isinstance(options, OwnAugmentation):
                     salt = zlib.crc32(f"{number} {name}".encode())
-                    x = _own(name, options, x, partial(uniforms, batch.keys, salt))
+                    x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))
                     continue
                 salt = 10 * number + SALTS[name]
                 if isinstance(options, Noise):
-                    x = x + options.std * normals(batch.keys, salt, x.shape[1])
+                    x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
                     continue
-                draws = uniforms(batch.keys, salt, DRAWS)
+                draws = uniforms(batch.rng_keys, salt, DRAWS)
                 match options:
                     case Crop():
                         x = crop(x, options, draws, size)

@@ -102,7 +102,7 @@ class Evaluator:
             self.watchdog.beat()
             batch = self._batch(own[start : start + size], names)
             inputs = self.views(batch, train=False, first=model.classified)
-            made: Features = model(inputs, batch.keys, batch.parts)
+            made: Features = model(inputs, batch.rng_keys, batch.sizes)
             logits += made.get("logits", [])
             features += made["hidden"] if hidden else []
             here = own[start : start + size]
@@ -150,5 +150,5 @@ class Evaluator:
         numbers = torch.from_numpy(rows)
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
         stored = {n: torch.from_numpy(self.reader.read(n, rows)) for n in dict.fromkeys(names)}
-        keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
-        return Batch(stored, empty, numbers, keys, [len(rows)]).to(self.views.device)
+        rng_keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
+        return Batch(stored, empty, numbers, rng_keys, [len(rows)]).to(self.views.device)

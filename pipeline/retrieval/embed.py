@@ -229,5 +229,5 @@ def samples_of(reader: Reader, rows: Rows) -> Samples:
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():
         targets[known] = reader.truth(rows[known])
-    keys = np.array([key.encode() for key in reader.keys(rows)], np.bytes_)
+    keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
     return Samples(keys, rows, targets, known, labels.names, labels.kind)
