@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from heron.launch.arguments import Override
 from heron.launch.tables import CONFIGS, TABLES
-from heron.launch.tables.table import Table
+from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.sections import Natural
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    table: Table, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
+    table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> str:
     """Runs what is not there yet, and makes the table.
 
@@ -51,7 +51,9 @@ def reproduce(
     return write(table, _measured(table, out, overrides), out)
 
 
-def _measured(table: Table, out: Path, overrides: Sequence[str]) -> dict[str, "pd.DataFrame"]:
+def _measured(
+    table: PublishedTable, out: Path, overrides: Sequence[str]
+) -> dict[str, "pd.DataFrame"]:
     """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
     import pandas as pd
 
@@ -69,7 +71,7 @@ def _measured(table: Table, out: Path, overrides: Sequence[str]) -> dict[str, "p
     return scored
 
 
-def _configs(table: Table, name: str, out: Path, overrides: Sequence[str]) -> list[Config]:
+def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[str]) -> list[Config]:
     """Returns the configuration of each fold of a method."""
     method = table.methods[name]
     configs = []

@@ -23,15 +23,7 @@ import torch
 from torch import Tensor
 
 from heron import __version__
-from heron.pipeline.config.errors import (
-    LOST,
-    STOPPED,
-    CheckpointError,
-    ConfigError,
-    Lost,
-    Stopped,
-    TrainingError,
-)
+from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, Lost, Stopped
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream
@@ -41,7 +33,7 @@ from heron.pipeline.data.streams import build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
-from heron.pipeline.distributed.launch import prepare, start_processes
+from heron.pipeline.distributed.launch import end, fail, prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.evaluation import baselines, collapse
@@ -49,7 +41,7 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
-from heron.pipeline.objectives.memory import RunSpec, Step
+from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
@@ -60,28 +52,21 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.errors import HeronError
 
-EXPECTED = (ConfigError, ShardError, SourceError, CheckpointError, TrainingError, OSError)
+EXPECTED = (HeronError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
 
 
 def pretrain(config: Config) -> dict[str, Any]:
-    """Train, evaluate, report.
-
-    Args:
-        config: the experiment; every process is given the same.
+    """Trains, evaluates, reports; every process is given the same experiment.
 
     Returns:
         What the run's result.json holds.
 
     Raises:
-        ConfigError: the configuration does not fit the data.
-        ShardError: the data set is missing or damaged.
-        TrainingError: the loss is not finite, fewer processes run than were asked for, or another
-            run holds the folder.
-        CheckpointError: a checkpoint does not fit, or cannot be written.
+        HeronError: the configuration, the data, a checkpoint or the loss is not what it should be.
         Stopped: a signal came, and the state is saved.
         Lost: another process is gone.
     """
@@ -100,7 +85,7 @@ def train(
     config: Config, watchdog: Watchdog, signals: StopSignals, run_lock: RunLock
 ) -> dict[str, Any]:
     """See `pretrain`."""
-    run = Run(config, watchdog, signals)
+    run = Trainer(config, watchdog, signals)
     run.open_data()
     run.build_model()
     run_lock.acquire(watchdog, lambda: signals.came)
@@ -109,7 +94,7 @@ def train(
     return run.report()
 
 
-class Run:
+class Trainer:
     """One run on one process, from its data to its report; its methods are called in their order.
 
     Attributes:
@@ -269,7 +254,7 @@ class Run:
         refuse_nonfinite(values, t, self.saved, features)
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         strategy.step(rate)
-        after = Step(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
+        after = StepEnd(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
         self.tracker.say(*objective.update(after))
         seconds = time.perf_counter() - clock
         self.train_seconds += seconds
@@ -325,6 +310,7 @@ class Run:
             scores |= baselines.compare(
                 config, self.evaluator, self.streams.roles, scores, self._train_other
             )
+        memory = throughput.peak_memory(self.device)
         result: dict[str, Any] = {
             **scores,
             "steps": self.steps,
@@ -333,9 +319,7 @@ class Run:
             "seconds": time.perf_counter() - self.started,
             "world_size": self.world,
             "skipped_rows": len(self.skipped),
-            "peak_memory_bytes": (
-                throughput.peak_memory(self.device) if self.done < self.steps else None
-            ),
+            "peak_memory_bytes": memory if self.done < self.steps else None,
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,
             "contrast": fused.describe(self.device),
@@ -400,37 +384,17 @@ def main() -> int:
         pretrain(load_config(arguments.config, arguments.overrides, arguments.method))
     except Stopped as stopped:
         print(f"stopped: {stopped}; {AGAIN}", file=sys.stderr)
-        return ended(STOPPED)
+        return end(STOPPED)
     except Lost as lost:
         print(f"error: a process is gone: {lost}; {AGAIN}", file=sys.stderr, flush=True)
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
         print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)
-        return failed()
+        return fail()
     except Exception:
         traceback.print_exc()
-        return failed()
-    return ended(0)
-
-
-def ended(status: int) -> int:
-    """The exit status after all is written.
-
-    Several processes leave out the interpreter's end: a thread of a process group can abort it,
-    and a run that is done would count as failed.
-    """
-    several = collectives.world_size() > 1
-    collectives.close()
-    if several:
-        leave(status)
-    return status
-
-
-def failed() -> int:
-    """The exit status after an error; others may not know of it, so they are not waited for."""
-    if collectives.world_size() > 1:
-        leave(1)
-    return 1
+        return fail()
+    return end(0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(in
 BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 
 
-class Column(NamedTuple):
+class StoredColumn(NamedTuple):
     """A view: its name, its kind, and the suffixes its member may have."""
 
     name: str
@@ -79,11 +79,11 @@ class Layout(BaseModel):
             raise SourceError(f"{in_words(fault)}; see `heron shards index --help`") from None
 
     @cached_property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[StoredColumn]:
         """The views; SourceError where two would have the same name."""
         images, vectors = self.image or [], self.vector or []
-        asked = [Column("image", "image", _suffixes(text, PICTURES)) for text in images]
-        asked += [Column("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
+        asked = [StoredColumn("image", "image", _suffixes(text, PICTURES)) for text in images]
+        asked += [StoredColumn("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
         words = [one.suffixes[0].replace(".", "_") for one in asked]
         # By what stands before the suffix (left of left.jpg), or else by all of it.
         names = [

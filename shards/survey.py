@@ -12,7 +12,7 @@ import numpy as np
 from heron.shards.annotation import Label, Unlabelled
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
-from heron.shards.layout import Column, Layout
+from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_header
 from heron.shards.sources.base import sha256
 from heron.shards.tarball import ByteRange, contents
@@ -90,7 +90,7 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
     )
 
 
-def _member(column: Column, sample: Sample) -> ByteRange:
+def _member(column: StoredColumn, sample: Sample) -> ByteRange:
     present = [suffix for suffix in column.suffixes if suffix in sample]
     if len(present) != 1:
         wanted = " or ".join(map(repr, column.suffixes))
@@ -99,7 +99,7 @@ def _member(column: Column, sample: Sample) -> ByteRange:
     return sample[present[0]]
 
 
-def _shape(column: Column, payload: bytes) -> tuple[int, ...]:
+def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
     """Returns the shape of a view of one sample, of which a picture's header alone is read."""
     try:
         if column.kind == "image":

@@ -121,7 +121,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
     study = ledger.study
     measure, pbt, last = study.measure, isinstance(study.search, Pbt), study.rungs[-1]
 
-    class Rows(tune.Callback):  # type: ignore[misc]
+    class LedgerCallback(tune.Callback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
             say(f"{trial} runs: {trials[str(trial)].shown}")
 
@@ -156,7 +156,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
             ledger.append(trials[str(trial)], "failed", text)
             say(f"{trial} failed: {text}")
 
-    return Rows()
+    return LedgerCallback()
 
 
 def _died(trial: Any) -> str:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from heron.launch.tables.table import Table, read_tables
+from heron.launch.tables.table import PublishedTable, read_tables
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
-TABLES: dict[str, Table] = {
+TABLES: dict[str, PublishedTable] = {
     name: table
     for paper in ("herocon", "mulco", "hscl")
     for name, table in read_tables(CONFIGS / "tables" / f"{paper}.yaml").items()

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.stats import ttest_ind_from_stats
 
 from heron.launch.repeats import Paired, describe, paired
-from heron.launch.tables.table import Figure, Table
+from heron.launch.tables.table import Figure, PublishedTable
 from heron.shards.atomic import atomic_write
 
 
@@ -47,7 +47,9 @@ class Score:
         return [_mean_std(*(self.published or (math.nan, None))), measured, p]
 
 
-def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[str, Score]]:
+def compare(
+    table: PublishedTable, scores: Mapping[str, pd.DataFrame]
+) -> dict[str, dict[str, Score]]:
     """Returns each method's scores, of [folds, scores], beside the published and the headline's."""
     compared: dict[str, dict[str, Score]] = {}
     for name, runs in scores.items():
@@ -66,7 +68,7 @@ def compare(table: Table, scores: Mapping[str, pd.DataFrame]) -> dict[str, dict[
     return compared
 
 
-def markdown(table: Table, compared: Mapping[str, Mapping[str, Score]]) -> str:
+def markdown(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]]) -> str:
     """Returns the table, and the headline method less each other, as Markdown."""
     text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
     rows = {
@@ -101,7 +103,7 @@ def _table(heads: Iterable[str], rows: Mapping[str, Iterable[str]]) -> str:
     return "\n\n" + "\n".join(lines) + "\n"
 
 
-def write(table: Table, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
+def write(table: PublishedTable, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
     """Writes table.md and table.json, and returns the Markdown; ShardError if the disk is full."""
     compared = compare(table, scores)
     methods = {

@@ -38,7 +38,7 @@ class Method:
 
 
 @dataclass(frozen=True, config=REFUSE)
-class Table:
+class PublishedTable:
     """A published table.
 
     Attributes:
@@ -73,7 +73,7 @@ class Table:
         return range(self.first, self.first + self.runs)
 
 
-def read_tables(path: Path) -> dict[str, Table]:
+def read_tables(path: Path) -> dict[str, PublishedTable]:
     """Reads a paper's tables, by the name that `heron reproduce` takes.
 
     `methods` of the file has what belongs to a method in every table, by its name in the paper;
@@ -89,5 +89,5 @@ def read_tables(path: Path) -> dict[str, Table]:
             always: dict[str, Any] = paper["methods"][shown]
             parts = (of_table, always.get("overrides", []), here.get("overrides", []))
             methods[shown] = always | here | {"overrides": [one for part in parts for one in part]}
-        tables[name] = TypeAdapter(Table).validate_python(table | {"methods": methods})
+        tables[name] = TypeAdapter(PublishedTable).validate_python(table | {"methods": methods})
     return tables

@@ -29,7 +29,7 @@ from heron.pipeline.config.sections import (
 from heron.pipeline.config.terms import Terms
 
 
-class Run(Section):
+class RunFolder(Section):
     """Where a run leaves what it made."""
 
     dir: str
@@ -60,14 +60,14 @@ class Protocol(Section):
         return self
 
 
-class Batch(Section):
+class BatchRows(Section):
     """Rows of the global batch, over all processes."""
 
     labelled: Count | Literal["all"]
     unlabelled: Count | Literal["all"] = 0
 
 
-class View(Section):
+class ModelView(Section):
     """One view the model sees: a stored view of the sample and what is done to it in training.
 
     `size` is the height and width of pictures in pixels, one number for both; null is as stored.
@@ -105,8 +105,8 @@ class Data(Section):
     build: dict[str, Any] | None = None
     split: str = "train"
     protocol: Protocol = Protocol()
-    batch: Batch
-    views: Annotated[list[View], Field(min_length=1)]
+    batch: BatchRows
+    views: Annotated[list[ModelView], Field(min_length=1)]
     standardise: bool = False
     epoch: Literal["labelled", "unlabelled"] = "unlabelled"
     canonical_streams: Natural | None = None
@@ -230,7 +230,7 @@ class Config(Section):
     """One experiment."""
 
     seed: Count = 0
-    run: Run
+    run: RunFolder
     data: Data
     model: Model = Model()
     objective: Terms

@@ -60,7 +60,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TermSetting:
     """What a term stands in, which it may refuse.
 
     Attributes:
@@ -90,7 +90,7 @@ class Term(Section):
         """Returns what the term needs under its options."""
         return self.needs
 
-    def refuse(self, name: str, setting: Setting) -> None:
+    def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where the term, `name` in the YAML, does not fit what it stands in."""
 
     def parts(self, spec: ModelSpec) -> dict[str, nn.Module]:

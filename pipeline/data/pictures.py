@@ -13,7 +13,7 @@ from PIL import Image
 
 from heron.pipeline.config.augmentations import Crop
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import View as Asked
+from heron.pipeline.config.experiment import ModelView as Asked
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, Kind, read_header
 

@@ -11,7 +11,9 @@ from torch.optim import Optimizer
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.distributed.watchdog import leave
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
@@ -94,6 +96,26 @@ def prepare(
     if isinstance(wrapped, DistributedDataParallel):
         wrapped.broadcast_buffers = False  # they are the same on all processes anyway
     return Strategy(model, wrapped, optimizer)
+
+
+def end(status: int) -> int:
+    """Returns the exit status after all is written.
+
+    Several processes leave out the interpreter's end: a thread of a process group can abort it,
+    and a run that is done would count as failed.
+    """
+    several = collectives.world_size() > 1
+    collectives.close()
+    if several:
+        leave(status)
+    return status
+
+
+def fail() -> int:
+    """Returns the exit status after an error; others may not know of it, so none waits for them."""
+    if collectives.world_size() > 1:
+        leave(1)
+    return 1
 
 
 def _refuse(config: Config, environment: Mapping[str, str]) -> None:

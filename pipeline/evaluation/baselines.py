@@ -1,8 +1,9 @@
 """What simpler methods reach on the same labels: logistic regression, and the plain network."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, label_auc
 
 FOLDS = 5
-COMPONENTS = (50, 100, 200)
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C, the inverse of the L2 penalty's weight
+COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
 SHOWN = ("auc_macro", "f1_weighted")
 _ITERATIONS = 300
 
 Matrix = NDArray[np.float64]
+Choice = tuple[bool, int, float]  # whether views share weights, components, C
 
 
 def compare(
@@ -88,34 +90,60 @@ def table(scores: Mapping[str, Any], name: str) -> list[str]:
 def logistic_regression(
     x: NDArray[Any], y: NDArray[np.float32], others: NDArray[Any], exclusive: bool
 ) -> tuple[NDArray[np.float32], dict[str, float]]:
-    """Train logistic regression on the principal components of standardised inputs.
+    """Trains logistic regression on the principal components of standardised inputs.
 
-    The number of components and C are those of the best mean AUC over labels of the rows that each
-    of 5 folds of the training rows holds out; scaling and components are fitted without them.
+    A row is its views side by side, or each view is a row of its own and the mean of their
+    probabilities is the row's: the views then share the weights, as they may share an encoder. This
+    choice, the number of components and C are those of the best mean AUC over labels of the rows
+    that each of 5 folds of the training rows holds out; all is fitted without them.
 
     Args:
-        x: inputs of the training rows, [rows, width].
+        x: inputs of the training rows, [rows, views, width]; views of unlike widths are one view.
         y: their labels as 0/1, [rows, labels]. One that all rows share is predicted as it is.
-        others: inputs of the rows to predict, [others, width].
+        others: inputs of the rows to predict, [others, views, width].
         exclusive: of the labels a row has one: one multinomial classifier.
 
     Returns:
-        Probabilities [others, labels]; `components` and `c` as chosen.
+        Probabilities [others, labels]; `components`, `c` and `shared` (0 or 1) as chosen.
     """
     from sklearn.model_selection import KFold  # here and below: it takes as long as half of torch
 
-    folds = min(FOLDS, len(x))
-    held = {(k, c): np.zeros_like(y) for k in COMPONENTS for c in STRENGTHS}
-    if folds > 1:
-        for train, rest in KFold(folds, shuffle=True, random_state=0).split(x):
-            inputs, asked = _components(x[train], x[rest])
-            for (k, c), out in held.items():
-                out[rest] = _classify(inputs[:, :k], y[train], asked[:, :k], c, exclusive)
+    layouts = (False,) if x.shape[1] == 1 else (False, True)
+    choices = list(product(layouts, COMPONENTS, STRENGTHS))
+    held = {choice: np.zeros_like(y) for choice in choices}
+    if len(x) > 1:
+        for train, rest in KFold(min(FOLDS, len(x)), shuffle=True, random_state=0).split(x):
+            predictions = _predict(x[train], y[train], x[rest], exclusive, choices)
+            for choice, probability in zip(choices, predictions, strict=True):
+                held[choice][rest] = probability
     means = {choice: _mean_auc(out, y) for choice, out in held.items()}
-    k, c = max(means, key=lambda choice: means[choice])
-    inputs, asked = _components(x, others)
-    probability = _classify(inputs[:, :k], y, asked[:, :k], c, exclusive)
-    return probability, {"components": min(k, inputs.shape[1]), "c": c}
+    best = max(choices, key=lambda choice: means[choice])
+    (probability,) = _predict(x, y, others, exclusive, [best])
+    shared, k, c = best
+    rows = len(x) * (x.shape[1] if shared else 1)
+    return probability, {
+        "components": min(k, rows, x.size // rows),
+        "c": c,
+        "shared": float(shared),
+    }
+
+
+def _predict(
+    x: NDArray[Any],
+    y: NDArray[np.float32],
+    others: NDArray[Any],
+    exclusive: bool,
+    choices: Sequence[Choice],
+) -> Iterator[NDArray[np.float32]]:
+    """Yields the probabilities [others, labels] of each choice in turn."""
+    fitted: dict[bool, tuple[Matrix, Matrix]] = {}
+    for shared, k, c in choices:
+        views = x.shape[1] if shared else 1
+        if shared not in fitted:
+            fitted[shared] = _components(*(a.reshape(len(a) * views, -1) for a in (x, others)))
+        inputs, asked = (rows[:, :k] for rows in fitted[shared])
+        probability = _classify(inputs, y.repeat(views, 0), asked, c, exclusive)
+        yield probability.reshape(len(others), views, -1).mean(1)
 
 
 def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
@@ -168,8 +196,13 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
             labelled, test = evaluator.inputs(roles.labelled), evaluator.inputs(roles.test)
             if len(labelled.y) and len(test.y):
                 assert labelled.hidden is not None and test.hidden is not None
+                shapes = evaluator.views.shapes
+                views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
                 probability, chosen = logistic_regression(
-                    labelled.hidden, labelled.y, test.hidden, evaluator.exclusive
+                    labelled.hidden.reshape(len(labelled.y), views, -1),
+                    labelled.y,
+                    test.hidden.reshape(len(test.y), views, -1),
+                    evaluator.exclusive,
                 )
                 found = evaluator.score(replace(test, probability=probability)) | chosen
     shared: dict[str, float] = gather_objects(found)[0]

@@ -71,7 +71,7 @@ class Encoded:
 
 
 @runtime_checkable
-class Part(Protocol):
+class FeaturePart(Protocol):
     """A module of a term that adds features."""
 
     def features(self, encoded: Encoded) -> Features:
@@ -143,7 +143,7 @@ class Heterogeneous(nn.Module):
             parts = term.parts(spec) | parts  # the first term that asks for a part builds it
         for name, part in parts.items():
             self.add_module(name, part)
-        self._parts = [name for name, part in parts.items() if isinstance(part, Part)]
+        self._parts = [name for name, part in parts.items() if isinstance(part, FeaturePart)]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _refuse(self, config: Model, shapes: Sequence[Sequence[int]]) -> None:
@@ -235,7 +235,7 @@ class Heterogeneous(nn.Module):
         )  # fmt: skip
         for name in self._parts:
             part = getattr(self, name)
-            assert isinstance(part, Part)
+            assert isinstance(part, FeaturePart)
             features |= part.features(encoded)
         return features
 

@@ -23,7 +23,7 @@ from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.pictures import Pictures
+from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.pipeline.training.page import page
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
@@ -124,7 +124,7 @@ def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
     return pa.table(columns)
 
 
-def render(near: NearPairs, numbers: dict[str, Any], pictures: Pictures | None) -> str:
+def render(near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | None) -> str:
     """Returns the whole page: each figure and table with what it says, in sentences."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE),
@@ -159,7 +159,7 @@ def _ends(weight: dict[str, Any] | None) -> list[float]:
     return list(weight["by_label"].value[points[[-1, 0]]].tolist())
 
 
-def _sheet(near: NearPairs, relation: str, pictures: Pictures | None) -> list[dict[str, Any]]:
+def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> list[dict[str, Any]]:
     """Returns near pairs with what their labels have in common, and what not."""
     samples, pairs = near.embeddings.samples, []
     for row, column in near.examples(relation):
@@ -189,11 +189,13 @@ def _thumbnail(picture: Image.Image) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-def find_pictures(embeddings: Embeddings, data: str | None = None) -> tuple[Pictures | None, str]:
+def find_pictures(
+    embeddings: Embeddings, data: str | None = None
+) -> tuple[SamplePictures | None, str]:
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
     known = embeddings.manifest
     try:
-        pictures = Pictures.open(data or known.data, known.run)
+        pictures = SamplePictures.open(data or known.data, known.run)
         if pictures.of(embeddings.samples, 0) is not None:
             return pictures, ""
         return None, "pictures: the data set has no view of images"

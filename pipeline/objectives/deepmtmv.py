@@ -15,15 +15,14 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Sizes
 from heron.pipeline.config.sections import Natural, Positive
-from heron.pipeline.config.terms import KNOWN, Needs, Setting, Term
+from heron.pipeline.config.terms import KNOWN, Needs, Term, TermSetting
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import Bce, CrossEntropy
-from heron.pipeline.objectives.memory import Memory, RunSpec, Step
+from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 
 ROUNDS = 45  # of the views' alternation, as in DeepMTMV's code
 SEEDS = 10  # of k-means, of which the cheapest clusters are taken
-
 Affinity = Float[np.ndarray, "views branches branches"]
 
 
@@ -49,7 +48,7 @@ class Deepmtmv(Term):
 
     needs: ClassVar[Needs] = Needs(own=("logits", "hidden"), labels=KNOWN)
 
-    def refuse(self, name: str, setting: Setting) -> None:
+    def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where no term trains the classifier."""
         if not any(isinstance(term, Bce | CrossEntropy) for term in setting.terms.values()):
             raise ConfigError(
@@ -78,8 +77,7 @@ class TaskErrors(Memory):
     def __init__(self, groups: "TaskGroups", exclusive: bool) -> None:
         """Watches a classifier; `exclusive`: a row has one class: softmax, else sigmoid."""
         super().__init__()
-        self._groups = (groups,)  # in a tuple: its state is the model's
-        self.exclusive = exclusive
+        self._groups, self.exclusive = (groups,), exclusive  # in a tuple: its state is the model's
 
     def update_task_errors(self, batch: GlobalBatch) -> None:
         """Takes the errors of all labelled rows into the averages."""
@@ -89,7 +87,7 @@ class TaskErrors(Memory):
         scores = logits.softmax(2) if self.exclusive else logits.sigmoid()
         groups.observe(batch.gather_labelled((batch.own_targets[:, None] - scores).abs()))
 
-    def update(self, step: Step) -> list[str]:
+    def update(self, step: StepEnd) -> list[str]:
         """Parts a layer every so many epochs where that is cheaper; every process the same."""
         (groups,) = self._groups
         if (step.number + 1) % (groups.options.every_epochs * step.per_epoch):

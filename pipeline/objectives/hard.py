@@ -114,8 +114,7 @@ def hard(
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        label: classes, any whole numbers, [batch]; None makes UCL and H-UCL. Of several labels a
-            sample, the whole label vector is the class.
+        label: classes, any whole numbers, [batch], or label vectors; None makes UCL and H-UCL.
         tau: temperature, > 0.
         hardening: eta: `none` is 1, `exp` is e^(beta g), `threshold` is 1 where e^g >= threshold
             and 0 elsewhere.
@@ -132,17 +131,11 @@ def hard(
         ValueError: fewer than two views, tau <= 0, beta < 0, or threshold <= 0; `positives` by
             label without labels, or labels that are not one whole number a sample.
     """
-    power, floor = 0.0, -math.inf
-    if hardening == "exp":
-        power = beta
-    elif hardening == "threshold":
-        floor = _log(threshold)
-    if not power >= 0:
-        raise ValueError(f"beta is {beta}; expected at least 0, where 0 hardens nothing")
     if label is None and positives == "label":
         raise ValueError(
             "positives are by label, but there are no labels; expected positives: augmentation"
         )
+    power, floor = _eta(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
     count, batch = len(z), z[0].shape[0]
     samples = torch.arange(batch, device=z[0].device)
@@ -183,14 +176,11 @@ def hard(
 
     own = torch.arange(len(keys), device=keys.device).view(count, batch)[:, rows].reshape(-1)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
-
     if is_fused(keys):
         total = log_total(fused_sums(pairs), admissible)
         weight = torch.full_like(total, mean)
-        numbers = own.int()
-        return fused.tagged_pair_losses(
-            anchors / tau, keys, total, of_anchor.int(), of_key.int(), numbers, weight
-        )
+        tags = of_anchor.int(), of_key.int(), own.int()
+        return fused.tagged_pair_losses(anchors / tau, keys, total, *tags, weight)
     members = class_members(of_key)
 
     def match(strip: slice) -> tuple[Tensor, Tensor]:
@@ -202,6 +192,15 @@ def hard(
         return _softplus(total[matches.anchor] - matches.logits).sum() * mean
 
     return contrast(pairs, by_label, [admissible], match)
+
+
+def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:
+    """Returns the power of e^g in eta, and the g below which eta is 0."""
+    if hardening == "exp":
+        if not beta >= 0:
+            raise ValueError(f"beta is {beta}; expected at least 0, where 0 hardens nothing")
+        return beta, -math.inf
+    return 0.0, _log(threshold) if hardening == "threshold" else -math.inf
 
 
 def debiased(

@@ -32,7 +32,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepEnd:
     """The step that is done.
 
     Attributes:
@@ -52,6 +52,6 @@ class Step:
 class Memory(nn.Module):
     """Buffers that every process holds the same; a checkpoint keeps them under the term's name."""
 
-    def update(self, step: Step) -> list[str]:
+    def update(self, step: StepEnd) -> list[str]:
         """Moves on once the weights have moved; returns lines for the log."""
         return []

@@ -11,10 +11,10 @@ from torch.nn.functional import one_hot
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
-from heron.pipeline.config.terms import WRONG, Needs, Setting, Term
+from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.memory import Memory, RunSpec, Step
+from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 
 VIEW = 1  # keys are made of the second view
 
@@ -78,7 +78,7 @@ class MomentumQueue(Memory):
         """Takes what `update` will put into the queue: of the whole batch, in its order."""
         self._offered = keys, posteriors
 
-    def update(self, step: Step) -> list[str]:
+    def update(self, step: StepEnd) -> list[str]:
         """Follows the model, and enqueues what was offered."""
         with step.gathered_parameters():
             self.ema_update()
@@ -118,7 +118,7 @@ class MomentumTerm(Term):
         gathered=("projections",), own=("logits",), labels=WRONG, views=2
     )
 
-    def refuse(self, name: str, setting: Setting) -> None:
+    def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError without a shared encoder, or where the queue is too short."""
         model, labelled = setting.model, setting.labelled
         if not (model.shared_encoder and model.shared_projector):

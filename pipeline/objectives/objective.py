@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import View
+from heron.pipeline.config.experiment import ModelView
 from heron.pipeline.config.model import Model
-from heron.pipeline.config.terms import Needs, Setting, Term, named_terms
+from heron.pipeline.config.terms import Needs, Term, TermSetting, named_terms
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.memory import Memory, RunSpec, Step
+from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 
 
 class Objective:
@@ -39,7 +39,7 @@ class Objective:
         """Whether every term looks at labels, and none at a row that has none."""
         return all(term.requires().labels for term in self.terms.values())
 
-    def refuse(self, kind: str, views: Sequence[View], labelled: int, model: Model) -> None:
+    def refuse(self, kind: str, views: Sequence[ModelView], labelled: int, model: Model) -> None:
         """Refuses terms that do not fit the data.
 
         Args:
@@ -73,7 +73,7 @@ class Objective:
                     f"objective.{name} needs at least {needs.views} views; data.views has "
                     f"{len(views)}; give the stored view twice, each with its augmentation"
                 )
-            term.refuse(name, Setting(model, self.terms, labelled))
+            term.refuse(name, TermSetting(model, self.terms, labelled))
 
     def weights(self, epoch: float) -> dict[str, float]:
         """Returns each term's weight at an epoch (a fraction of it counts)."""
@@ -111,7 +111,7 @@ class Objective:
             name: memory.to(device) for name, memory in made.items() if memory is not None
         }
 
-    def update(self, step: Step) -> list[str]:
+    def update(self, step: StepEnd) -> list[str]:
         """Lets every memory move on after a step; returns lines for the log."""
         return [line for memory in self.memories.values() for line in memory.update(step)]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Count, Natural, Share
-from heron.pipeline.config.terms import WRONG, Needs, Setting, Term
+from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec, by_stream
 from heron.pipeline.objectives.batch import GlobalBatch
@@ -63,7 +63,7 @@ class Plnl(Term):
 
     needs: ClassVar[Needs] = Needs(own=("logits", "networks"), labels=WRONG, views=2)
 
-    def refuse(self, name: str, setting: Setting) -> None:
+    def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where a network could not see every view by one encoder."""
         model = setting.model
         alone = len(setting.terms) == 1 and model.shared_encoder

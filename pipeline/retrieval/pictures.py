@@ -20,7 +20,7 @@ from heron.shards.show import DRAWN
 from heron.shards.store import open_store
 
 
-class Pictures:
+class SamplePictures:
     """The pictures of samples, out of the shards that they were embedded from."""
 
     def __init__(self, reader: Reader) -> None:

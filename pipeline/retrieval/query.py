@@ -24,7 +24,7 @@ from heron.pipeline.retrieval.samples import Samples
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
     from heron.pipeline.retrieval.encode import FileEncoder
-    from heron.pipeline.retrieval.pictures import Pictures
+    from heron.pipeline.retrieval.pictures import SamplePictures
 
 
 class Retriever:
@@ -192,10 +192,10 @@ class Retriever:
             return self._pictures.of(self.samples, number)
 
     @cached_property
-    def _pictures(self) -> "Pictures":
-        from heron.pipeline.retrieval.pictures import Pictures
+    def _pictures(self) -> "SamplePictures":
+        from heron.pipeline.retrieval.pictures import SamplePictures
 
-        return Pictures.open(self.data, self.run)
+        return SamplePictures.open(self.data, self.run)
 
     def _answer(
         self,

@@ -96,7 +96,7 @@ def draw_answer(
         picture: of a query that is no sample.
 
     Raises:
-        RetrievalError: the samples have no pictures, or as `Pictures.of`.
+        RetrievalError: the samples have no pictures, or as `SamplePictures.of`.
         ShardError: the shards are missing or damaged.
     """
     query = answer.query

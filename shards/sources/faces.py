@@ -1,8 +1,5 @@
 """Synthetic faces, drawn from CelebA's forty attributes so that each can be seen."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from io import BytesIO
 from typing import ClassVar
 
@@ -11,31 +8,25 @@ from pydantic import Field
 
 from heron.shards.manifest import Labels, View
 from heron.shards.sources.base import Drawn, Rows
-from heron.shards.sources.portrait import portrait
+from heron.shards.sources.portrait import Camera, draw_face, photograph
 
 QUALITY = 90
-CAMERAS = ["left", "right"]
-ATTRIBUTES = [  # CelebA's, in its order
-    "5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs",
-    "Big_Lips", "Big_Nose", "Black_Hair", "Blond_Hair", "Blurry", "Brown_Hair", "Bushy_Eyebrows",
-    "Chubby", "Double_Chin", "Eyeglasses", "Goatee", "Gray_Hair", "Heavy_Makeup",
-    "High_Cheekbones", "Male", "Mouth_Slightly_Open", "Mustache", "Narrow_Eyes", "No_Beard",
-    "Oval_Face", "Pale_Skin", "Pointy_Nose", "Receding_Hairline", "Rosy_Cheeks", "Sideburns",
-    "Smiling", "Straight_Hair", "Wavy_Hair", "Wearing_Earrings", "Wearing_Hat",
-    "Wearing_Lipstick", "Wearing_Necklace", "Wearing_Necktie", "Young",
-]  # fmt: skip
+STEADY = Camera(0.03, 0.09, 0, (0.9, 1.04), 0.14, 0, 5, (100, 240))
+VARIED = Camera(0.06, 0.09, 8, (0.4, 1.3), 0.5, 0.3, 12, (0, 256))
+CAMERAS = {1: {"image": STEADY}, 2: {"left": VARIED, "right": VARIED}}
 
 
 class Faces(Drawn):
     """Synthetic faces with CelebA's forty attributes, every one of them visible.
 
     Attributes are about as frequent as in CelebA (but none under 5 %) and go together as they do
-    there; position, size, light, skin and background vary and are no attribute. With two cameras,
-    each has a place, a tilt, a light, a background and a noise of its own: the two pictures share
-    the face, and nothing of how it was taken.
+    there; skin, irises, clothes and how the picture is taken vary and are no attribute. With two
+    cameras, each has a place, a tilt, a light, a background and a noise of its own: the two
+    pictures share the face, and nothing of how it was taken.
     """
 
     name: ClassVar[str] = "faces"
+    version: ClassVar[int] = 2
     examples: ClassVar[str] = "heron shards build faces --out data/faces --train 4000 --test 1000"
     block_rows: ClassVar[int | None] = None
 
@@ -47,9 +38,11 @@ class Faces(Drawn):
     @property
     def views(self) -> list[View]:
         """One picture, or the same face as two cameras see it."""
-        names = ["image"] if self.cameras == 1 else CAMERAS
         shape = (self.size, self.size, 3)
-        return [View(name=name, kind="image", shape=shape, dtype="uint8") for name in names]
+        return [
+            View(name=name, kind="image", shape=shape, dtype="uint8")
+            for name in CAMERAS[self.cameras]
+        ]
 
     @property
     def labels(self) -> Labels:
@@ -60,92 +53,76 @@ class Faces(Drawn):
         """Faces of a split; keys count on from one split to the next, as CelebA's do."""
         first = 1 + (self.train if split == "test" else 0)
         keys, labels = [], []
-        pictures: dict[str, list[bytes]] = {view.name: [] for view in self.views}
+        pictures: dict[str, list[bytes]] = {name: [] for name in CAMERAS[self.cameras]}
         for number in range(first + start, first + stop):
-            for camera, stored in enumerate(pictures.values()):
-                random = np.random.default_rng([self.seed, number])  # the same face each time
-                has = draw_attributes(random)
-                if self.cameras == 1:
-                    picture = portrait(has, random, self.size)
-                else:
-                    own = np.random.default_rng([self.seed, number, camera])
-                    picture = portrait(has, random, self.size, own)
+            random = np.random.default_rng([self.seed, number])
+            has = draw_attributes(random)
+            face = draw_face(has, random, self.size)
+            for name, camera in CAMERAS[self.cameras].items():
                 stream = BytesIO()
+                picture = photograph(face, has["Blurry"], camera, random)
                 picture.save(stream, "JPEG", quality=QUALITY, subsampling=0)
-                stored.append(stream.getvalue())
+                pictures[name].append(stream.getvalue())
             keys.append(f"{number:06d}")
             labels.append([has[name] for name in ATTRIBUTES])
         return Rows({**pictures}, np.array(labels, np.uint8), keys)
 
 
 def draw_attributes(random: np.random.Generator) -> dict[str, bool]:
-    """Draw the attributes of one face: exclusive ones exclude, related ones go together."""
-    numbers = iter(random.random(64).tolist())
+    """Draws the attributes of one face: exclusive ones exclude, related ones go together."""
+    has: dict[str, bool] = {}
 
-    def chance(probability: float) -> bool:
-        return float(next(numbers)) < probability
+    def draw(name: str, probability: float) -> bool:
+        has[name] = random.random() < probability
+        return has[name]
 
-    has = dict.fromkeys(ATTRIBUTES, False)
-    has["Male"] = male = chance(0.45)
-    has["Young"] = young = chance(0.72 if male else 0.84)
-    has["Chubby"] = chubby = chance(0.16 if male else 0.06)
-    has["Attractive"] = chance((0.2 if chubby else 0.68) - 0.2 * male - 0.25 * (not young))
-    has["Smiling"] = smiling = chance(0.42 if male else 0.53)
-    _draw_hair(has, chance)
-    _draw_beard(has, chance)
-    for name, probability in {
-        "Arched_Eyebrows": 0.08 if male else 0.4,
-        "Bags_Under_Eyes": (0.28 if male else 0.1) + 0.12 * (not young),
-        "Big_Lips": 0.17 if male else 0.3,
-        "Blurry": 0.07,
-        "Bushy_Eyebrows": 0.26 if male else 0.07,
-        "Double_Chin": 0.45 if chubby else 0.03,
-        "Eyeglasses": (0.1 if male else 0.05) + 0.1 * (not young),
-        "Heavy_Makeup": 0.02 if male else 0.66,
-        "High_Cheekbones": (0.75 if smiling else 0.2) - 0.1 * male,
-        "Mouth_Slightly_Open": 0.75 if smiling else 0.25,
-        "Narrow_Eyes": 0.18 if smiling else 0.1,
-        "Oval_Face": 0.05 if chubby else 0.33,
-        "Pale_Skin": 0.05 if male else 0.09,
-        "Wearing_Necktie": 0.17 if male else 0.0,
-        "Wearing_Necklace": 0.02 if male else 0.24,
-        "Wearing_Earrings": 0.04 if male else 0.34,
-    }.items():
-        has[name] = chance(probability)
-    has["Big_Nose"] = chance(0.38 if male else 0.14)
-    has["Pointy_Nose"] = not has["Big_Nose"] and chance(0.35)
-    has["Rosy_Cheeks"] = chance(0.22 if has["Heavy_Makeup"] else 0.05)
-    has["Wearing_Lipstick"] = chance(0.96 if has["Heavy_Makeup"] else 0.03 if male else 0.45)
+    male = draw("Male", 0.45)
+    young = draw("Young", 0.72 if male else 0.84)
+    chubby = draw("Chubby", 0.16 if male else 0.06)
+    smiling = draw("Smiling", 0.42 if male else 0.53)
+    makeup = draw("Heavy_Makeup", 0.02 if male else 0.66)
+    draw("Attractive", (0.2 if chubby else 0.68) - 0.2 * male - 0.25 * (not young))
+    draw("Bags_Under_Eyes", (0.28 if male else 0.1) + 0.12 * (not young))
+    draw("Double_Chin", 0.45 if chubby else 0.03)
+    draw("Eyeglasses", (0.1 if male else 0.05) + 0.1 * (not young))
+    draw("High_Cheekbones", (0.75 if smiling else 0.2) - 0.1 * male)
+    draw("Mouth_Slightly_Open", 0.75 if smiling else 0.25)
+    draw("Narrow_Eyes", 0.18 if smiling else 0.1)
+    draw("Oval_Face", 0.05 if chubby else 0.33)
+    draw("Rosy_Cheeks", 0.22 if makeup else 0.05)
+    draw("Wearing_Lipstick", 0.96 if makeup else 0.03 if male else 0.45)
+    for name, men, women in (
+        ("Arched_Eyebrows", 0.08, 0.4),
+        ("Big_Lips", 0.17, 0.3),
+        ("Big_Nose", 0.38, 0.14),
+        ("Blurry", 0.07, 0.07),
+        ("Bushy_Eyebrows", 0.26, 0.07),
+        ("Pale_Skin", 0.05, 0.09),
+        ("Wearing_Earrings", 0.04, 0.34),
+        ("Wearing_Necklace", 0.02, 0.24),
+        ("Wearing_Necktie", 0.17, 0.0),
+    ):
+        draw(name, men if male else women)
+    draw("Pointy_Nose", 0.35 * (not has["Big_Nose"]))
+
+    # Hair is of at most one colour (red is none), and straight, wavy or neither.
+    bald = draw("Bald", male * (0.09 if young else 0.24))
+    hat = draw("Wearing_Hat", 0.085 * (not bald))
+    coloured = draw("Gray_Hair", 0.35 * (not bald and not young)) or bald
+    coloured = draw("Black_Hair", 0.32 * (not coloured)) or coloured
+    coloured = draw("Blond_Hair", (0.1 if male else 0.36) * (not coloured)) or coloured
+    draw("Brown_Hair", 0.6 * (not coloured))
+    straight = draw("Straight_Hair", 0.26 * (not bald))
+    draw("Wavy_Hair", (0.24 if male else 0.6) * (not bald and not straight))
+    receding = draw("Receding_Hairline", (0.08 if young else 0.26) * (not bald and not hat))
+    draw("Bangs", (0.1 if male else 0.24) * (not bald and not receding))
+
+    # A man who is not without a beard has any of four kinds of it; with none of them, a full one.
+    bearded = not draw("No_Beard", 0.58 if male else 1)
+    draw("5_o_Clock_Shadow", 0.5 * bearded)
+    for name in ("Goatee", "Mustache", "Sideburns"):
+        draw(name, 0.4 * bearded)
     return has
 
 
-def _draw_hair(has: dict[str, bool], chance: Callable[[float], bool]) -> None:
-    """At most one of bald, or of the colours (none is red), and one of straight and wavy."""
-    male, young = has["Male"], has["Young"]
-    has["Bald"] = bald = male and chance(0.09 if young else 0.24)
-    has["Wearing_Hat"] = not bald and chance(0.085)
-    if bald:
-        return
-    if not young and chance(0.35):
-        has["Gray_Hair"] = True
-    elif chance(0.32):
-        has["Black_Hair"] = True
-    elif chance(0.1 if male else 0.36):
-        has["Blond_Hair"] = True
-    else:
-        has["Brown_Hair"] = chance(0.6)
-    if chance(0.26):
-        has["Straight_Hair"] = True
-    else:
-        has["Wavy_Hair"] = chance(0.24 if male else 0.6)
-    has["Receding_Hairline"] = not has["Wearing_Hat"] and chance(0.08 if young else 0.26)
-    has["Bangs"] = not has["Receding_Hairline"] and chance(0.1 if male else 0.24)
-
-
-def _draw_beard(has: dict[str, bool], chance: Callable[[float], bool]) -> None:
-    """No_Beard is the absence of every kind of beard; none of four kinds is a full one."""
-    has["No_Beard"] = not (has["Male"] and chance(0.42))
-    if not has["No_Beard"]:
-        has["5_o_Clock_Shadow"] = chance(0.5)
-        for name in ("Goatee", "Mustache", "Sideburns"):
-            has[name] = chance(0.4)
+ATTRIBUTES = sorted(draw_attributes(np.random.default_rng()))  # CelebA's, in its order

@@ -1,9 +1,7 @@
 """Synthetic frames of speech: one latent trajectory a class, seen as sound and as articulation."""
 
-from __future__ import annotations
-
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +12,10 @@ from heron.shards.sources.base import Drawn, Rows
 
 WINDOW = 7  # frames stacked in a row, as in XRMB
 WIDTHS = {"view1": 39, "view2": 16}  # acoustic, articulatory; of one frame: 273 and 112 in all
-NOISE = {"view1": 1.5, "view2": 0.9}  # so that either view alone leaves doubt
+NOISE = (1.5, 0.9)  # of each view, so that either view alone leaves doubt
 LATENT = 6  # dimensions of the trajectory that both views see
 HIDDEN = 24  # of the map from a latent state to a view's frame
 SPREAD = 0.65  # of speakers, in units of the trajectories' own
-
-
-class _World(NamedTuple):
-    """What is the same for all rows of one seed: trajectories and maps."""
-
-    waves: NDArray[np.float64]  # [classes, harmonics, sine and cosine, latent]
-    inputs: dict[str, NDArray[np.float64]]  # [latent, hidden], a view each
-    outputs: dict[str, NDArray[np.float64]]  # [hidden, width of a frame]
 
 
 class Frames(Drawn):
@@ -59,28 +49,24 @@ class Frames(Drawn):
         """Rows of a split, drawn block by block."""
         size = self.block_rows or 1
         first = start // size
-        blocks = [self._draw(split, number) for number in range(first, -(-stop // size))]
+        blocks = [self._draw_block(split, block) for block in range(first, -(-stop // size))]
         keep = slice(start - first * size, stop - first * size)
-        views: dict[str, NDArray[Any] | list[bytes]] = {
-            name: np.concatenate([block[0][name] for block in blocks])[keep] for name in WIDTHS
-        }
-        return Rows(views, np.concatenate([block[1] for block in blocks])[keep])
+        *views, labels = (np.concatenate(parts)[keep] for parts in zip(*blocks, strict=True))
+        return Rows(dict(zip(WIDTHS, views, strict=True)), labels)
 
     @cached_property
-    def _world(self) -> _World:
+    def _world(self) -> tuple[Any, ...]:
+        """What all rows share: the trajectories, and a view's map of latent states each."""
         random = np.random.default_rng([self.seed, 0])
         waves = random.normal(size=(40, 3, 2, LATENT)) / np.array([1.0, 1.5, 2.5])[:, None, None]
-        inputs = {name: random.normal(size=(LATENT, HIDDEN)) for name in WIDTHS}
-        outputs = {
-            name: random.normal(size=(HIDDEN, width)) / np.sqrt(HIDDEN)
-            for name, width in WIDTHS.items()
-        }
-        return _World(waves, inputs, outputs)
+        inputs = [random.normal(size=(LATENT, HIDDEN)) for _ in WIDTHS]
+        outputs = [random.normal(size=(HIDDEN, w)) / np.sqrt(HIDDEN) for w in WIDTHS.values()]
+        return waves, inputs, outputs
 
-    def _draw(
-        self, split: str, block: int
-    ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+    def _draw_block(self, split: str, block: int) -> tuple[NDArray[Any], ...]:
+        """Returns the views and the labels of a block."""
         rows = self.block_rows or 1
+        waves, inputs, outputs = self._world
         random = np.random.default_rng([self.seed, 1 + (split == "test"), block])
         labels = random.integers(0, self.classes, rows)
         middle = random.uniform(0.3, 0.7, (rows, 1))  # of the phone, where the row is centred
@@ -88,12 +74,11 @@ class Frames(Drawn):
         time = middle + speed * (np.arange(WINDOW) - WINDOW // 2)
         angle = np.pi * time[..., None] * np.arange(1, 4)  # [rows, frames, harmonics]
         circle = np.stack([np.sin(angle), np.cos(angle)], -1)
-        latent = np.einsum("rfhs,rhsl->rfl", circle, self._world.waves[labels])
+        latent = np.einsum("rfhs,rhsl->rfl", circle, waves[labels])
         latent += SPREAD * random.normal(size=(rows, 1, LATENT))
-        views = {}
-        for name, width in WIDTHS.items():
-            hidden = np.tanh(latent @ self._world.inputs[name] * 0.5)
-            frames = hidden @ self._world.outputs[name]
-            frames += NOISE[name] * random.normal(size=(rows, WINDOW, width))
-            views[name] = frames.reshape(rows, -1).astype(np.float32)
-        return views, labels.astype(np.int64)
+        views = []
+        for into, out, noise in zip(inputs, outputs, NOISE, strict=True):
+            frames = np.tanh(latent @ into * 0.5) @ out
+            frames += noise * random.normal(size=frames.shape)
+            views.append(frames.reshape(rows, -1).astype(np.float32))
+        return *views, labels.astype(np.int64)

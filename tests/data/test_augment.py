@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip
-from heron.pipeline.config.experiment import View
+from heron.pipeline.config.experiment import ModelView
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 
 PICTURES = torch.rand(4, 3, 12, 18, generator=torch.Generator().manual_seed(0))
@@ -149,16 +149,14 @@ def test_a_sample_is_augmented_alike_alone_and_among_others() -> None:
 
 
 def test_augmentations_are_named_or_written_out() -> None:
-    view = View.model_validate({"stored": "a", "size": 8, "augment": ["simclr", {"flip": {}}]})
+    view = ModelView.model_validate({"stored": "a", "size": 8, "augment": ["simclr", {"flip": {}}]})
     assert view.size == [8, 8]
     assert [a.name for a in view.augment] == ["crop", "color", "blur", "flip"]
     assert view.augment[0].options == Crop(area=[0.08, 1.0], ratio=[3 / 4, 4 / 3])
-    assert View.model_validate(view.model_dump(mode="json")) == view
-    with pytest.raises(
-        ValueError, match="blur, noise or the dotted path of your own, not crop and flip"
-    ):
-        View.model_validate({"stored": "a", "augment": [{"crop": {}, "flip": {}}]})
+    assert ModelView.model_validate(view.model_dump(mode="json")) == view
+    with pytest.raises(ValueError, match="one of crop, color, flip, blur, noise, not crop and fl"):
+        ModelView.model_validate({"stored": "a", "augment": [{"crop": {}, "flip": {}}]})
     with pytest.raises(ValueError, match="no augmentation 'jitter'; expected one of crop, color"):
-        View.model_validate({"stored": "a", "augment": ["jitter"]})
+        ModelView.model_validate({"stored": "a", "augment": ["jitter"]})
     with pytest.raises(ValueError, match=r"from 0.9 to 0.2; expected the lesser first"):
-        View.model_validate({"stored": "a", "augment": [{"crop": {"area": [0.9, 0.2]}}]})
+        ModelView.model_validate({"stored": "a", "augment": [{"crop": {"area": [0.9, 0.2]}}]})

@@ -10,7 +10,7 @@ import simplejpeg
 from PIL import Image
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import View as Asked
+from heron.pipeline.config.experiment import ModelView as Asked
 from heron.pipeline.data.pictures import Canvas, canvas, input_shape
 from heron.shards.manifest import View
 

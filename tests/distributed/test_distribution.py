@@ -20,7 +20,7 @@ from heron.pipeline.distributed.grad_cache import embed, micro_batches
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.memory import RunSpec, Step
+from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
 from tests import ranks
 
@@ -152,7 +152,7 @@ def step(
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
         loss, terms = objective(globalise(features, batch, own, sizes, objective, epoch))
         backward(loss)
-        objective.update(Step(0, 1, strategy.gathered_parameters, collectives.from_first))
+        objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.from_first))
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

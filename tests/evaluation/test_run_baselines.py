@@ -50,7 +50,7 @@ def clouds(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float3
 
 def test_logistic_regression_is_scikit_learns_on_components() -> None:
     (x, y), (others, truth) = clouds(90, 0), clouds(200, 1)
-    probability, chosen = logistic_regression(x, y, others, exclusive=False)
+    probability, chosen = logistic_regression(x[:, None], y, others[:, None], exclusive=False)
     scaler = StandardScaler().fit(x)
     pca = PCA(int(chosen["components"]), svd_solver="full").fit(scaler.transform(x))
     inputs, asked = (pca.transform(scaler.transform(rows)) for rows in (x, others))
@@ -65,14 +65,35 @@ def test_logistic_regression_is_scikit_learns_on_components() -> None:
 def test_exclusive_classes_of_which_one_has_no_example() -> None:
     (x, _), (others, _) = clouds(90, 0), clouds(50, 1)
     y = np.eye(4, dtype=np.float32)[(x[:, 0] > 0) * 2]
-    probability, _ = logistic_regression(x, y, others, exclusive=True)
+    probability, _ = logistic_regression(x[:, None], y, others[:, None], exclusive=True)
     assert not probability[:, [1, 3]].any()
     np.testing.assert_allclose(probability.sum(1), 1, atol=1e-5)
 
 
+def test_views_that_are_alike_share_the_weights_where_that_predicts_better() -> None:
+    """Of two views, each with the same directions under noise of its own, two rows are made."""
+    (x, y), (others, truth) = clouds(60, 0), clouds(200, 1)
+    draw = np.random.default_rng(2)
+    pairs, asked_pairs = (
+        rows[:, None] + 3 * draw.normal(size=(len(rows), 2, 30)) for rows in (x, others)
+    )
+    probability, chosen = logistic_regression(pairs, y, asked_pairs, exclusive=False)
+    assert chosen["shared"] == 1
+    stacked = pairs.reshape(120, 30)
+    scaler = StandardScaler().fit(stacked)
+    pca = PCA(int(chosen["components"]), svd_solver="full").fit(scaler.transform(stacked))
+    inputs, asked = (
+        pca.transform(scaler.transform(a.reshape(-1, 30))) for a in (pairs, asked_pairs)
+    )
+    model = LogisticRegression(C=chosen["c"], max_iter=300).fit(inputs, y[:, 0].repeat(2))
+    expected = model.predict_proba(asked)[:, 1].reshape(200, 2).mean(1)
+    np.testing.assert_allclose(probability[:, 0], expected, atol=1e-5)
+    assert ((probability[:, 0] > 0.5) == truth[:, 0]).mean() > 0.7
+
+
 def test_few_rows_that_say_nothing_are_no_fault() -> None:
-    x, y = np.ones((1, 3)), np.array([[0, 1]], np.float32)
-    probability, _ = logistic_regression(x, y, np.ones((2, 3)), exclusive=False)
+    x, y = np.ones((1, 1, 3)), np.array([[0, 1]], np.float32)
+    probability, _ = logistic_regression(x, y, np.ones((2, 1, 3)), exclusive=False)
     np.testing.assert_array_equal(probability, [[0, 1], [0, 1]])
 
 

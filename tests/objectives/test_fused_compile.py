@@ -29,7 +29,7 @@ def test_kernels_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     compiled = set()
 
     def compile_only(
-        kernel: Any, grid: Any, cut: layout.Blocks, tensor: Tensor, *args: Any, **constants: Any
+        kernel: Any, grid: Any, cut: layout.Tiling, tensor: Tensor, *args: Any, **constants: Any
     ) -> None:
         names, fixed = kernel.arg_names, dict(constants)
         signature = dict.fromkeys(constants, "constexpr")
@@ -52,7 +52,7 @@ def test_kernels_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(layout, "launch", compile_only)
     monkeypatch.setattr(layout, "require", lambda *args: None)
-    monkeypatch.setattr(layout, "blocks", lambda *args: layout.Blocks(64, 32, 4, 2))
+    monkeypatch.setattr(layout, "blocks", lambda *args: layout.Tiling(64, 32, 4, 2))
     a, k, y = draw(8, 16, 1), draw(8, 16, 2), torch.ones(8, 3)
     tag = torch.zeros(8, dtype=torch.int32)
     options = complete(8, 8, {"moments": (1.5, 1.0), "floor": 0.0, "tags": True, "weights": 3})
@@ -84,7 +84,7 @@ def test_operands_are_rounded_to_nearest() -> None:
 
 
 def test_every_kind_of_tile_is_in_the_table() -> None:
-    cut = layout.Blocks(128, 64, 8, 3)
+    cut = layout.Tiling(128, 64, 8, 3)
     parts, per_part = layout.splits(8192, 16384, cut)
     programs = layout.PROGRAMS_INTERPRETED if INTERPRETED else layout.PROGRAMS
     assert (parts - 1) * per_part < 16384 <= parts * per_part

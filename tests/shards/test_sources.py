@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.sources import make
 from heron.shards.sources.faces import ATTRIBUTES, draw_attributes
+from heron.shards.sources.portrait import Camera, draw_face, photograph
 from tests.shards.tiny import ARFF, XML, arrays_source, mulan_options, whole
 
 SCENE = Path(__file__).parents[3] / "shared" / "data" / "scene"
@@ -154,11 +156,30 @@ def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
 
 
 def test_two_cameras_see_one_face_each_in_its_own_way() -> None:
-    rows = make("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2}).read("train", 0, 20)
+    two = make("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2})
+    rows = two.read("train", 0, 20)
     one = make("faces", {"train": 20, "test": 5, "size": 32}).read("train", 0, 20)
     assert list(rows.views) == ["left", "right"]
     assert all(a != b for a, b in zip(rows.views["left"], rows.views["right"], strict=True))
     np.testing.assert_array_equal(rows.labels, one.labels)
+    part = two.read("train", 7, 9)
+    assert part.views == {name: view[7:9] for name, view in rows.views.items()}
+
+
+@pytest.mark.parametrize("male", [False, True])
+def test_every_attribute_of_a_face_can_be_seen(male: bool) -> None:
+    still = Camera(0, 0, 0, (1, 1), 0, 0, 0, (128, 129))
+
+    def picture(**changes: bool) -> NDArray[np.int64]:
+        plain = dict.fromkeys(ATTRIBUTES, False)
+        has = plain | {"Male": male, "No_Beard": True, "Young": True, "Attractive": True} | changes
+        random = np.random.default_rng(5)
+        face = draw_face(has, random, 32)
+        return np.asarray(photograph(face, has["Blurry"], still, random), int)
+
+    for name in ATTRIBUTES:
+        changed = np.abs(picture(**{name: True}) - picture(**{name: False})).max(2)
+        assert (changed > 20).sum() >= 4, name  # of 32 x 32 pixels
 
 
 def test_faces_are_the_same_however_they_are_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ WIDEST_SIDE = 128  # columns of labels or pair weights that a tile holds beside 
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Tiling:
     """The tile of one program, and what Triton makes of it.
 
     Attributes:
@@ -40,18 +40,18 @@ Kind = Literal["sum", "gradient", "label", "pair"]
 # stays in them) and fit 227 KiB of shared memory (the rows once, the looped side once a stage, in
 # tf32 of twice the size and once more, to be transposed). Labels with 256 columns of vectors in
 # tf32 do spill a little. `pair` has short rows: a class, not the batch.
-BLOCKS: dict[tuple[Kind, Precision], tuple[Blocks, ...]] = {
-    ("sum", "bf16"): (Blocks(128, 128, 8, 2), Blocks(128, 128, 8, 2), Blocks(128, 64, 8, 2)),
-    ("sum", "tf32"): (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2)),
-    ("gradient", "bf16"): (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2)),
-    ("gradient", "tf32"): (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2)),
-    ("label", "bf16"): (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2)),
-    ("label", "tf32"): (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2)),
-    ("pair", "bf16"): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    ("pair", "tf32"): (Blocks(64, 32, 4, 2),),
+BLOCKS: dict[tuple[Kind, Precision], tuple[Tiling, ...]] = {
+    ("sum", "bf16"): (Tiling(128, 128, 8, 2), Tiling(128, 128, 8, 2), Tiling(128, 64, 8, 2)),
+    ("sum", "tf32"): (Tiling(128, 64, 8, 3), Tiling(128, 32, 8, 2), Tiling(64, 32, 4, 2)),
+    ("gradient", "bf16"): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2)),
+    ("gradient", "tf32"): (Tiling(128, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(64, 32, 4, 2)),
+    ("label", "bf16"): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2)),
+    ("label", "tf32"): (Tiling(128, 32, 8, 2), Tiling(128, 32, 8, 2), Tiling(64, 32, 4, 2)),
+    ("pair", "bf16"): (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    ("pair", "tf32"): (Tiling(64, 32, 4, 2),),
 }
-EXACT = Blocks(32, 32, 4, 2)  # `ieee` runs on the ordinary units: for comparisons, not for speed
-INTERPRETED = Blocks(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
+EXACT = Tiling(32, 32, 4, 2)  # `ieee` runs on the ordinary units: for comparisons, not for speed
+INTERPRETED = Tiling(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
 
 # Few anchors make few blocks, and a GPU wants several for each of its 132 multiprocessors: then
 # the keys are cut as well, and the parts added up in their order. The number is fixed, not the
@@ -60,7 +60,7 @@ PROGRAMS = 528
 PROGRAMS_INTERPRETED = 4
 
 
-def blocks(kind: Kind, precision: Precision, width: int) -> Blocks:
+def blocks(kind: Kind, precision: Precision, width: int) -> Tiling:
     """The tile of a kernel.
 
     Args:
@@ -76,7 +76,7 @@ def blocks(kind: Kind, precision: Precision, width: int) -> Blocks:
     return choices[min((width - 1) // 128, len(choices) - 1)]
 
 
-def splits(n_rows: int, n_columns: int, cut: Blocks) -> tuple[int, int]:
+def splits(n_rows: int, n_columns: int, cut: Tiling) -> tuple[int, int]:
     """In how many parts the looped side is cut, and how many columns make a part."""
     programs = PROGRAMS_INTERPRETED if interpreted() else PROGRAMS
     tiles = -(-n_columns // cut.columns)
@@ -176,7 +176,7 @@ def operand(x: Tensor, precision: Precision, width: int | None = None) -> Tensor
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], cut: Blocks, tensor: Tensor, *args: Any, **constants: Any
+    kernel: Any, grid: tuple[int, ...], cut: Tiling, tensor: Tensor, *args: Any, **constants: Any
 ) -> None:
     """Run a kernel on the device of a tensor, which need not be the current one."""
     device = tensor.device
