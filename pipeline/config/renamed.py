@@ -6,6 +6,7 @@ from heron.pipeline.config.errors import ConfigError
 
 # Old key: what it was where nobody had set it, which a run's config.yaml may hold; the new key.
 RENAMED: dict[str, tuple[Any, str]] = {
+    "data.canvas": (None, "data.decode_size"),
     "model.task_groups": (None, "objective.deepmtmv"),
     "model.label_autoencoder": (
         {"hidden": 512, "width": None},

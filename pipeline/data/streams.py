@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, Data, Protocol
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
-from heron.pipeline.data.pictures import canvas, input_shape
+from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
@@ -101,16 +101,16 @@ def open_reader(data: Data) -> Reader:
         reader.most_open = _most_open(reader, data, cache.limit)
     for name in dict.fromkeys(view.stored for view in data.views):
         stored = reader.view(name)
-        asked = [view for view in data.views if view.stored == name]
-        for view in asked:
+        views = [view for view in data.views if view.stored == name]
+        for view in views:
             input_shape(stored, view)
         if stored.kind == "image":
             in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
             draft = data.draft and not in_blocks
-            reader.canvases[name] = canvas(stored, asked, draft, data.canvas)
-    if data.canvas is not None and not any(c.varying for c in reader.canvases.values()):
+            reader.decoders[name] = picture_decoder(stored, views, draft, data.decode_size)
+    if data.decode_size is not None and not any(d.varying for d in reader.decoders.values()):
         raise ConfigError(
-            f"data.canvas is {data.canvas}, but no view holds pictures of several sizes; "
+            f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
     return reader
