@@ -33,7 +33,7 @@ def compare(
     scores: Scores,
     train: Callable[[Config], Mapping[str, Any]],
 ) -> Scores:
-    """Scores of the baselines on a run's test rows; every process must call it.
+    """Returns scores of the baselines on a run's test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
     in the run's folder `plain`. It is left out where the experiment has no such term, and is the
@@ -61,7 +61,7 @@ def compare(
 
 
 def plain(config: Config) -> Config | None:
-    """The experiment with the classifier's term alone; None where it has no such term."""
+    """Returns the experiment with the classifier's term alone; None where it has no such term."""
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
     if not terms:
@@ -73,12 +73,7 @@ def plain(config: Config) -> Config | None:
 
 
 def table(scores: Mapping[str, Any], name: str) -> list[str]:
-    """Lines with the run and its baselines side by side.
-
-    Args:
-        scores: of the run and of the baselines: what result.json holds.
-        name: of the run's own method.
-    """
+    """Returns lines with the run, whose method has a `name`, and its baselines side by side."""
     rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
     return [
         f"{title:20}" + "".join(f"  {k} {scores[prefix + k]:.4f}" for k in SHOWN)
@@ -189,7 +184,7 @@ def _mean_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float
 
 
 def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
-    """Scores of logistic regression on what the model sees, which the main process computes."""
+    """Returns scores of logistic regression on the inputs; the main process computes them."""
     found: dict[str, float] = {}
     if rank() == 0:
         with evaluator.watchdog.busy():

@@ -14,7 +14,7 @@ def linear_probe(
     others: NDArray[np.float32],
     exclusive: bool,
 ) -> NDArray[np.float32]:
-    """Train logistic regression on standardised features, and predict other rows.
+    """Trains logistic regression on standardised features, and predicts other rows.
 
     Mean and standard deviation are those of the training rows; the classifier is scikit-learn's,
     with its L2 penalty of C = 1. A class or a label that the training rows tell nothing about is
@@ -26,8 +26,7 @@ def linear_probe(
         features: of the training rows, [rows, width].
         y: their labels as 0/1, [rows, labels].
         others: features of the rows to predict, [others, width].
-        exclusive: one multinomial classifier, for labels of which a row has one; else one
-            classifier a label.
+        exclusive: train one multinomial classifier; else one a label.
 
     Returns:
         Probabilities, [others, labels].
@@ -35,27 +34,30 @@ def linear_probe(
     from sklearn.preprocessing import StandardScaler  # here: most runs need no probe
 
     scaler = StandardScaler().fit(features.astype(np.float64))
-    inputs, asked = (scaler.transform(x.astype(np.float64)) for x in (features, others))
+    inputs, queries = (scaler.transform(x.astype(np.float64)) for x in (features, others))
     if exclusive:
-        return _classify(inputs, y.argmax(1), asked, y.shape[1])
-    columns = [_classify(inputs, label.astype(np.int64), asked, 2)[:, 1] for label in y.T]
+        return _classify(inputs, y.argmax(1), queries, y.shape[1])
+    columns = [_classify(inputs, label.astype(np.int64), queries, 2)[:, 1] for label in y.T]
     return np.stack(columns, 1)
 
 
 def _classify(
-    inputs: NDArray[np.float64], classes: NDArray[np.int64], asked: NDArray[np.float64], count: int
+    inputs: NDArray[np.float64],
+    classes: NDArray[np.int64],
+    queries: NDArray[np.float64],
+    count: int,
 ) -> NDArray[np.float32]:
-    """Probabilities [asked, count] of classes 0 to count - 1, some of which may not occur."""
+    """Returns probabilities [queries, count] of classes 0 to count - 1; some may not occur."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    probability = np.zeros((len(asked), count), np.float32)
-    found = np.unique(classes)
-    if len(found) == 1:
-        probability[:, found] = 1.0
+    probability = np.zeros((len(queries), count), np.float32)
+    present = np.unique(classes)
+    if len(present) == 1:
+        probability[:, present] = 1.0
         return probability
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = LogisticRegression(max_iter=_ITERATIONS).fit(inputs, classes)
-    probability[:, model.classes_] = model.predict_proba(asked)
+    probability[:, model.classes_] = model.predict_proba(queries)
     return probability
