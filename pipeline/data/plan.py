@@ -45,7 +45,7 @@ class Stream:
         batch: rows of the global batch.
         seed: the run's seed; `name` keeps two streams of one run apart.
         canonical: C, the number of canonical streams; divides the batch.
-        window: a row moves at most this far from its place in its stream.
+        window: a row moves at most this far in its stream.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Stream:
     _cache: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a plan that cannot give one batch."""
+        """Refuses a plan that cannot give one batch."""
         if self.batch > self.rows:
             raise ConfigError(
                 f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-_ITERATIONS = 1000
+ITERATIONS = 1000
 
 
 def linear_probe(
@@ -35,29 +35,36 @@ def linear_probe(
 
     scaler = StandardScaler().fit(features.astype(np.float64))
     inputs, queries = (scaler.transform(x.astype(np.float64)) for x in (features, others))
-    if exclusive:
-        return _classify(inputs, y.argmax(1), queries, y.shape[1])
-    columns = [_classify(inputs, label.astype(np.int64), queries, 2)[:, 1] for label in y.T]
-    return np.stack(columns, 1)
+    return classify(inputs, y, queries, exclusive, 1.0, ITERATIONS)
 
 
-def _classify(
-    inputs: NDArray[np.float64],
-    classes: NDArray[np.int64],
+def classify(
+    x: NDArray[np.float64],
+    y: NDArray[np.float32],
     queries: NDArray[np.float64],
-    count: int,
+    exclusive: bool,
+    c: float,
+    iterations: int,
 ) -> NDArray[np.float32]:
-    """Returns probabilities [queries, count] of classes 0 to count - 1; some may not occur."""
+    """Returns probabilities [queries, labels] by logistic regression with an L2 penalty of 1 / c.
+
+    A class without examples has probability 0; a label that all rows share is predicted as it is.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    probability = np.zeros((len(queries), count), np.float32)
-    present = np.unique(classes)
-    if len(present) == 1:
-        probability[:, present] = 1.0
-        return probability
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = LogisticRegression(max_iter=_ITERATIONS).fit(inputs, classes)
-    probability[:, model.classes_] = model.predict_proba(queries)
+    probability = np.zeros((len(queries), y.shape[1]), np.float32)
+    targets = [y.argmax(1)] if exclusive else list(y.astype(int).T)
+    for column, target in enumerate(targets):
+        if len(present := np.unique(target)) == 1:
+            probability[:, present[0] if exclusive else column] = 1.0 if exclusive else present[0]
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = LogisticRegression(C=c, max_iter=iterations).fit(x, target)
+        predicted = model.predict_proba(queries)
+        if exclusive:
+            probability[:, model.classes_] = predicted
+        else:
+            probability[:, column] = predicted[:, 1]
     return probability

@@ -246,13 +246,13 @@ def _decisive(config: Config) -> dict[str, Any]:
     return tree
 
 
-def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
+def _differences(saved: Any, current: Any, key: str = "") -> list[str]:
     """Returns the leaves in which two trees differ, as 'key is X, not Y'."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        names = sorted(found.keys() | wanted.keys())
-        pairs = [(found.get(n), wanted.get(n), f"{key}.{n}".strip(".")) for n in names]
+    if isinstance(saved, dict) and isinstance(current, dict):
+        names = sorted(saved.keys() | current.keys())
+        pairs = [(saved.get(n), current.get(n), f"{key}.{n}".strip(".")) for n in names]
         return [line for pair in pairs for line in _differences(*pair)]
-    return [] if found == wanted else [f"{key} is {found}, not {wanted}"]
+    return [] if saved == current else [f"{key} is {saved}, not {current}"]
 
 
 def _sha256(path: Path) -> str:

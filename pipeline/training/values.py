@@ -14,12 +14,12 @@ from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
 
-def total(parts: Mapping[str, Any], device: torch.device) -> dict[str, float]:
+def total(scalars: Mapping[str, Any], device: torch.device) -> dict[str, float]:
     """Returns the sums over processes of some scalars, tensors or numbers: one exchange."""
     stacked = torch.stack(
-        [torch.as_tensor(x, device=device).detach().double() for x in parts.values()]
+        [torch.as_tensor(x, device=device).detach().double() for x in scalars.values()]
     )
-    return dict(zip(parts, collectives.sum_over_processes(stacked).tolist(), strict=True))
+    return dict(zip(scalars, collectives.sum_over_processes(stacked).tolist(), strict=True))
 
 
 def refuse_nonfinite(
