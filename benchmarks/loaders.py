@@ -77,7 +77,7 @@ def ours(
     """The batches of a run: stored views, labels, row numbers and keys."""
     streams = open_set(folder, views, batch, size, workers)
     for found in batches(ProcessBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
-        yield len(found.rows)
+        yield len(found.indices)
 
 
 class Files(Dataset[tuple[NDArray[np.uint8], int]]):

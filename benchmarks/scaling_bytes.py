@@ -25,7 +25,7 @@ from heron.pipeline.config.model import Cnn, Model
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
-from heron.pipeline.data.random_keys import keys
+from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.sync_batchnorm import synchronise
@@ -125,7 +125,7 @@ def count(gate: Gate, case: Case) -> None:
     labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[own]
     paths = torch.randint(0, 2, (case.labelled, LEVELS))[own]
     rows = torch.arange(sum(here))
-    row_keys = keys(0, torch.zeros_like(rows), rows)
+    row_keys = rng_keys(0, torch.zeros_like(rows), rows)
     batch = Batch({}, labels, rows, row_keys, here, paths)
     for _ in range(STEADY):
         inputs = [torch.rand(sum(here), 3, case.size, case.size) for _ in range(VIEWS)]

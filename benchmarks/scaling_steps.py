@@ -117,7 +117,7 @@ def bare(gate: Gate, config: Config) -> None:
     model = build(config, streams, views)
     optimizer = build_optimizer(config.optim, model.parameters())
     for batch, inputs in fed(config, streams, views):
-        loss = local_loss(config, model(inputs, batch.keys, batch.parts), batch)
+        loss = local_loss(config, model(inputs, batch.rng_keys, batch.sizes), batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

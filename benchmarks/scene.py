@@ -80,7 +80,7 @@ def main() -> None:
             batch = next(batches(source, t, t + 1, workers=0, pin=False))
             inputs = [x.to(dtype) for x in views(batch, train=True)]
             optimizer.zero_grad()
-            loss(model(inputs, batch.keys, batch.parts), batch).backward()  # type: ignore[no-untyped-call]
+            loss(model(inputs, batch.rng_keys, batch.sizes), batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return time.perf_counter() - start
 

@@ -48,7 +48,7 @@ from heron.pipeline.training.checkpoint import Position, Snapshot
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble
 from heron.pipeline.training.report import wants_map, write_report, write_result
-from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
@@ -71,22 +71,24 @@ def pretrain(config: Config) -> dict[str, Any]:
         Lost: another process is gone.
     """
     watchdog = Watchdog(config.train.timeout_s)
-    hold = Hold(Path(config.run.dir))
-    with StopSignals(config.data.workers > 0) as signals, watchdog, hold:
+    run_lock = RunLock(Path(config.run.dir))
+    with StopSignals(config.data.workers > 0) as signals, watchdog, run_lock:
         try:
-            return train(config, watchdog, signals, hold)
+            return train(config, watchdog, signals, run_lock)
         except RuntimeError as error:
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
             raise Lost(f"{watchdog.autopsy()}; {error}") from error
 
 
-def train(config: Config, watchdog: Watchdog, signals: StopSignals, hold: Hold) -> dict[str, Any]:
+def train(
+    config: Config, watchdog: Watchdog, signals: StopSignals, run_lock: RunLock
+) -> dict[str, Any]:
     """See `pretrain`."""
     run = Trainer(config, watchdog, signals)
     run.open_data()
     run.build_model()
-    hold.take(watchdog, lambda: signals.came)
+    run_lock.acquire(watchdog, lambda: signals.came)
     run.resume()
     run.train()
     return run.report()
@@ -134,7 +136,7 @@ class Trainer:
             shares(self.labelled, self.world),
             shares(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
         )
-        self.per_epoch = streams.lead.steps_per_epoch
+        self.per_epoch = streams.epoch_stream.steps_per_epoch
         planned = self.config.train.epochs * self.per_epoch
         self.steps = min(planned, self.config.train.steps or planned)
 
@@ -235,8 +237,8 @@ class Trainer:
         batch = next(source).to(self.device)
         waited = time.perf_counter() - clock
         inputs = self.views(batch, train=True)
-        offsets = self.sizes.offsets(batch.parts)
-        micro = grad_cache.micro_batches(batch.parts, offsets, self.micro_batches)
+        offsets = self.sizes.offsets(batch.sizes)
+        micro = grad_cache.micro_batches(batch.sizes, offsets, self.micro_batches)
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
         epoch = t / self.per_epoch
         whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
@@ -347,8 +349,8 @@ class Trainer:
         self._tell_skipped(collectives.gather_objects(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:
-        with Hold(Path(other.run.dir)) as hold:
-            return train(other, self.watchdog, self.signals, hold)
+        with RunLock(Path(other.run.dir)) as run_lock:
+            return train(other, self.watchdog, self.signals, run_lock)
 
     def _clear_folder(self) -> Path | None:
         """Sets an earlier run's files aside, and says where its checkpoints went."""

@@ -13,7 +13,7 @@ from heron.launch.studies.study import Study, dump_study
 from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import read_tree
-from heron.pipeline.training.run_lock import WITHOUT
+from heron.pipeline.training.run_lock import NO_LOCKS
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.atomic import atomic_write
 
@@ -36,7 +36,7 @@ def alone(out: Path) -> Iterator[None]:
                 "another --out"
             ) from None
         except OSError as error:
-            if error.errno not in WITHOUT:
+            if error.errno not in NO_LOCKS:
                 raise
             print(f"{out} has no locks ({error}): see to it that one heron study works in it")
         yield

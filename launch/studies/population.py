@@ -15,8 +15,9 @@ from heron.launch.studies.trials import LINEAGE, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
 from heron.pipeline.data.mined import MINED
+from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training import checkpoint
-from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.tracking import read_metrics
 
 POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
@@ -137,8 +138,8 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
     texts = {"config.yaml": dump_config(config), "model.json": model}
     name = Path(donor.run.dir).name
     line = {"step": snapshot.position.step, "from": name, "values": dict(values)}
-    with Hold(run) as hold:
-        hold.acquire()
+    with RunLock(run) as run_lock:
+        run_lock.acquire(Watchdog(math.inf))
         shutil.rmtree(run / MINED, ignore_errors=True)
         if mined.is_dir():
             shutil.copytree(mined, run / MINED)

@@ -97,8 +97,8 @@ class Data(Section):
     skip, a row that cannot be read gives its place to another, until more than `max_bad_fraction`
     of all rows are bad.
     `verify` compares every shard's checksum before the first step: a pass over the bytes. `draft`
-    decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it; `canvas` is the
-    side of the square that pictures of several sizes are brought to when decoded.
+    decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it; `decode_size`
+    is the side of the square that pictures of several sizes are brought to when decoded.
     """
 
     path: str
@@ -114,7 +114,7 @@ class Data(Section):
     workers: Count = 0
     verify: bool = True
     draft: bool = True
-    canvas: Natural | None = None
+    decode_size: Natural | None = None
     on_error: Literal["raise", "skip"] = "raise"
     max_bad_fraction: Share = 0.01
     cache: Cache = Cache()

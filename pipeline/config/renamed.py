@@ -6,6 +6,7 @@ from heron.pipeline.config.errors import ConfigError
 
 # Old key: what it was where nobody had set it, which a run's config.yaml may hold; the new key.
 RENAMED: dict[str, tuple[Any, str]] = {
+    "data.canvas": (None, "data.decode_size"),
     "model.task_groups": (None, "objective.deepmtmv"),
     "model.label_autoencoder": (
         {"hidden": 512, "width": None},
@@ -20,9 +21,11 @@ def move_renamed(tree: dict[str, Any]) -> None:
     Args:
         tree: plain values, changed in place.
     """
-    model, objective = tree.get("model") or {}, tree.get("objective") or {}
-    if not (isinstance(model, dict) and isinstance(objective, dict)):
+    model, objective, data = (tree.get(name) or {} for name in ("model", "objective", "data"))
+    if not all(isinstance(section, dict) for section in (model, objective, data)):
         return
+    if "canvas" in data:
+        data["decode_size"] = data.pop("canvas")
     groups, autoencoder = model.pop("task_groups", None), model.pop("label_autoencoder", None)
     if groups is not None:
         objective["deepmtmv"] = groups

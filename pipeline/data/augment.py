@@ -23,16 +23,11 @@ Draws = Float[Tensor, "batch draws"]
 
 
 def crop(x: Images, options: Crop, draws: Draws, size: Sequence[int]) -> Resized:
-    """A random part of each picture, perhaps mirrored, resampled to a size.
+    """Returns a random rectangle of each picture, perhaps mirrored, resampled to `size` pixels.
 
-    Where pixels come out larger than they went in, each is the mean of several samples. A part
-    that would be higher or wider than the picture keeps its ratio and is made smaller.
-
-    Args:
-        x: pictures.
-        options: area, ratio, flip.
-        draws: columns 0 to 3 are area, two offsets and flip, 4 is the ratio.
-        size: height and width that come out, in pixels.
+    Where pixels come out larger than they went in, each is the mean of several samples. A
+    rectangle that would be higher or wider than the picture keeps its ratio and is made smaller.
+    Columns 0 to 3 of the draws are area, two offsets and flip, 4 is the ratio.
     """
     if not len(x):  # a process may have no rows, which affine_grid refuses
         return x.new_empty(0, x.shape[1], *size)
@@ -58,24 +53,21 @@ def crop(x: Images, options: Crop, draws: Draws, size: Sequence[int]) -> Resized
 
 
 def fit(x: Images, size: Sequence[int]) -> Resized:
-    """The largest part about the centre with the shape of `size`, resampled to it."""
+    """Returns the largest rectangle about the centre with the shape of `size`, resampled to it."""
     height, width = x.shape[2:]
     scale = min(height / size[0], width / size[1])
     rows, columns = round(size[0] * scale), round(size[1] * scale)
     top, left = (height - rows) // 2, (width - columns) // 2
-    part = x[:, :, top : top + rows, left : left + columns]
-    if list(part.shape[2:]) == list(size):
-        return part
-    return F.interpolate(part, list(size), mode="bilinear", antialias=True)
+    centre = x[:, :, top : top + rows, left : left + columns]
+    if list(centre.shape[2:]) == list(size):
+        return centre
+    return F.interpolate(centre, list(size), mode="bilinear", antialias=True)
 
 
 def color(x: Images, options: Color, draws: Draws) -> Images:
-    """Colour distortion: brightness, contrast, saturation and hue; then perhaps grey.
+    """Distorts brightness, contrast, saturation and hue of RGB images in [0, 1]; perhaps to grey.
 
-    Args:
-        x: images in [0, 1], of three channels.
-        options: strength, hue, probability, grey.
-        draws: columns 0 to 3 are the four factors, 4 is grey, 5 whether to distort.
+    Columns 0 to 3 of the draws are the four factors, 4 is grey, 5 whether to distort.
     """
     factor = 1 + options.strength * (2 * draws - 1)
     from kornia import enhance  # here: it takes a third of the time of torch to load
@@ -91,12 +83,12 @@ def color(x: Images, options: Color, draws: Draws) -> Images:
 
 
 def flip(x: Images, options: Flip, draws: Draws) -> Images:
-    """A mirror image where column 0 is below the probability."""
+    """Returns a mirror image where column 0 is below the probability."""
     return _chosen(draws[:, 0] < options.probability, x.flip(3), x)
 
 
 def blur(x: Images, options: Blur, draws: Draws) -> Images:
-    """Gaussian blur of sigma from column 0, where column 1 is below the probability."""
+    """Blurs by a Gaussian of sigma from column 0, where column 1 is below the probability."""
     low, high = options.sigma
     sigma = low + (high - low) * draws[:, :1]
     kernel = max(3, min(x.shape[2:]) // 10 | 1)

@@ -14,50 +14,41 @@ from numpy.typing import NDArray
 from heron.pipeline.data.plan import Rows
 
 
-class Blocks:
-    """Where the blocks of a view are mapped, over all shards.
+class MappedBlocks:
+    """Copies rows of a view's blocks, over all shards, from where they are mapped.
 
     Attributes:
         addresses: of the first row of each block, contiguous; 0 where it is not mapped, [blocks].
     """
 
     def __init__(self, blocks: int, row_bytes: int) -> None:
-        """Begin with none mapped.
-
-        Args:
-            blocks: how many there are.
-            row_bytes: of a row.
-        """
+        """Begins with no block mapped."""
         self.addresses = np.zeros(blocks, np.int64)
         self.row_bytes = row_bytes
         self._lowest, self._memory = 0, torch.empty(0)
 
-    def place(self, part: slice, addresses: NDArray[np.int64] | int) -> None:
-        """Note where some blocks are mapped from now on; whoever mapped them keeps them there."""
-        self.addresses[part] = addresses
+    def set_addresses(self, blocks: slice, addresses: NDArray[np.int64] | int) -> None:
+        """Notes where some blocks are mapped from now on; whoever mapped them keeps them there."""
+        self.addresses[blocks] = addresses
         mapped = self.addresses[self.addresses != 0]
         if len(mapped):
             self._lowest = int(mapped.min())
             self._memory = _memory(self._lowest, int(mapped.max()), self.row_bytes)
 
-    def copy(self, blocks: Rows, places: Rows, out: NDArray[Any]) -> None:
-        """Copy rows.
+    def copy(self, blocks: Rows, offsets: Rows, out: NDArray[Any]) -> None:
+        """Copies rows to `out`, which is C-contiguous, [rows, ...].
 
-        Args:
-            blocks: which block a row is in, all of them mapped, [rows].
-            places: where in its block, [rows].
-            out: C-contiguous, [rows, ...].
+        `blocks` [rows] says which block a row is in, all of them mapped; `offsets` [rows], which
+        row of its block it is.
         """
         if len(out):
-            found = torch.from_numpy(
-                self.addresses[blocks] - self._lowest + places * self.row_bytes
-            )
-            into = torch.from_numpy(out.view(np.uint8).reshape(len(out), self.row_bytes))
-            torch.index_select(self._memory, 0, found, out=into)
+            starts = self.addresses[blocks] - self._lowest + offsets * self.row_bytes
+            out_bytes = torch.from_numpy(out.view(np.uint8).reshape(len(out), self.row_bytes))
+            torch.index_select(self._memory, 0, torch.from_numpy(starts), out=out_bytes)
 
 
 def _memory(lowest: int, highest: int, row_bytes: int) -> torch.Tensor:
-    """All memory from one block to another as overlapping rows, one beginning at each byte.
+    """Returns all memory between two blocks as overlapping rows, one beginning at each byte.
 
     What lies between the rows that are asked for is not touched, and need not be there.
     """

@@ -26,7 +26,7 @@ class MinedStream:
     the number of the batch and a table on disk: so batches are the same on any number of
     processes and readers, and after a restart. The table that is mined after step s is used for
     the steps from s + `every_steps` on: until then it is made in the background. Before the
-    first one, further random rows take the places.
+    first one, further random rows stand in.
 
     Attributes:
         base: the random rows.

@@ -13,23 +13,23 @@ from PIL import Image
 
 from heron.pipeline.config.augmentations import Crop
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import ModelView as Asked
+from heron.pipeline.config.experiment import ModelView
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, Kind, read_header
 
-PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # faults it raises
+PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # that it raises
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """What the pictures of a stored view are decoded to.
+class PictureDecoder:
+    """Decodes the pictures of a stored view to one size.
 
     Attributes:
         stored: height, width and channels as the manifest says, -1 where they vary.
         shape: height, width and channels that come out.
         varying: pictures are of several sizes, each brought to `shape`.
-        draft: they may be decoded smaller than they are.
+        draft: JPEGs may be decoded smaller than they are.
     """
 
     stored: tuple[int, ...]
@@ -38,7 +38,7 @@ class Canvas:
     draft: bool = True
 
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
-        """Decode the bytes of one picture into `out`, of `shape`.
+        """Decodes the bytes of one picture into `out`, of `shape`.
 
         Raises:
             ValueError: it is no JPEG or PNG, is damaged, or of another size than the manifest says.
@@ -46,10 +46,10 @@ class Canvas:
         if not self.varying and data.startswith(JPEG):
             least = self.shape[:2] if self.shape != self.stored else (0, 0)
             with suppress(ValueError):  # what is wrong is found below
-                found = simplejpeg.decode_jpeg(
+                decoded = simplejpeg.decode_jpeg(
                     data, min_height=least[0], min_width=least[1], buffer=out
                 )
-                if found.shape == self.shape:
+                if decoded.shape == self.shape:
                     return
         header = read_header(data)
         size = header.height, header.width
@@ -63,11 +63,11 @@ class Canvas:
                 raise ValueError("it decodes to another size than its header has")
             else:
                 out[:] = _resized(_png(data, size), self.shape[:2])
-        except (ValueError, *PILLOWS) as fault:
-            raise ValueError(f"is a damaged {header.kind} ({fault})") from None
+        except (ValueError, *PILLOWS) as error:
+            raise ValueError(f"is a damaged {header.kind} ({error})") from None
 
     def _fitted(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
-        """The square about the centre, resampled to the canvas."""
+        """Returns the square about the centre, resampled to `shape`."""
         if kind == "JPEG":
             drafts = DRAFTS if self.draft else ()
             divisor = next((d for d in drafts if min(size) >= d * self.shape[0]), 1)
@@ -81,12 +81,8 @@ class Canvas:
         return _resized(picture[top : top + side, left : left + side], self.shape[:2])
 
 
-def input_shape(stored: View, view: Asked) -> tuple[int, ...]:
-    """The shape of one sample as the model sees it: (width,), or (height, width, channels).
-
-    Args:
-        stored: the view in the manifest.
-        view: the model's view that is made of it.
+def input_shape(stored: View, view: ModelView) -> tuple[int, ...]:
+    """Returns the shape of a sample as the model sees it: (width,), or (height, width, channels).
 
     Raises:
         ConfigError: what is asked of the view does not fit what is stored.
@@ -121,38 +117,34 @@ def input_shape(stored: View, view: Asked) -> tuple[int, ...]:
     return height, width, stored.shape[2]
 
 
-def canvas(stored: View, views: Sequence[Asked], draft: bool, side: int | None) -> Canvas:
-    """The canvas of a stored view of pictures.
+def picture_decoder(
+    stored: View, views: Sequence[ModelView], draft: bool, decode_size: int | None
+) -> PictureDecoder:
+    """Returns the decoder of a stored view of pictures, of which the model's `views` are made.
 
     A draft is decoded at 1/2, 1/4 or 1/8 of its size, the least at which no view is enlarged: not
     its smallest crop, nor the whole where it is not cropped.
 
-    Args:
-        stored: the view in the manifest.
-        views: the model's views that are made of it.
-        draft: whether a smaller picture will do.
-        side: `data.canvas`.
-
     Raises:
-        ConfigError: the canvas does not fit the pictures.
+        ConfigError: `data.decode_size` is less than a view's size.
     """
     if -1 in stored.shape:
         needed = max(max(view.size) for view in views if view.size is not None)
-        square = side or math.ceil(needed * 8 / 7)  # 256 for 224, as is usual
-        if square < needed:
+        side = decode_size or math.ceil(needed * 8 / 7)  # 256 for 224, as is usual
+        if side < needed:
             raise ConfigError(
-                f"data.canvas is {square}, less than the views' size of {needed}; "
+                f"data.decode_size is {side}, less than the views' size of {needed}; "
                 f"expected at least {needed}"
             )
-        return Canvas(stored.shape, (square, square, stored.shape[2]), True, draft)
+        return PictureDecoder(stored.shape, (side, side, stored.shape[2]), True, draft)
     scale = max((_scale(view, stored.shape) for view in views), default=1.0)
     divisor = next((d for d in DRAFTS if d * scale <= 1), 1) if draft else 1
     height, width = (-(-n // divisor) for n in stored.shape[:2])
-    return Canvas(stored.shape, (height, width, stored.shape[2]))
+    return PictureDecoder(stored.shape, (height, width, stored.shape[2]))
 
 
-def _scale(view: Asked, stored: Sequence[int]) -> float:
-    """How small a picture may become, as a share of its sides, without a view being enlarged."""
+def _scale(view: ModelView, stored: Sequence[int]) -> float:
+    """Returns how small a picture may become, as a share of its sides, with no view enlarged."""
     height, width = stored[:2]
     rows, columns = view.size or (height, width)
     crops = [a.options for a in view.augment if isinstance(a.options, Crop)]

@@ -21,18 +21,18 @@ MOST_STREAMS = 64  # canonical streams, where nobody says how many
 
 
 def share(total: int, rank: int, world: int) -> slice:
-    """The contiguous part of `total` rows that process `rank` owns; parts differ by at most 1."""
+    """Returns the contiguous share of `total` rows of a process; sizes differ by at most 1."""
     return slice(rank * total // world, (rank + 1) * total // world)
 
 
 def shares(total: int, world: int) -> list[int]:
-    """The size of every process's part."""
-    parts = (share(total, rank, world) for rank in range(world))
-    return [part.stop - part.start for part in parts]
+    """Returns the size of every process's share."""
+    slices = (share(total, rank, world) for rank in range(world))
+    return [own.stop - own.start for own in slices]
 
 
 def default_streams(batch: int) -> int:
-    """The largest divisor of the batch up to `MOST_STREAMS`."""
+    """Returns the largest divisor of the batch up to `MOST_STREAMS`."""
     return max(c for c in range(1, min(MOST_STREAMS, batch) + 1) if batch % c == 0)
 
 
@@ -45,7 +45,7 @@ class Stream:
         batch: rows of the global batch.
         seed: the run's seed; `name` keeps two streams of one run apart.
         canonical: C, the number of canonical streams; divides the batch.
-        window: a row moves at most this far from its place in its stream.
+        window: a row moves at most this far in its stream.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Stream:
     _cache: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a plan that cannot give one batch."""
+        """Refuses a plan that cannot give one batch."""
         if self.batch > self.rows:
             raise ConfigError(
                 f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "
@@ -87,37 +87,30 @@ class Stream:
         return self.rows % self.batch
 
     def at(self, t: int) -> Rows:
-        """The rows of global batch t = 0, 1, ..., stream by stream.
-
-        Args:
-            t: number of the batch since the run began.
-
-        Returns:
-            Row numbers, shape [batch].
-        """
+        """Returns the rows of global batch t = 0, 1, ... of the run, stream by stream, [batch]."""
         epoch, step = divmod(t, self.steps_per_epoch)
         if epoch not in self._cache:
             each, steps = self.batch // self.canonical, self.steps_per_epoch
-            parts = [part[: steps * each].reshape(steps, each) for part in self.order(epoch)]
+            streams = [rows[: steps * each].reshape(steps, each) for rows in self.order(epoch)]
             self._cache.clear()
-            self._cache[epoch] = np.concatenate(parts, axis=1)
+            self._cache[epoch] = np.concatenate(streams, axis=1)
         batch: Rows = self._cache[epoch][step]
         return batch
 
     def order(self, epoch: int) -> list[Rows]:
-        """The canonical streams of an epoch, shuffled; together they hold every row once."""
+        """Returns the canonical streams of an epoch, shuffled; each row is in one, once."""
         salt = [self.seed, *self.name.encode(), epoch]
         shuffle = np.random.default_rng([*salt, 0])
         line = np.concatenate([self.shards[i] for i in shuffle.permutation(len(self.shards))])
         bounds = [share(len(line), c, self.canonical) for c in range(self.canonical)]
         return [
-            _shuffle_within(line[part], self.window, np.random.default_rng([*salt, 1, c]))
-            for c, part in enumerate(bounds)
+            _shuffle_within(line[bound], self.window, np.random.default_rng([*salt, 1, c]))
+            for c, bound in enumerate(bounds)
         ]
 
 
 def _shuffle_within(rows: Rows, window: int, rng: np.random.Generator) -> Rows:
-    """Sort by place + uniform(0, window): no row moves further than the window."""
+    """Sorts by position + uniform(0, window): no row moves further than the window."""
     if window >= len(rows):
         return rng.permutation(rows)
     return rows[np.argsort(np.arange(len(rows)) + rng.random(len(rows)) * window, kind="stable")]

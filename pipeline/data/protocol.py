@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.random_keys import keys, uniforms
+from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
 
 
@@ -28,15 +28,7 @@ class Roles:
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
-    """Give every row of a split its role.
-
-    Args:
-        reader: the data set.
-        split: the split that is trained on.
-        protocol: how many rows are labelled, which fold, which seed, what is tested.
-
-    Returns:
-        The roles; rows are in the data set's order.
+    """Gives every row of a split its role; the rows of a role are in the data set's order.
 
     Raises:
         ConfigError: more labelled rows than there are, more folds than rows of the rarest
@@ -74,21 +66,16 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
 def complementary(
     y: NDArray[np.float32], rows: Rows, count: int, protocol: Protocol
 ) -> NDArray[np.float32]:
-    """Draw complementary labels: `count` of the classes that each row is not, uniformly.
+    """Draws complementary labels: `count` of the classes that each row is not, uniformly.
 
-    MulCo, Section 5.1. A row's set is a function of (seed, fold, row), whatever the batch.
-
-    Args:
-        y: one-hot classes, [rows, classes].
-        rows: numbers of the rows.
-        count: s, 1 to classes - 1.
-        protocol: gives seed and fold.
+    MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. A row's set is a function
+    of (seed, fold, row), whatever the batch.
 
     Returns:
         1 where a class is known to be wrong, [rows, classes].
     """
-    mine = torch.from_numpy(keys(protocol.seed, np.array([protocol.fold]), rows))
-    draws = uniforms(mine, salt=7, count=y.shape[1]).numpy()
+    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
+    draws = uniforms(row_keys, salt=7, count=y.shape[1]).numpy()
     order = np.argsort(np.where(y == 1, np.inf, draws), axis=1, kind="stable")
     wrong = np.zeros_like(y)
     np.put_along_axis(wrong, order[:, :count], 1.0, axis=1)
@@ -96,7 +83,7 @@ def complementary(
 
 
 def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
-    """Rows of one fold of scikit-learn's unshuffled stratified split on whole label vectors.
+    """Returns one fold's rows of scikit-learn's unshuffled stratified split on whole label vectors.
 
     The classes are the label vectors as they stand, as in HeroCon's Scene protocol; vectors
     rarer than the number of folds are spread as they come.

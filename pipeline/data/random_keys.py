@@ -22,13 +22,10 @@ _MIX = (-4658895280553007687, -7723592293110705685)
 Integers = TypeVar("Integers", Tensor, NDArray[np.int64])  # int64
 
 
-def keys(seed: int, epoch: Integers, rows: Integers) -> Integers:
-    """A key for each sample's random numbers in an epoch, [rows].
+def rng_keys(seed: int, epoch: Integers, rows: Integers) -> Integers:
+    """Returns a key for the random numbers of each row in an epoch, [rows].
 
-    Args:
-        seed: the run's seed.
-        epoch: of each sample, or of all.
-        rows: row number of each sample.
+    `epoch` is that of each row, or one for all.
     """
     return _mix(rows + _mix(epoch + _mixed(seed)))
 
@@ -38,22 +35,18 @@ def _mixed(seed: int) -> int:
     return int(_mix(np.array([seed]))[0])
 
 
-def uniforms(keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
-    """Uniform numbers in [0, 1), float32.
-
-    Args:
-        keys: of the samples.
-        salt: keeps uses apart; a key and a salt give the same numbers again.
-        count: numbers a sample.
-    """
-    column = torch.arange(count, device=keys.device) * _GOLDEN
-    mixed = _mix(_mix(keys + salt)[:, None] + column)
+def uniforms(
+    rng_keys: Int[Tensor, " batch"], salt: int, count: int
+) -> Float[Tensor, "batch count"]:
+    """Returns `count` uniform numbers in [0, 1) for each key; a `salt` keeps uses apart."""
+    column = torch.arange(count, device=rng_keys.device) * _GOLDEN
+    mixed = _mix(_mix(rng_keys + salt)[:, None] + column)
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
-def normals(keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
-    """Standard normal numbers, float32, of uniform ones (Box and Muller 1958); see `uniforms`."""
-    radius, angle = uniforms(keys, salt, 2 * count).chunk(2, 1)
+def normals(rng_keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
+    """Returns standard normal numbers (Box and Muller 1958); see `uniforms`."""
+    radius, angle = uniforms(rng_keys, salt, 2 * count).chunk(2, 1)
     return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)
 
 

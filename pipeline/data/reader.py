@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.blocks import Blocks
+from heron.pipeline.data.blocks import MappedBlocks
 from heron.pipeline.data.opened import OpenShard
-from heron.pipeline.data.pictures import Canvas
+from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.plan import Rows
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex
@@ -24,7 +24,7 @@ from heron.shards.sources.base import sha256
 from heron.shards.store import LocalStore, Store, open_store
 
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
-SHORT = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # of the process, not faults of the data
+EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # no faults of the data
 
 
 class Reader:
@@ -42,36 +42,30 @@ class Reader:
         on_error: Literal["raise", "skip"] = "raise",
         most_open: int = OPEN,
     ) -> None:
-        """Open a folder or a URL that `heron shards build` or `heron shards index` made.
-
-        Args:
-            folder: where it is.
-            on_error: whether rows that cannot be read are an error, or `lost`.
-            most_open: shards that this process keeps open.
-        """
+        """Opens a folder or a URL that `heron shards build` or `heron shards index` made."""
         self.store = folder if isinstance(folder, Store) else open_store(folder)
         self.manifest: Manifest = load_manifest(self.store)
         self.on_error = on_error
         self.most_open = most_open
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
-        self.canvases: dict[str, Canvas] = {}  # what pictures are decoded to; else as stored
+        self.decoders: dict[str, PictureDecoder] = {}  # of pictures that are not decoded as stored
         self.indexes = [self._index(shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._blocks_before = np.cumsum([0] + [len(index.rows) for index in self.indexes])
-        self._blocks: dict[str, Blocks] = {}  # by view
+        self._blocks: dict[str, MappedBlocks] = {}  # by view
         present = self.store.names()
         for number, shard in enumerate(self.shards):
             if (fault := self._absence(shard, present)) is not None:
                 self._lose(np.arange(*self.starts[number : number + 2]), fault)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a reading process is given: all but the open files."""
+        """Returns what a reading process is given: all but the open files."""
         return self.__dict__ | {"_open": OrderedDict(), "_blocks": {}}
 
     def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
-        """What is wrong with a shard that can be told without reading it."""
+        """Returns what is wrong with a shard that shows without reading it, or None."""
         where = self.store.where(shard.file)
         if present is not None and shard.file not in present:
             return f"{where} is missing; the manifest lists it; {RESTORE}"
@@ -84,15 +78,15 @@ class Reader:
 
     def _index(self, shard: Shard) -> ShardIndex:
         where = self.store.where(shard.index_file)
-        with self.store.local(shard.index_file, None, shard.index_sha256) as held:
-            index = ShardIndex.read(held.path)
-            altered = sha256(held.path) != shard.index_sha256
+        with self.store.local(shard.index_file, None, shard.index_sha256) as local:
+            index = ShardIndex.read(local.path)
+            altered = sha256(local.path) != shard.index_sha256
         if altered or int(index.rows.sum()) != shard.samples:
             raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
         return index
 
     def verify_payloads(self) -> None:
-        """Compare every local shard's checksum with the manifest's: reads all bytes once.
+        """Compares every local shard's checksum with the manifest's: reads all bytes once.
 
         Remote shards are compared as they are fetched.
 
@@ -113,7 +107,7 @@ class Reader:
             self.lost |= self._altered(number)
 
     def _altered(self, number: int) -> dict[int, str]:
-        """The rows of a shard whose bytes are not those that were written."""
+        """Returns the rows of a shard whose bytes are not those that were written, and why."""
         shard, index = self._shard(number), self.indexes[number]
         first, starts = int(self.starts[number]), index.starts
         lost: dict[int, str] = {}
@@ -133,21 +127,17 @@ class Reader:
         return list(self.manifest.splits)
 
     def shard_rows(self, split: str) -> list[Rows]:
-        """The numbers of a split's rows, shard by shard."""
+        """Returns the numbers of a split's rows, shard by shard."""
         if split not in self.manifest.splits:
             raise ConfigError(
                 f"split '{split}' is not in {self.store}; found {', '.join(self.splits)}"
             )
-        first = 0
-        for name, shards in self.manifest.splits.items():
-            if name == split:
-                break
-            first += len(shards)
+        first = sum(len(self.manifest.splits[s]) for s in self.splits[: self.splits.index(split)])
         numbers = range(first, first + len(self.manifest.splits[split]))
         return [np.arange(self.starts[i], self.starts[i + 1]) for i in numbers]
 
     def split_rows(self, split: str) -> Rows:
-        """The numbers of a split's rows."""
+        """Returns the numbers of a split's rows."""
         return np.concatenate(self.shard_rows(split))
 
     @cached_property
@@ -155,16 +145,16 @@ class Reader:
         return np.concatenate([index.labels for index in self.indexes])
 
     def labels(self, rows: Rows) -> NDArray[Any]:
-        """Labels as stored: see `heron.shards.manifest.Labels`."""
-        found: NDArray[Any] = self._labels[rows]
-        return found
+        """Returns labels as stored: see `heron.shards.manifest.Labels`."""
+        labels: NDArray[Any] = self._labels[rows]
+        return labels
 
     def known(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows have a label, [rows]."""
+        """Returns which rows have a label, [rows]."""
         return self.manifest.labels.known(self.labels(rows))
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Labels of labelled rows as 0/1 columns, one a name: a class number becomes one-hot."""
+        """Returns labels of labelled rows as 0/1 columns, one a name."""
         labels = self.labels(rows)
         if self.manifest.labels.kind == "hierarchical":
             labels = labels[:, -1]
@@ -176,7 +166,7 @@ class Reader:
         return labels.astype(np.float32)
 
     def truth(self, rows: Rows) -> NDArray[np.float32]:
-        """What the rows are, as 0/1 columns, for scoring; zeros where that is not known.
+        """Returns what the rows are, as 0/1 columns, for scoring; zeros where that is not known.
 
         Raises:
             ConfigError: complementary labels of a row leave more than one class.
@@ -187,40 +177,39 @@ class Reader:
             return targets
         left = np.where(known, targets.shape[1] - targets.sum(1), 1)
         if (left != 1).any():
-            row = int(np.flatnonzero(left != 1)[0])
+            bad = int(np.flatnonzero(left != 1)[0])
+            key = self.sample_key(int(rows[bad]))
             raise ConfigError(
-                f"{self.store}: the complementary labels of sample {self.key(int(rows[row]))} "
-                f"leave {int(left[row])} classes; expected 1 in rows that are tested or probed; "
+                f"{self.store}: the complementary labels of sample {key} "
+                f"leave {int(left[bad])} classes; expected 1 in rows that are tested or probed; "
                 "store there every class but the right one"
             )
         return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
 
     def paths(self, rows: Rows) -> NDArray[np.int64]:
-        """Hierarchical labels, [rows, levels]; [rows, 0] where labels are of another kind."""
+        """Returns hierarchical labels, [rows, levels]; [rows, 0] for other kinds."""
         if self.manifest.labels.kind != "hierarchical":
             return np.empty((len(rows), 0), np.int64)
-        found: NDArray[np.int64] = self.labels(rows)
-        return found
+        paths: NDArray[np.int64] = self.labels(rows)
+        return paths
 
-    def key(self, row: int) -> str:
-        """The key of a row: of its tar sample and, in a block, its place there."""
-        shard, sample, place = (int(x[0]) for x in self._locate(np.array([row])))
-        key = str(self.indexes[shard].keys[sample])
-        return key if self.manifest.block_rows is None else f"{key}/{place}"
+    def sample_key(self, row: int) -> str:
+        """Returns the key of a row: see `sample_keys`."""
+        return self.sample_keys(np.array([row]))[0]
 
-    def keys(self, rows: Rows) -> list[str]:
-        """The keys of rows: see `key`."""
-        shards, samples, places = self._locate(rows)
+    def sample_keys(self, rows: Rows) -> list[str]:
+        """Returns the keys of rows: of the tar sample and, in a block, the row's place there."""
+        shards, samples, offsets = self._locate(rows)
         keys = np.empty(len(rows), object)
         for number in np.unique(shards).tolist():
-            mine = shards == number
-            keys[mine] = self.indexes[number].keys[samples[mine]].tolist()
+            in_shard = shards == number
+            keys[in_shard] = self.indexes[number].keys[samples[in_shard]].tolist()
         if self.manifest.block_rows is None:
             return [str(key) for key in keys]
-        return [f"{key}/{place}" for key, place in zip(keys, places.tolist(), strict=True)]
+        return [f"{key}/{offset}" for key, offset in zip(keys, offsets.tolist(), strict=True)]
 
     def view(self, name: str) -> View:
-        """What the manifest says of a view."""
+        """Returns what the manifest says of a view."""
         views = {view.name: view for view in self.manifest.views}
         if name not in views:
             raise ConfigError(
@@ -229,18 +218,16 @@ class Reader:
         return views[name]
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
-        """One view of some rows in a new array: see `fill`."""
+        """Returns one view of some rows in a new array: see `fill`."""
         out = np.empty((len(rows), *self.shape(name)), self.view(name).dtype)
         self.fill({name: out}, rows)
         return out
 
     def fill(self, out: Mapping[str, NDArray[Any]], rows: Rows) -> None:
-        """Read stored views of some rows, in their order.
+        """Reads stored views of some rows, in their order, into the arrays of `out`.
 
-        Args:
-            out: where to write each, by name, C-contiguous: float32 [rows, width] for vectors,
-                uint8 [rows, height, width, channels] for images; of `shape(name)` a row.
-            rows: row numbers, shape [rows].
+        Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
+        channels] for images.
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
@@ -255,66 +242,66 @@ class Reader:
                 self._rows(view, *located, array)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one row of a view as `read` gives it."""
-        return self._canvas(self.view(name)).shape
+        """Returns the shape of one row of a view as `read` gives it."""
+        return self._decoder(self.view(name)).shape
 
-    def _canvas(self, view: View) -> Canvas:
-        return self.canvases.get(view.name) or Canvas(view.shape, view.shape)
+    def _decoder(self, view: View) -> PictureDecoder:
+        return self.decoders.get(view.name) or PictureDecoder(view.shape, view.shape)
 
     def _pictures(
         self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[np.uint8]
     ) -> None:
-        """Decode the pictures of a view into `out`."""
-        canvas, column = self._canvas(view), self.manifest.views.index(view)
-        for place in np.argsort(shards, kind="stable").tolist():
-            if self.lost and int(rows[place]) in self.lost:
+        """Decodes the pictures of a view into `out`."""
+        decoder, column = self._decoder(view), self.manifest.views.index(view)
+        for i in np.argsort(shards, kind="stable").tolist():
+            if self.lost and int(rows[i]) in self.lost:
                 continue
-            if (opened := self._opened(int(shards[place]))) is None:
+            if (opened := self._opened(int(shards[i]))) is None:
                 continue
-            sample = int(samples[place])
+            sample = int(samples[i])
             try:
-                canvas.decode(opened.payload(sample, column), out[place])
-            except (ValueError, ShardError, OSError) as fault:
+                decoder.decode(opened.payload(sample, column), out[i])
+            except (ValueError, ShardError, OSError) as error:
                 where = f"{opened.where} sample {opened.index.keys[sample]}"
                 self._lose(
-                    rows[place : place + 1],
-                    f"{where}: view '{view.name}' {fault}; "
+                    rows[i : i + 1],
+                    f"{where}: view '{view.name}' {error}; "
                     "run `heron shards verify` to see what else is damaged",
                 )
 
     def _rows(
-        self, view: View, shards: Rows, samples: Rows, places: Rows, out: NDArray[Any]
+        self, view: View, shards: Rows, samples: Rows, offsets: Rows, out: NDArray[Any]
     ) -> None:
-        """Copy rows of blocks to `out` from where they are mapped."""
+        """Copies rows of blocks to `out` from where they are mapped."""
         if view.name not in self._blocks:
             row_bytes = math.prod(view.shape) * np.dtype(view.dtype).itemsize
-            self._blocks[view.name] = Blocks(self._blocks_before[-1], row_bytes)
+            self._blocks[view.name] = MappedBlocks(self._blocks_before[-1], row_bytes)
         mapped = self._blocks[view.name]
         blocks = self._blocks_before[shards] + samples
         if mapped.addresses[blocks].all():
-            mapped.copy(blocks, places, out)
+            mapped.copy(blocks, offsets, out)
             return
         column = self.manifest.views.index(view)
         needed = np.unique(shards)
         for first in range(0, len(needed), self.most_open):  # so many can be open at once
-            part = needed[first : first + self.most_open]
-            for number in part.tolist():
+            numbers = needed[first : first + self.most_open]
+            for number in numbers.tolist():
                 if (opened := self._opened(number)) is not None:
-                    mapped.place(self._part(number), opened.addresses(view, column))
-            at = np.flatnonzero(np.isin(shards, part))
+                    mapped.set_addresses(self._blocks_of(number), opened.addresses(view, column))
+            at = np.flatnonzero(np.isin(shards, numbers))
             sound = mapped.addresses[blocks[at]] != 0
             self._lose_blocks(view, column, blocks[at[~sound]])
             at = at[sound]
-            some = np.empty((len(at), *out.shape[1:]), out.dtype)
-            mapped.copy(blocks[at], places[at], some)
-            out[at] = some
+            copied = np.empty((len(at), *out.shape[1:]), out.dtype)
+            mapped.copy(blocks[at], offsets[at], copied)
+            out[at] = copied
 
-    def _part(self, number: int) -> slice:
-        """The blocks of a shard among those of all."""
+    def _blocks_of(self, number: int) -> slice:
+        """Returns the blocks of a shard among those of all."""
         return slice(*self._blocks_before[number : number + 2].tolist())
 
     def _lose_blocks(self, view: View, column: int, blocks: Rows) -> None:
-        """Lose the rows of faulty blocks; those of shards that did not open are lost already."""
+        """Loses the rows of faulty blocks; those of shards that did not open are lost already."""
         for block in np.unique(blocks).tolist():
             number = int(np.searchsorted(self._blocks_before, block, side="right")) - 1
             sample = block - int(self._blocks_before[number])
@@ -323,13 +310,13 @@ class Reader:
                 self._lose(np.arange(*rows), opened.faults(view, column)[sample])
 
     def _opened(self, number: int) -> OpenShard | None:
-        """A shard, opened; None where it cannot be: then none of its rows can be read."""
+        """Returns a shard, opened; None where it cannot be: then none of its rows can be read."""
         try:
             return self._shard(number)
-        except (ShardError, OSError) as fault:
-            if isinstance(fault, OSError) and fault.errno in SHORT:
+        except (ShardError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
                 raise
-            self._lose(np.arange(*self.starts[number : number + 2]), str(fault))
+            self._lose(np.arange(*self.starts[number : number + 2]), str(error))
             return None
 
     def _lose(self, rows: Rows, fault: str) -> None:
@@ -338,7 +325,7 @@ class Reader:
         self.lost |= dict.fromkeys(rows.tolist(), fault)
 
     def _locate(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
-        """Shard, tar sample in it, and place in the sample's block, of each row."""
+        """Returns the shard of each row, its tar sample, and its offset in the block."""
         shard = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shard]
         if self.manifest.block_rows is None:
@@ -346,18 +333,18 @@ class Reader:
         return shard, local // self.manifest.block_rows, local % self.manifest.block_rows
 
     def _shard(self, number: int) -> OpenShard:
-        """A shard, opened; the one that was used longest ago is closed when there are many."""
+        """Returns a shard, opened; the one used longest ago is closed when there are many."""
         if number not in self._open:
             while len(self._open) >= self.most_open:
                 self._close(*self._open.popitem(last=False))
             shard = self.shards[number]
-            held = self.store.local(shard.file, shard.bytes, shard.sha256)
+            local = self.store.local(shard.file, shard.bytes, shard.sha256)
             where = self.store.where(shard.file)
-            self._open[number] = OpenShard(held, where, self.indexes[number])
+            self._open[number] = OpenShard(local, where, self.indexes[number])
         self._open.move_to_end(number)
         return self._open[number]
 
     def _close(self, number: int, opened: OpenShard) -> None:
         for blocks in self._blocks.values():
-            blocks.place(self._part(number), 0)
+            blocks.set_addresses(self._blocks_of(number), 0)
         opened.close()

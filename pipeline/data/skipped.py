@@ -12,38 +12,33 @@ class Skipped:
     """The rows that all processes have skipped so far, and why."""
 
     def __init__(self, rows: Rows, most: float) -> None:
-        """Allow a share of the rows that the run draws or scores.
-
-        Args:
-            rows: their numbers, once or more often; others do not count.
-            most: `data.max_bad_fraction`.
-        """
+        """Allows at most the share `most` of the rows that the run draws or scores."""
         self.rows, self.most = np.unique(rows), most
-        self.found: dict[int, str] = {}
+        self.faults: dict[int, str] = {}
 
     def __len__(self) -> int:
-        """How many rows were skipped, each counted once."""
-        return len(self.found)
+        """The number of rows that were skipped, each counted once."""
+        return len(self.faults)
 
-    def add(self, found: Iterable[Mapping[int, str]]) -> list[str]:
-        """Take what every process lost; a line for each fault that was not known yet."""
-        new = {row: fault for lost in found for row, fault in lost.items()}
+    def add(self, lost_by_process: Iterable[Mapping[int, str]]) -> list[str]:
+        """Notes what every process lost; returns a line for each fault that is new."""
+        new = {row: fault for lost in lost_by_process for row, fault in lost.items()}
         known = np.fromiter(new, np.int64, len(new))
         new = {row: new[row] for row in np.intersect1d(known, self.rows).tolist()}
-        new = {row: fault for row, fault in new.items() if row not in self.found}
-        self.found |= new
+        new = {row: fault for row, fault in new.items() if row not in self.faults}
+        self.faults |= new
         rows: dict[str, list[int]] = {}
         for row, fault in new.items():
             rows.setdefault(fault, []).append(row)
         return [f"skipped {_named(numbers)}: {fault}" for fault, numbers in rows.items()]
 
     def refuse(self) -> None:
-        """Raise ShardError where more rows are lost than a run may go on without."""
+        """Raises ShardError where more rows are lost than a run may go on without."""
         if len(self) > self.most * len(self.rows):
             raise ShardError(
                 f"{len(self):,} of the run's {len(self.rows):,} rows cannot be read, more than "
                 f"data.max_bad_fraction = {self.most:g} of them; the last fault: "
-                f"{list(self.found.values())[-1]}"
+                f"{list(self.faults.values())[-1]}"
             )
 
 

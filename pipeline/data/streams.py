@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, Data, Protocol
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
-from heron.pipeline.data.pictures import canvas, input_shape
+from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
@@ -23,14 +23,14 @@ from heron.shards.store import LocalStore, open_store
 
 @dataclass(frozen=True)
 class Streams:
-    """What the trainer draws from.
+    """The streams that the trainer draws from.
 
     Attributes:
         reader: the data set.
         roles: rows by role.
         labelled: the stream of labelled rows, or None.
         unlabelled: the stream of unlabelled rows, or None.
-        lead: the one whose pass is an epoch.
+        epoch_stream: the one whose pass is an epoch.
         stored: names of the stored views that are read, each once.
         protocol: decides what training sees of a label.
         kind: of the labels that training sees.
@@ -40,25 +40,25 @@ class Streams:
     roles: Roles
     labelled: AnyStream | None
     unlabelled: Stream | None
-    lead: AnyStream
+    epoch_stream: AnyStream
     stored: list[str]
     protocol: Protocol
     kind: str
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """The labels that training sees of some labelled rows, as 0/1 columns."""
+        """Returns the labels that training sees of some labelled rows, as 0/1 columns."""
         y = self.reader.targets(rows)
         drawn = self.protocol.complementary
         return y if drawn is None else complementary(y, rows, drawn, self.protocol)
 
     @property
     def rows(self) -> Rows:
-        """The rows that the streams draw from."""
+        """Numbers of the rows that the streams draw from."""
         drawn = [s for s in (self.labelled, self.unlabelled) if s is not None]
         return np.concatenate([shard for stream in drawn for shard in stream.shards])
 
     def describe(self) -> list[str]:
-        """A line a stream: rows, batch, and what an epoch leaves over."""
+        """Returns a line a stream: rows, batch, and what an epoch leaves over."""
         lines = []
         for stream in (self.labelled, self.unlabelled):
             mined = stream.config.mine if isinstance(stream, MinedStream) else 0
@@ -73,7 +73,7 @@ class Streams:
 
 
 def build_data(data: Data, progress: bool = True) -> None:
-    """Make the data set of `data.build` unless it is there already."""
+    """Makes the data set of `data.build` unless it is there already."""
     if data.build is not None:
         options = dict(data.build)
         source = options.pop("source", None)
@@ -88,7 +88,7 @@ def build_data(data: Data, progress: bool = True) -> None:
 
 
 def open_reader(data: Data) -> Reader:
-    """Open the shards, pictures to be decoded at the size that the views need.
+    """Opens the shards, pictures to be decoded at the size that the views need.
 
     Raises:
         ConfigError: a view is not there, or is asked for what it cannot be.
@@ -101,23 +101,23 @@ def open_reader(data: Data) -> Reader:
         reader.most_open = _most_open(reader, data, cache.limit)
     for name in dict.fromkeys(view.stored for view in data.views):
         stored = reader.view(name)
-        asked = [view for view in data.views if view.stored == name]
-        for view in asked:
+        views = [view for view in data.views if view.stored == name]
+        for view in views:
             input_shape(stored, view)
         if stored.kind == "image":
             in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
             draft = data.draft and not in_blocks
-            reader.canvases[name] = canvas(stored, asked, draft, data.canvas)
-    if data.canvas is not None and not any(c.varying for c in reader.canvases.values()):
+            reader.decoders[name] = picture_decoder(stored, views, draft, data.decode_size)
+    if data.decode_size is not None and not any(d.varying for d in reader.decoders.values()):
         raise ConfigError(
-            f"data.canvas is {data.canvas}, but no view holds pictures of several sizes; "
+            f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
     return reader
 
 
 def _most_open(reader: Reader, data: Data, limit: int) -> int:
-    """The cached shards that each process may hold, so that all of them leave half for others.
+    """Returns how many cached shards a process may hold, so that all of them leave half for others.
 
     Raises:
         ConfigError: the cache cannot hold the shards that are read at a time.
@@ -141,7 +141,7 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
 
 
 def open_streams(config: Config) -> Streams:
-    """Open the shards and plan the batches.
+    """Opens the shards and plans the batches.
 
     Raises:
         ConfigError: the protocol or a batch does not fit the data, or both streams are empty.
@@ -167,8 +167,8 @@ def open_streams(config: Config) -> Streams:
     in_shard = reader.shard_rows(data.split)
 
     def plan(name: Literal["labelled", "unlabelled"], rows: Rows) -> Stream | None:
-        asked = getattr(data.batch, name)
-        batch = len(rows) if asked == "all" else asked
+        size = getattr(data.batch, name)
+        batch = len(rows) if size == "all" else size
         if batch == 0:
             return None
         if batch == 1:
@@ -176,21 +176,23 @@ def open_streams(config: Config) -> Streams:
                 f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
                 "one row, or 0 for none"
             )
-        taken = [shard[np.isin(shard, rows, assume_unique=True)] for shard in in_shard]
+        by_shard = [shard[np.isin(shard, rows, assume_unique=True)] for shard in in_shard]
         canonical = data.canonical_streams or default_streams(batch)
-        return Stream(name, taken, batch, config.seed, canonical, data.window_rows)
+        return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
 
     random, unlabelled = plan("labelled", roles.labelled), plan("unlabelled", roles.unlabelled)
     labelled = _with_mined(random, config, kind) if config.negatives.mine else random
-    found = [s for s in (labelled, unlabelled) if s is not None]
-    if not found:
+    present = [s for s in (labelled, unlabelled) if s is not None]
+    if not present:
         raise ConfigError(
             f"data.batch asks for no rows; expected labelled (of {len(roles.labelled)}) or "
             f"unlabelled (of {len(roles.unlabelled)}) above 0"
         )
-    lead = next((s for s in found if s.name == data.epoch), found[0])
+    epoch_stream = next((s for s in present if s.name == data.epoch), present[0])
     stored = list(dict.fromkeys(view.stored for view in data.views))
-    streams = Streams(reader, roles, labelled, unlabelled, lead, stored, data.protocol, kind)
+    streams = Streams(
+        reader, roles, labelled, unlabelled, epoch_stream, stored, data.protocol, kind
+    )
     if labelled is not None:
         _check_labels(streams)
     reader.truth(roles.test)  # before the first step, not after the last
@@ -198,16 +200,16 @@ def open_streams(config: Config) -> Streams:
 
 
 def _with_mined(random: Stream | None, config: Config, kind: str) -> MinedStream:
-    """The labelled stream with mined hard negatives.
+    """Returns the labelled stream with mined hard negatives.
 
     Raises:
         ConfigError: there are no labels to tell hard negatives by, or too few rows.
     """
     known = "multi_label", "multi_class", "hierarchical"
     if random is None or kind not in known:
-        found = "no labelled rows in the batch" if random is None else f"{kind} labels"
+        reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
         raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, with {found}; hard negatives are told by "
+            f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "
             f"labels: expected {', '.join(known)}; set data.batch.labelled, or negatives.mine to 0"
         )
     if (batch := random.batch + config.negatives.mine) > random.rows:
@@ -219,7 +221,7 @@ def _with_mined(random: Stream | None, config: Config, kind: str) -> MinedStream
 
 
 def _check_labels(streams: Streams) -> None:
-    """Refuse labels that no loss can use: sets that say nothing or all, and a hierarchy of no tree.
+    """Refuses labels that no loss can use: sets that say nothing or all, a hierarchy of no tree.
 
     Raises:
         ConfigError: names the sample or the class, what is wrong and the remedy.
@@ -230,7 +232,7 @@ def _check_labels(streams: Streams) -> None:
         classes = len(reader.manifest.labels.names)
         if len(bad := np.flatnonzero((size < 1) | (size > classes - 1))):
             raise ConfigError(
-                f"{reader.store}: sample {reader.key(int(rows[bad[0]]))} has "
+                f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
                 f"{int(size[bad[0]])} complementary labels of {classes} classes; expected 1 to "
                 f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
             )

@@ -28,7 +28,7 @@ class Views:
     """Makes the model's inputs of a batch of stored views."""
 
     def __init__(self, reader: Reader, config: Data, device: torch.device) -> None:
-        """Look up what is stored.
+        """Looks up what is stored.
 
         Raises:
             ConfigError: a stored view is not in the data set, or a size or an augmentation of
@@ -46,12 +46,9 @@ class Views:
                 self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
 
     def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
-        """The model's inputs: one float32 tensor a view.
+        """Returns the model's inputs: a float32 tensor for each of the `first` views; None: of all.
 
-        Args:
-            batch: stored views on the device.
-            train: augment; evaluation sees the stored view, brought to its size.
-            first: how many of the views, from the first on; None makes all.
+        Without `train` no view is augmented: it is the stored view, brought to its size.
 
         Returns:
             [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images.
@@ -63,20 +60,20 @@ class Views:
             x = floats[view.stored]  # nothing below writes into it
             image = x.dim() == 4
             size = self.shapes[number][:2] if image else (0, 0)
-            chosen = view.augment if train else []
-            if image and all(augmentation.crop is None for augmentation in chosen):
+            augmentations = view.augment if train else []
+            if image and all(augmentation.crop is None for augmentation in augmentations):
                 x = fit(x, size)
-            for augmentation in chosen:
+            for augmentation in augmentations:
                 name, options = augmentation.name, augmentation.options
                 if isinstance(options, OwnAugmentation):
                     salt = zlib.crc32(f"{number} {name}".encode())
-                    x = _own(name, options, x, partial(uniforms, batch.keys, salt))
+                    x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))
                     continue
                 salt = 10 * number + SALTS[name]
                 if isinstance(options, Noise):
-                    x = x + options.std * normals(batch.keys, salt, x.shape[1])
+                    x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
                     continue
-                draws = uniforms(batch.keys, salt, DRAWS)
+                draws = uniforms(batch.rng_keys, salt, DRAWS)
                 match options:
                     case Crop():
                         x = crop(x, options, draws, size)
@@ -101,7 +98,7 @@ class Views:
 
 
 def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns what an augmentation of the user's makes of a batch.
+    """Returns what a user's augmentation makes of a batch.
 
     Raises:
         ConfigError: it is of another shape or type.
@@ -113,10 +110,10 @@ def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], T
             f"data.views: augmentation {name} writes into what it is given, which other views see "
             "too; expected a new tensor"
         )
-    found = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+    got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ConfigError(
-            f"data.views: augmentation {name} gave {found}; expected {x.dtype} {tuple(x.shape)}, "
+            f"data.views: augmentation {name} gave {got}; expected {x.dtype} {tuple(x.shape)}, "
             "as it was given"
         )
     return y

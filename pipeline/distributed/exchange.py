@@ -99,8 +99,8 @@ def globalise(
         labelled=_own(sizes.labelled),
         labelled_at=sizes.labelled_at.to(batch.targets.device),
         inputs=inputs,
-        indices=batch.rows,
-        rng_keys=batch.keys,
+        indices=batch.indices,
+        rng_keys=batch.rng_keys,
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
     )

@@ -96,19 +96,19 @@ def embed(
         The features, and a function of this process's share of the loss, which every process must
         call once.
     """
-    labels = batch.targets.new_zeros(len(batch.keys), batch.targets.shape[1])
+    labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
     labels[: batch.labelled] = batch.targets  # unlabelled rows show no part of the model a label
     if len(micro) == 1:
         with strategy.accumulate(last=True):
-            return strategy(inputs, batch.keys, batch.parts, labels), strategy.backward
+            return strategy(inputs, batch.rng_keys, batch.sizes, labels), strategy.backward
 
     def forward(one: MicroBatch) -> Features:
-        rows = one.indices.to(batch.keys.device)
-        return strategy([x[rows] for x in inputs], batch.keys[rows], one.sizes, labels[rows])
+        rows = one.indices.to(batch.rng_keys.device)
+        return strategy([x[rows] for x in inputs], batch.rng_keys[rows], one.sizes, labels[rows])
 
     with torch.no_grad(), _unchanged_statistics(strategy.model):
         found = [forward(one) for one in micro]
-    order = torch.cat([one.indices for one in micro]).argsort().to(batch.keys.device)
+    order = torch.cat([one.indices for one in micro]).argsort().to(batch.rng_keys.device)
     features = {
         name: [torch.cat(parts)[order].requires_grad_() for parts in zip(*of_name, strict=True)]
         for name in found[0]
@@ -118,7 +118,7 @@ def embed(
     def backward(loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         for one in micro:
-            rows = one.indices.to(batch.keys.device)
+            rows = one.indices.to(batch.rng_keys.device)
             with strategy.accumulate(last=one is micro[-1]):
                 again = forward(one)
                 sums = [

@@ -1,6 +1,5 @@
 """What simpler methods reach on the same labels: logistic regression, and the plain network."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -15,12 +14,13 @@ from heron.pipeline.data.protocol import Roles
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, label_auc
+from heron.pipeline.evaluation.probe import classify
 
 FOLDS = 5
 COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
 SHOWN = ("auc_macro", "f1_weighted")
-_ITERATIONS = 300
+ITERATIONS = 300
 
 Matrix = NDArray[np.float64]
 Choice = tuple[bool, int, float]  # whether views share weights, components, C
@@ -33,7 +33,7 @@ def compare(
     scores: Scores,
     train: Callable[[Config], Mapping[str, Any]],
 ) -> Scores:
-    """Scores of the baselines on a run's test rows; every process must call it.
+    """Returns scores of the baselines on a run's test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
     in the run's folder `plain`. It is left out where the experiment has no such term, and is the
@@ -51,17 +51,17 @@ def compare(
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
-    found = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
+    baselines = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
     alone = plain(config)
     if alone is None:
-        return found
+        return baselines
     same = alone.objective == config.objective
     reached = scores if same else train(alone)
-    return found | {f"plain_{k}": reached[k] for k in scores if k in reached}
+    return baselines | {f"plain_{k}": reached[k] for k in scores if k in reached}
 
 
 def plain(config: Config) -> Config | None:
-    """The experiment with the classifier's term alone; None where it has no such term."""
+    """Returns the experiment with the classifier's term alone; None where it has no such term."""
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
     if not terms:
@@ -73,12 +73,7 @@ def plain(config: Config) -> Config | None:
 
 
 def table(scores: Mapping[str, Any], name: str) -> list[str]:
-    """Lines with the run and its baselines side by side.
-
-    Args:
-        scores: of the run and of the baselines: what result.json holds.
-        name: of the run's own method.
-    """
+    """Returns lines with the run, whose method has a `name`, and its baselines side by side."""
     rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
     return [
         f"{title:20}" + "".join(f"  {k} {scores[prefix + k]:.4f}" for k in SHOWN)
@@ -141,13 +136,13 @@ def _predict(
         views = x.shape[1] if shared else 1
         if shared not in fitted:
             fitted[shared] = _components(*(a.reshape(len(a) * views, -1) for a in (x, others)))
-        inputs, asked = (rows[:, :k] for rows in fitted[shared])
-        probability = _classify(inputs, y.repeat(views, 0), asked, c, exclusive)
+        inputs, queries = (rows[:, :k] for rows in fitted[shared])
+        probability = classify(inputs, y.repeat(views, 0), queries, exclusive, c, ITERATIONS)
         yield probability.reshape(len(others), views, -1).mean(1)
 
 
 def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
-    """Both in the principal components of the first, the largest first."""
+    """Returns both in the principal components of the first, the largest first."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 
@@ -155,42 +150,18 @@ def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
         return np.zeros((len(x), 1)), np.zeros((len(others), 1))
     scaler = StandardScaler().fit(x)
     pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full").fit(scaler.transform(x))
-    inputs, asked = (pca.transform(scaler.transform(rows)) for rows in (x, others))
-    return inputs, asked
-
-
-def _classify(
-    x: Matrix, y: NDArray[np.float32], asked: Matrix, c: float, exclusive: bool
-) -> NDArray[np.float32]:
-    """Probabilities [asked, labels]; a label or class without examples has probability 0."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    probability = np.zeros((len(asked), y.shape[1]), np.float32)
-    targets = [y.argmax(1)] if exclusive else list(y.astype(int).T)
-    for column, target in enumerate(targets):
-        if len(seen := np.unique(target)) == 1:
-            probability[:, seen[0] if exclusive else column] = 1.0 if exclusive else seen[0]
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=c, max_iter=_ITERATIONS).fit(x, target)
-        chances = model.predict_proba(asked)
-        if exclusive:
-            probability[:, model.classes_] = chances
-        else:
-            probability[:, column] = chances[:, 1]
-    return probability
+    inputs, queries = (pca.transform(scaler.transform(rows)) for rows in (x, others))
+    return inputs, queries
 
 
 def _mean_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
-    found = np.array(label_auc(probability, y))
-    return float(found[~np.isnan(found)].mean()) if not np.isnan(found).all() else 0.0
+    auc = np.array(label_auc(probability, y))
+    return float(auc[~np.isnan(auc)].mean()) if not np.isnan(auc).all() else 0.0
 
 
 def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
-    """Scores of logistic regression on what the model sees, which the main process computes."""
-    found: dict[str, float] = {}
+    """Returns scores of logistic regression on the inputs; the main process computes them."""
+    scores: dict[str, float] = {}
     if rank() == 0:
         with evaluator.watchdog.busy():
             labelled, test = evaluator.inputs(roles.labelled), evaluator.inputs(roles.test)
@@ -204,6 +175,6 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
                     test.hidden.reshape(len(test.y), views, -1),
                     evaluator.exclusive,
                 )
-                found = evaluator.score(replace(test, probability=probability)) | chosen
-    shared: dict[str, float] = gather_objects(found)[0]
+                scores = evaluator.score(replace(test, probability=probability)) | chosen
+    shared: dict[str, float] = gather_objects(scores)[0]
     return shared

@@ -20,7 +20,7 @@ RANK_LIMIT = 1.5  # halfway between a line and a plane
 
 @torch.no_grad()
 def measure(views: Sequence[Float[Tensor, "rows dim"]]) -> dict[str, float]:
-    """Measure a batch's embeddings after L2 normalisation, which is all that a cosine loss sees.
+    """Measures a batch's embeddings after L2 normalisation, which is all that a cosine loss sees.
 
     A view is measured by itself: encoders of different views may each map all rows to a point of
     their own, and pooled these would look spread. The worst view counts, so that one collapsed
@@ -53,7 +53,7 @@ def measure(views: Sequence[Float[Tensor, "rows dim"]]) -> dict[str, float]:
 
 
 def collapsed(measures: dict[str, float]) -> str:
-    """Say why the measured embeddings have collapsed; empty, so false, where they have not.
+    """Says why the measured embeddings have collapsed; empty, so false, where they have not.
 
     A uniformity above -0.1: nearly all rows are at one point (rows spread over a circle have -1.6,
     over a sphere in many dimensions nearly -4, rows shared out to two opposite points -0.7).
@@ -61,20 +61,19 @@ def collapsed(measures: dict[str, float]) -> str:
     a plane have 2). Both are loose, to spare a run that has only begun. One row, or two classes
     that are two opposite points, as they may be at the end of a supervised run, are called
     collapsed as well. A NaN is not: it is no measure, and stops a run elsewhere.
-
-    Args:
-        measures: what `measure` returned.
     """
-    found = []
+    reasons = []
     if (value := measures["uniformity"]) > UNIFORMITY_LIMIT:
-        found.append(f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: rows are at one point")
+        reasons.append(
+            f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: rows are at one point"
+        )
     if (value := measures["effective_rank"]) < RANK_LIMIT:
-        found.append(f"effective rank is {value:.3f}, below {RANK_LIMIT}: rows are on one line")
-    return "; ".join(found)
+        reasons.append(f"effective rank is {value:.3f}, below {RANK_LIMIT}: rows are on one line")
+    return "; ".join(reasons)
 
 
 def alignment(x: Float[Tensor, "rows dim"], y: Float[Tensor, "rows dim"]) -> float:
-    """Mean squared distance of two views' unit vectors of a row, from 0 to 4.
+    """Returns the mean squared distance of two views' unit vectors of a row, from 0 to 4.
 
     Wang and Isola (2020), "Understanding contrastive representation learning through alignment and
     uniformity on the hypersphere", L_align with alpha = 2.
@@ -83,7 +82,7 @@ def alignment(x: Float[Tensor, "rows dim"], y: Float[Tensor, "rows dim"]) -> flo
 
 
 def uniformity(x: Float[Tensor, "rows dim"], strip: int = 256) -> float:
-    """Logarithm of the mean of exp(-2 |x_i - x_j|^2) over pairs i < j: 0 at one point, down to -8.
+    """Returns log mean exp(-2 |x_i - x_j|^2) over pairs i < j: 0 at one point, down to -8.
 
     Wang and Isola (2020), L_uniform with t = 2. The pairs are visited in strips, so that memory is
     linear in the rows.
@@ -100,14 +99,14 @@ def uniformity(x: Float[Tensor, "rows dim"], strip: int = 256) -> float:
         return 0.0
     norms, total = x.square().sum(1), x.new_zeros(())
     for start in range(0, rows, strip):
-        part = slice(start, start + strip)
-        squares = norms[part, None] + norms[start:] - 2 * x[part] @ x[start:].T
+        rows_here = slice(start, start + strip)
+        squares = norms[rows_here, None] + norms[start:] - 2 * x[rows_here] @ x[start:].T
         total += torch.exp(-2 * squares.clamp_min(0)).triu(1).sum()
     return float((total / (rows * (rows - 1) / 2)).log())
 
 
 def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
-    """Exponential of the entropy of the singular values over their sum, from 1 to min(rows, dim).
+    """Returns exp of the entropy of the singular values over their sum, from 1 to min(rows, dim).
 
     Roy and Vetterli (2007), "The effective rank: a measure of effective dimensionality", section 2.
 
@@ -130,11 +129,9 @@ def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
 
 
 def _unit(z: Tensor) -> Tensor:
-    """Rows of length one in float32; the largest entry goes first, lest squares over- or underflow.
-
-    A row of zeros stays one.
-    """
+    """Returns rows of length one in float32; a row of zeros stays one."""
     z = z.float()
+    # The largest entry goes first, lest squares over- or underflow.
     z = z / z.abs().amax(1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     return torch.nn.functional.normalize(z, dim=1)
 

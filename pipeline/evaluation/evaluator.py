@@ -24,7 +24,7 @@ from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the model says of some rows, on every process.
+    """The model's outputs of some rows, on every process.
 
     Attributes:
         probability: [rows, labels], or None without a classifier and a probe.
@@ -60,7 +60,7 @@ class Evaluator:
         return self.reader.manifest.labels.kind != "multi_label"
 
     def evaluate(self, model: Heterogeneous, roles: Roles) -> tuple[Predictions, Scores]:
-        """Predictions for the test rows and their scores; every process must call it.
+        """Returns predictions for the test rows and their scores; every process must call it.
 
         They are the classifier's. Where there is none, they are those of a linear probe on the
         labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
@@ -84,7 +84,7 @@ class Evaluator:
 
     @torch.no_grad()
     def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:
-        """Run the model over rows; every process must call it, each computes its part.
+        """Runs the model over rows; every process must call it, each computes its share.
 
         Rows that cannot be read are left out where `data.on_error` is "skip".
         """
@@ -100,13 +100,13 @@ class Evaluator:
         sizes = shares(len(rows), world_size())
         for start in range(0, max(*sizes, 1), size):
             self.watchdog.beat()
-            batch = self._batch(own[start : start + size], names)
+            rows_here = own[start : start + size]
+            batch = self._batch(rows_here, names)
             inputs = self.views(batch, train=False, first=model.classified)
-            made: Features = model(inputs, batch.keys, batch.parts)
-            logits += made.get("logits", [])
-            features += made["hidden"] if hidden else []
-            here = own[start : start + size]
-            readable += [row not in self.reader.lost for row in here.tolist()]
+            output: Features = model(inputs, batch.rng_keys, batch.sizes)
+            logits += output.get("logits", [])
+            features += output["hidden"] if hidden else []
+            readable += [row not in self.reader.lost for row in rows_here.tolist()]
         model.train()
         flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
         kept = gather(flags, sizes).bool().cpu().numpy()
@@ -119,18 +119,18 @@ class Evaluator:
         return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept])
 
     def inputs(self, rows: Rows) -> Predictions:
-        """What a model sees of rows, as `hidden` [rows, numbers]; this process reads them all."""
+        """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all."""
         names = [view.stored for view in self.views.views]
-        parts = []
+        inputs = []
         for start in range(0, len(rows), self.config.batch):
-            seen = self.views(self._batch(rows[start : start + self.config.batch], names), False)
-            parts.append(torch.cat([x.flatten(1) for x in seen], 1).cpu().numpy())
+            views = self.views(self._batch(rows[start : start + self.config.batch], names), False)
+            inputs.append(torch.cat([x.flatten(1) for x in views], 1).cpu().numpy())
         kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
-        rows, hidden = rows[kept], np.concatenate(parts)[kept]
+        rows, hidden = rows[kept], np.concatenate(inputs)[kept]
         return Predictions(None, hidden, self.reader.truth(rows), rows)
 
     def score(self, predictions: Predictions) -> Scores:
-        """Scores of predictions; none without probabilities, or where no row has a label."""
+        """Returns scores; none without probabilities, or where no row has a label."""
         if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
@@ -138,17 +138,17 @@ class Evaluator:
         return multi_label_scores(predictions.probability, predictions.y, self.config.threshold)
 
     def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
-        """The test rows as a probe on the labelled rows sees them; the main process trains it."""
+        """Returns what a probe on the labelled rows predicts; the main process trains it."""
         assert labelled.hidden is not None and test.hidden is not None
-        found = None
+        probability = None
         if rank() == 0:
             with self.watchdog.busy():
-                found = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
-        return replace(test, probability=gather_objects(found)[0])
+                probability = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
+        return replace(test, probability=gather_objects(probability)[0])
 
     def _batch(self, rows: Rows, names: Sequence[str]) -> Batch:
         numbers = torch.from_numpy(rows)
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
         stored = {n: torch.from_numpy(self.reader.read(n, rows)) for n in dict.fromkeys(names)}
-        keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
-        return Batch(stored, empty, numbers, keys, [len(rows)]).to(self.views.device)
+        rng_keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
+        return Batch(stored, empty, numbers, rng_keys, [len(rows)]).to(self.views.device)

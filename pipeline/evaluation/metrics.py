@@ -9,12 +9,7 @@ Scores = dict[str, float]
 def multi_label_scores(
     probability: NDArray[np.float32], y: NDArray[np.float32], threshold: float
 ) -> Scores:
-    """Scores of independent labels.
-
-    Args:
-        probability: [rows, labels].
-        y: 0 or 1, [rows, labels].
-        threshold: a label is predicted where its probability is above this.
+    """Returns scores of independent labels; one is predicted where it is above the threshold.
 
     Returns:
         `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (whole label vectors), `auc_macro` and
@@ -26,13 +21,13 @@ def multi_label_scores(
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    """Scores of exclusive classes: the most probable class is predicted; see the above."""
+    """Returns scores of exclusive classes: the most probable one is predicted; see the above."""
     true, predicted = y.argmax(1), probability.argmax(1)
     return _f1(true, predicted) | _ranking(probability, y)
 
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:
-    """AUC of every label; NaN where all rows agree."""
+    """Returns the AUC of every label; NaN where all rows agree."""
     from sklearn.metrics import roc_auc_score  # here: it loads scipy, before a run's first step
 
     both = (y.min(0) == 0) & (y.max(0) == 1)

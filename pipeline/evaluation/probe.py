@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-_ITERATIONS = 1000
+ITERATIONS = 1000
 
 
 def linear_probe(
@@ -14,7 +14,7 @@ def linear_probe(
     others: NDArray[np.float32],
     exclusive: bool,
 ) -> NDArray[np.float32]:
-    """Train logistic regression on standardised features, and predict other rows.
+    """Trains logistic regression on standardised features, and predicts other rows.
 
     Mean and standard deviation are those of the training rows; the classifier is scikit-learn's,
     with its L2 penalty of C = 1. A class or a label that the training rows tell nothing about is
@@ -26,8 +26,7 @@ def linear_probe(
         features: of the training rows, [rows, width].
         y: their labels as 0/1, [rows, labels].
         others: features of the rows to predict, [others, width].
-        exclusive: one multinomial classifier, for labels of which a row has one; else one
-            classifier a label.
+        exclusive: train one multinomial classifier; else one a label.
 
     Returns:
         Probabilities, [others, labels].
@@ -35,27 +34,37 @@ def linear_probe(
     from sklearn.preprocessing import StandardScaler  # here: most runs need no probe
 
     scaler = StandardScaler().fit(features.astype(np.float64))
-    inputs, asked = (scaler.transform(x.astype(np.float64)) for x in (features, others))
-    if exclusive:
-        return _classify(inputs, y.argmax(1), asked, y.shape[1])
-    columns = [_classify(inputs, label.astype(np.int64), asked, 2)[:, 1] for label in y.T]
-    return np.stack(columns, 1)
+    inputs, queries = (scaler.transform(x.astype(np.float64)) for x in (features, others))
+    return classify(inputs, y, queries, exclusive, 1.0, ITERATIONS)
 
 
-def _classify(
-    inputs: NDArray[np.float64], classes: NDArray[np.int64], asked: NDArray[np.float64], count: int
+def classify(
+    x: NDArray[np.float64],
+    y: NDArray[np.float32],
+    queries: NDArray[np.float64],
+    exclusive: bool,
+    c: float,
+    iterations: int,
 ) -> NDArray[np.float32]:
-    """Probabilities [asked, count] of classes 0 to count - 1, some of which may not occur."""
+    """Returns probabilities [queries, labels] by logistic regression with an L2 penalty of 1 / c.
+
+    A class without examples has probability 0; a label that all rows share is predicted as it is.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    probability = np.zeros((len(asked), count), np.float32)
-    found = np.unique(classes)
-    if len(found) == 1:
-        probability[:, found] = 1.0
-        return probability
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = LogisticRegression(max_iter=_ITERATIONS).fit(inputs, classes)
-    probability[:, model.classes_] = model.predict_proba(asked)
+    probability = np.zeros((len(queries), y.shape[1]), np.float32)
+    targets = [y.argmax(1)] if exclusive else list(y.astype(int).T)
+    for column, target in enumerate(targets):
+        if len(present := np.unique(target)) == 1:
+            probability[:, present[0] if exclusive else column] = 1.0 if exclusive else present[0]
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = LogisticRegression(C=c, max_iter=iterations).fit(x, target)
+        predicted = model.predict_proba(queries)
+        if exclusive:
+            probability[:, model.classes_] = predicted
+        else:
+            probability[:, column] = predicted[:, 1]
     return probability

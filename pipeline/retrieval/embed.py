@@ -113,7 +113,8 @@ def _open(
     build_data(config.data, progress=rank() == 0 and progress)
     model = EmbeddingModel.open(checkpoint, config, device)
     rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
-    seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft", "canvas"})
+    seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
+    seen["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
         "checkpoint": sha256(checkpoint / "model.safetensors"),
         "data_sha256": hashlib.sha256(model.reader.store.read_bytes(MANIFEST)).hexdigest(),
@@ -229,5 +230,5 @@ def samples_of(reader: Reader, rows: Rows) -> Samples:
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():
         targets[known] = reader.truth(rows[known])
-    keys = np.array([key.encode() for key in reader.keys(rows)], np.bytes_)
+    keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
     return Samples(keys, rows, targets, known, labels.names, labels.kind)

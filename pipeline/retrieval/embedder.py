@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import VIEW, batches
+from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.slots import Form, Room
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -42,24 +42,24 @@ class _PartBatches:
     def __init__(self, reader: Reader, names: list[str], work: list[Rows], size: int) -> None:
         self.reader, self.names, self.work, self.size = reader, names, work, size
 
-    def forms(self) -> dict[str, Form]:
+    def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
-        views: dict[str, Form] = {
+        views: dict[str, ArraySpec] = {
             VIEW + name: ((self.size, *self.reader.shape(name)), self.reader.view(name).dtype)
             for name in self.names
         }
         return views | {
             "targets": ((0, 0), "float32"),
-            "rows": ((self.size,), "int64"),
-            "keys": ((self.size,), "int64"),
+            "indices": ((self.size,), "int64"),
+            "rng_keys": ((self.size,), "int64"),
             "paths": ((0, 0), "int64"),
         }
 
-    def load(self, t: int, room: Room) -> tuple[list[int], dict[int, str]]:
+    def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Reads batch t; a short one is filled up, so that all are of one size."""
         rows = np.resize(self.work[t], self.size)
-        self.reader.fill({name: room[VIEW + name] for name in self.names}, rows)
-        room["rows"][:], room["keys"][:] = rows, 0
+        self.reader.fill({name: buffer[VIEW + name] for name in self.names}, rows)
+        buffer["indices"][:], buffer["rng_keys"][:] = rows, 0
         lost = {int(row): self.reader.lost[int(row)] for row in rows if row in self.reader.lost}
         return [self.size], lost
 
@@ -169,7 +169,10 @@ class Embedder:
         for name, array in arrays.items():
             vectors = array[kept] if lost else array
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
-                keys, half = self.reader.keys(rows[kept][bad[:5]]), vectors.dtype == np.float16
+                keys, half = (
+                    self.reader.sample_keys(rows[kept][bad[:5]]),
+                    vectors.dtype == np.float16,
+                )
                 remedy = "embed in float32" if half else "look at the samples and the run's loss"
                 raise RetrievalError(
                     f"layer '{name}' of {len(bad)} samples is not finite in {vectors.dtype}, the "

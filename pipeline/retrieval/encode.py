@@ -143,16 +143,16 @@ class FileEncoder:
         shape, resampled. So are those that EXIF says lie otherwise, which are first turned.
         """
         size, turned = look(data, name)
-        canvas, reader = self.model.reader.canvases[view.name], self.model.reader
+        decoder, reader = self.model.reader.decoders[view.name], self.model.reader
         in_tar = reader.manifest.block_rows is None
-        if in_tar and not turned and (canvas.varying or size == view.shape[:2]):
-            out = np.empty(canvas.shape, np.uint8)
+        if in_tar and not turned and (decoder.varying or size == view.shape[:2]):
+            out = np.empty(decoder.shape, np.uint8)
             try:
-                canvas.decode(data, out)
+                decoder.decode(data, out)
             except ValueError as fault:
                 raise RetrievalError(f"{name} {fault}; expected a whole picture") from None
             return out
-        height, width, channels = canvas.shape
+        height, width, channels = decoder.shape
         if channels not in DRAWN:
             raise RetrievalError(
                 f"view '{view.name}' has {channels} channels, which {name} cannot hold; expected a "

@@ -72,7 +72,7 @@ class EmbeddingModel:
         Projections and weights of each view are unit vectors, side by side.
         """
         inputs = self.views(batch, train=False, first=self.model.classified)
-        found: Features = self.model(inputs, batch.keys, batch.parts)
+        found: Features = self.model(inputs, batch.rng_keys, batch.sizes)
 
         names = {"hidden": "hidden", "projection": "projections", "weight": "weights"}
 

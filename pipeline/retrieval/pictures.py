@@ -53,7 +53,7 @@ class SamplePictures:
             ShardError: a shard is missing or damaged.
         """
         row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
-        found = reader.key(row) if 0 <= row < reader.starts[-1] else "no sample"
+        found = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
         if found != key:
             raise RetrievalError(
                 f"row {row:,} of {reader.store} is '{found}'; expected '{key}', as the index has "

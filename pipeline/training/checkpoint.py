@@ -34,7 +34,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run is made of at a step: whole tensors, whichever processes held what part.
+    """The state of a run at a step: gathered tensors, whichever processes had what of them.
 
     Random numbers are a function of (seed, epoch, row), and batches of the plan, so that no
     generator and no loader has a state.
@@ -59,14 +59,14 @@ def keep(
     newest: int,
     watchdog: Watchdog,
 ) -> None:
-    """Write a snapshot on the main process; every process must call it.
+    """Writes a snapshot on the main process; every process must call it.
 
     Args:
         folder: the run's `checkpoints/`.
         snapshot: in full on the main process.
         texts: files beside the tensors, by name: config.yaml, model.json.
         newest: how many of the newest checkpoints stay.
-        watchdog: is told that writing may take long.
+        watchdog: waits while this writes.
 
     Raises:
         CheckpointError: on every process, when it could not be written; those before stay.
@@ -77,47 +77,47 @@ def keep(
             with watchdog.busy():
                 save(folder, snapshot, texts, newest)
         except OSError as error:
-            found = complete(folder)
+            earlier = complete(folder)
             fault = (
                 f"the checkpoint of step {snapshot.position.step} could not be written to "
-                f"{folder}: {error}; the last one is {found[-1] if found else 'none'}; make room, "
-                "and run again with run.resume=auto to go on from there"
+                f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
+                "make room, and run again with run.resume=auto to go on from there"
             )
     if fault := gather_objects(fault)[0]:
         raise CheckpointError(fault)
 
 
 def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -> Path:
-    """Write a checkpoint: under a temporary name, marked complete, then renamed.
+    """Writes a checkpoint: under a temporary name, marked complete, then renamed.
 
     Returns:
         The checkpoint's folder, `step-00000200`; `latest` points at it.
     """
     final = folder / f"step-{snapshot.position.step:08d}"
-    part = folder / f".{final.name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    partial = folder / f".{final.name}.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
         for name in ("model", "optimizer", "memories"):
             tensors = {key: value.contiguous() for key, value in getattr(snapshot, name).items()}
-            save_file(tensors, part / f"{name}.safetensors")
+            save_file(tensors, partial / f"{name}.safetensors")
         for name, text in texts.items():
-            (part / name).write_text(text)
-        files = {path.name: _sha256(path) for path in sorted(part.iterdir())}
+            (partial / name).write_text(text)
+        files = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
         state = {"format": FORMAT, "position": vars(snapshot.position), "sha256": files}
-        (part / "state.json").write_text(json.dumps(state, indent=1))
-        for path in part.iterdir():
+        (partial / "state.json").write_text(json.dumps(state, indent=1))
+        for path in partial.iterdir():
             _flush(path)
-        (part / COMPLETE).touch()
-        _flush(part)
+        (partial / COMPLETE).touch()
+        _flush(partial)
     except SafetensorError as error:  # a full disk, in the words of safetensors
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise OSError(str(error)) from None
     except OSError:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(final, ignore_errors=True)
-    part.rename(final)
+    partial.rename(final)
     link = folder / ".latest.part"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
@@ -130,7 +130,7 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
 
 
 def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
-    """Move the checkpoints of an earlier run away, so that a new run neither mixes nor loses them.
+    """Moves the checkpoints of an earlier run away, so that a new run neither mixes nor loses them.
 
     Returns:
         Where they are now, `checkpoints-1`, or None when there were none of such `files`.
@@ -145,12 +145,12 @@ def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Returns complete checkpoints, oldest first."""
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
 
 def resume(folder: Path, config: Config) -> tuple[Snapshot | None, list[str]]:
-    """The newest checkpoint that is whole, the same on every process; every process must call it.
+    """Returns the newest undamaged checkpoint on every process; every process must call it.
 
     Returns:
         The snapshot, or None when there is no checkpoint at all; and a line for each that is newer
@@ -162,15 +162,15 @@ def resume(folder: Path, config: Config) -> tuple[Snapshot | None, list[str]]:
     """
     lines: list[str] = []
     chosen = ""
-    found = complete(folder) if rank() == 0 else []
-    while found and not chosen:
-        path = found.pop()
+    candidates = complete(folder) if rank() == 0 else []
+    while candidates and not chosen:
+        path = candidates.pop()
         if fault := damage(path):
             lines.append(
                 f"{path} is damaged ({fault}); "
                 + (
-                    f"going on from {found[-1].name}, the one before"
-                    if found
+                    f"going on from {candidates[-1].name}, the one before"
+                    if candidates
                     else "it was the last"
                 )
             )
@@ -187,14 +187,14 @@ def resume(folder: Path, config: Config) -> tuple[Snapshot | None, list[str]]:
             snapshot = load(folder / chosen, config)
         except CheckpointError as error:
             fault = str(error)
-    for number, found_there in enumerate(gather_objects(fault)):
-        if found_there:
-            raise CheckpointError(fault or f"rank {number}: {found_there}")
+    for number, other in enumerate(gather_objects(fault)):
+        if other:
+            raise CheckpointError(fault or f"rank {number}: {other}")
     return snapshot, lines
 
 
 def damage(path: Path) -> str:
-    """What of a checkpoint is not what was written, or "": a pass over its bytes."""
+    """Returns what of a checkpoint is not what was written, or "": a pass over its bytes."""
     try:
         written = json.loads((path / "state.json").read_text())["sha256"]
         altered = [name for name, sum_ in written.items() if _sha256(path / name) != sum_]
@@ -204,7 +204,7 @@ def damage(path: Path) -> str:
 
 
 def load(path: Path, config: Config) -> Snapshot:
-    """Read a checkpoint to go on with under a configuration; nothing of it is unpickled.
+    """Reads a checkpoint to go on with under a configuration; nothing of it is unpickled.
 
     Raises:
         CheckpointError: it was made with a configuration under which the run would go on
@@ -236,7 +236,7 @@ def load(path: Path, config: Config) -> Snapshot:
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """What decides how a run goes on: not where it lies, how long it is, or how it is watched."""
+    """Returns what decides how a run goes on: not its folder, its length or how it is watched."""
     tree = config.model_dump(mode="json", exclude={"run", "evaluate", "train"})
     where = "path", "build", "workers", "verify", "cache", "storage_options"
     for key in (*where, "on_error", "max_bad_fraction"):
@@ -246,13 +246,13 @@ def _decisive(config: Config) -> dict[str, Any]:
     return tree
 
 
-def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
-    """The leaves in which two trees differ, as 'key is X, not Y'."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        names = sorted(found.keys() | wanted.keys())
-        pairs = [(found.get(n), wanted.get(n), f"{key}.{n}".strip(".")) for n in names]
+def _differences(saved: Any, current: Any, key: str = "") -> list[str]:
+    """Returns the leaves in which two trees differ, as 'key is X, not Y'."""
+    if isinstance(saved, dict) and isinstance(current, dict):
+        names = sorted(saved.keys() | current.keys())
+        pairs = [(saved.get(n), current.get(n), f"{key}.{n}".strip(".")) for n in names]
         return [line for pair in pairs for line in _differences(*pair)]
-    return [] if found == wanted else [f"{key} is {found}, not {wanted}"]
+    return [] if saved == current else [f"{key} is {saved}, not {current}"]
 
 
 def _sha256(path: Path) -> str:
@@ -261,7 +261,7 @@ def _sha256(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written."""
+    """Waits until the disk has what was written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -29,15 +29,9 @@ class Lars(SGD):
         trust_coefficient: float = 0.02,
         exclude_1d: bool = False,
     ) -> None:
-        """See torch.optim.SGD.
+        """See torch.optim.SGD; `trust_coefficient` bounds a step's share of the parameter.
 
-        Args:
-            params: what is trained.
-            lr: learning rate.
-            momentum: of SGD.
-            weight_decay: of SGD.
-            trust_coefficient: bounds a step's share of the parameter.
-            exclude_1d: biases and batch norm's parameters take SGD's step, without decay.
+        With `exclude_1d`, biases and batch norm's parameters take SGD's step, without decay.
         """
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self.trust_coefficient = trust_coefficient
@@ -45,7 +39,7 @@ class Lars(SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Scale each gradient, then take SGD's step.
+        """Scales each gradient, then takes SGD's step.
 
         The scaling is done on the gradients in place, so one `backward` serves one step.
         """
@@ -69,7 +63,7 @@ class Lars(SGD):
 
 
 def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimiser that a configuration asks for; Adam's decay is L2, AdamW's is decoupled."""
+    """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled."""
     lr, decay = config.lr, config.weight_decay
     if config.kind == "adam":
         return Adam(params, lr=lr, weight_decay=decay)
@@ -82,16 +76,10 @@ def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
-    """The learning rate at a point of the run.
+    """Returns the learning rate when `epoch` (a fraction too) of a run's `epochs` are done.
 
-    Args:
-        config: peak rate, schedule and warm-up.
-        epoch: epochs done so far; fractions count.
-        epochs: of the whole run.
-
-    Returns:
-        A linear rise over `warmup_epochs`, then constant, half a cosine down to 0, or a step down
-        by `gamma` at each of `milestones`.
+    It rises linearly over `warmup_epochs`; then it is constant, half a cosine down to 0, or a step
+    down by `gamma` at each of `milestones`.
     """
     if epoch < config.warmup_epochs:
         return config.lr * (epoch + 1e-8) / config.warmup_epochs

@@ -21,7 +21,7 @@ td { font-variant-numeric: tabular-nums } pre { background: #f4f5f7; padding: 1r
 
 
 def plot(x: str, y: str) -> "tuple[Figure, Axes]":
-    """A figure of one plot, small, to be read on a phone too; with names for its axes."""
+    """Returns a figure of one plot, small, to be read on a phone too; with names for its axes."""
     from matplotlib.figure import Figure  # here: a page without figures needs none of it
 
     figure = Figure(figsize=(5.5, 3.4))
@@ -33,27 +33,21 @@ def plot(x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def png(figure: "Figure") -> bytes:
-    """A figure as a PNG, cut to what is drawn."""
+    """Returns a figure as a PNG, cut to what is drawn."""
     out = BytesIO()
     figure.savefig(out, dpi=110, bbox_inches="tight", format="png")
     return out.getvalue()
 
 
 def embedded(title: str, picture: bytes) -> str:
-    """A PNG as a figure of a page, named by its title."""
+    """Returns a PNG as a figure of a page, named by its title."""
     name = html.escape(title)
     data = base64.b64encode(picture).decode()
     return f'<figure><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
 
 
 def page(title: str, body: str, style: str = "") -> str:
-    """A whole page.
-
-    Args:
-        title: as text.
-        body: as HTML.
-        style: rules of its own, after those of all pages.
-    """
+    """Returns a page of a plain title and an HTML body; `style` is added to that of all pages."""
     name = html.escape(title)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
@@ -63,21 +57,19 @@ def page(title: str, body: str, style: str = "") -> str:
 
 
 def heading(title: str) -> str:
-    """A heading of a part of the page."""
+    """Returns a heading."""
     return f"<h2>{html.escape(title)}</h2>"
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of plain text."""
+    """Returns a paragraph of plain text."""
     return f"<p>{html.escape(text)}</p>"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, which scrolls where it is wider than the page.
+    """Returns a table, which scrolls where it is wider than the page; cells are plain text.
 
-    Args:
-        heads: of the columns; none: the first column heads the rows.
-        rows: cells, as text.
+    Without `heads` of the columns, the first column heads the rows.
     """
     top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
     first = "td" if heads else "th"

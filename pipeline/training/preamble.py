@@ -31,7 +31,7 @@ def preamble(
             "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
             "and of what batch norm sees"
         )
-        if streams.lead is streams.unlabelled:
+        if streams.epoch_stream is streams.unlabelled:
             spared += "; an epoch is then one of labelled rows"
         lines.append(spared)
     return "\n".join(lines)

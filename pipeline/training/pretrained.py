@@ -13,7 +13,7 @@ from heron.pipeline.training.checkpoint import UNREADABLE, complete
 
 
 def locate(path: str | Path) -> Path:
-    """The folder of a checkpoint: the path itself, or the newest that a run completed.
+    """Returns the folder of a checkpoint: the path itself, or the newest that a run completed.
 
     Raises:
         CheckpointError: there is none.
@@ -21,17 +21,17 @@ def locate(path: str | Path) -> Path:
     path = Path(path)
     if (path / "model.safetensors").exists():
         return path
-    found = complete(path / "checkpoints")
-    if not found:
+    checkpoints = complete(path / "checkpoints")
+    if not checkpoints:
         raise CheckpointError(
             f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
             "its checkpoints, such as runs/faces/checkpoints/step-00000200"
         )
-    return found[-1]
+    return checkpoints[-1]
 
 
 def input_shapes(checkpoint: Path) -> list[list[int]]:
-    """The shape of one sample of each view that the model of a checkpoint was trained on."""
+    """Returns the shape of a sample of each view that the model of a checkpoint was trained on."""
     try:
         shapes: list[list[int]] = json.loads((checkpoint / "model.json").read_text())["shapes"]
     except UNREADABLE as error:
@@ -40,11 +40,9 @@ def input_shapes(checkpoint: Path) -> list[list[int]]:
 
 
 def from_pretrained(path: str | Path) -> Heterogeneous:
-    """The model of a run or of one of its checkpoints, on the CPU, for evaluation.
+    """Returns the model of a run's newest checkpoint, or of a checkpoint, on the CPU, to evaluate.
 
-    Args:
-        path: a run's folder, whose newest complete checkpoint is taken, or a checkpoint's. Under
-            which strategy it was trained makes no difference.
+    Under which strategy it was trained makes no difference.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.

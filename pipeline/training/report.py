@@ -25,7 +25,7 @@ _PANELS = 6  # labels shown on the map, where labels are not exclusive
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Write result.json, all or nothing of it; a score that is not a number becomes null."""
+    """Writes result.json, all or nothing of it; a score that is not a number becomes null."""
     clean = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
     }
@@ -33,14 +33,12 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
         stream.write(json.dumps(clean, indent=1).encode() + b"\n")
 
 
-def wants_map(asked: Literal["auto", "always", "never"], train_seconds: float) -> bool:
-    """Whether the report is to have a map of test rows, which takes seconds to draw.
+def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
+    """Returns whether the report is to have a map of test rows, which takes seconds to draw.
 
-    Args:
-        asked: `evaluate.map`; `auto` asks for it where the map is a small part of the run.
-        train_seconds: of all steps of the run, those before it was resumed too.
+    `auto` asks for it where the run was long; its seconds count those before it was resumed.
     """
-    return asked == "always" or (asked == "auto" and train_seconds >= LONG)
+    return setting == "always" or (setting == "auto" and train_seconds >= LONG)
 
 
 def write_report(
@@ -50,7 +48,7 @@ def write_report(
     embedding: Predictions | None,
     reader: Reader,
 ) -> Path:
-    """Write report.html, and its figures as PNG beside it.
+    """Writes report.html, which opens from disk, and its figures as PNG beside it.
 
     Args:
         folder: the run's folder; its metrics.jsonl and config.yaml are read.
@@ -58,9 +56,6 @@ def write_report(
         predictions: of all test rows.
         embedding: hidden features of some of them; None draws no map.
         reader: names the labels.
-
-    Returns:
-        The path of report.html; it holds its figures and opens from disk.
     """
     names = reader.manifest.labels.names
     figures = {"loss": ("Loss", _loss_curves(read_metrics(folder / "metrics.jsonl")))}
@@ -72,17 +67,17 @@ def write_report(
         named = names if embedding.y.any() else []  # rows that have no label have no colour
         drawing = _map(embedding.hidden, embedding.y, named, exclusive)
         figures["map"] = (f"{len(embedding.hidden):,} test embeddings in two dimensions", drawing)
-    parts = []
+    sections = []
     for name, (title, figure) in figures.items():
         picture = png(figure)
         (folder / f"{name}.png").write_bytes(picture)
-        parts.append(heading(title) + embedded(title, picture))
+        sections.append(heading(title) + embedded(title, picture))
     rows = "".join(
         f"<tr><th>{html.escape(k)}</th><td>{html.escape(_shown(v))}</td></tr>"
         for k, v in result.items()
     )
     config = html.escape((folder / "config.yaml").read_text())
-    body = f"<table>{rows}</table>{''.join(parts)}<h2>Configuration</h2><pre>{config}</pre>"
+    body = f"<table>{rows}</table>{''.join(sections)}<h2>Configuration</h2><pre>{config}</pre>"
     path = folder / "report.html"
     path.write_text(page(folder.name, body))
     return path
@@ -93,7 +88,7 @@ def _shown(value: Any) -> str:
 
 
 def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> "Figure":
-    """The objective and each term, each on its own axes: their scales differ."""
+    """Draws the objective and each term, each on its own axes: their scales differ."""
     from matplotlib.figure import Figure
 
     steps = [row for row in rows if "loss" in row]
@@ -111,7 +106,7 @@ def _loss_curves(rows: Sequence[Mapping[str, Any]]) -> "Figure":
 
 
 def _bars(names: Sequence[str], values: Sequence[float]) -> "Figure":
-    """A bar a label, the best on top."""
+    """Draws a bar a label, the best on top."""
     from matplotlib.figure import Figure
 
     order = np.argsort(np.nan_to_num(np.array(values), nan=-1.0))
@@ -129,27 +124,27 @@ def _bars(names: Sequence[str], values: Sequence[float]) -> "Figure":
 def _map(
     hidden: NDArray[np.float32], y: NDArray[np.float32], names: Sequence[str], exclusive: bool
 ) -> "Figure":
-    """t-SNE of the hidden features, coloured by class where there are any, or a panel a label."""
+    """Draws t-SNE of the hidden features, coloured by class, if any, or a panel a label."""
     import matplotlib
     from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
 
     centred = hidden - hidden.mean(0)
     perplexity = min(30.0, (len(hidden) - 1) / 3)
-    place = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)
     if not names:
         figure = Figure(figsize=(7, 6))
         axes = figure.add_subplot()
-        axes.scatter(place[:, 0], place[:, 1], 8, color="C0")
+        axes.scatter(points[:, 0], points[:, 1], 8, color="C0")
         axes.set_axis_off()
         return figure
     if exclusive:
         figure = Figure(figsize=(7, 6))
         axes = figure.add_subplot()
         for a, name in enumerate(names):
-            mine = y[:, a] == 1
+            chosen = y[:, a] == 1
             color = matplotlib.colormaps["turbo"](a / max(len(names) - 1, 1))
-            axes.scatter(place[mine, 0], place[mine, 1], 8, color=color, label=name)
+            axes.scatter(points[chosen, 0], points[chosen, 1], 8, color=color, label=name)
         axes.legend(fontsize=7, markerscale=2, bbox_to_anchor=(1, 1), loc="upper left")
         axes.set_axis_off()
         return figure
@@ -159,8 +154,8 @@ def _map(
     for i, a in enumerate(balanced):
         axes = figure.add_subplot(math.ceil(len(balanced) / columns), columns, i + 1)
         for value, shade in ((0, "0.8"), (1, "C3")):
-            mine = y[:, a] == value
-            axes.scatter(place[mine, 0], place[mine, 1], 5, color=shade)
+            chosen = y[:, a] == value
+            axes.scatter(points[chosen, 0], points[chosen, 1], 5, color=shade)
         axes.set_title(names[a], fontsize=9)
         axes.set_axis_off()
     return figure

@@ -1,4 +1,4 @@
-"""A run's folder, held by one run at a time: two would write over each other's checkpoints."""
+"""A lock of a run's folder: two runs in it would write over each other's checkpoints."""
 
 import errno
 import fcntl
@@ -15,96 +15,89 @@ from heron.pipeline.distributed.watchdog import Watchdog
 
 LOCK = ".lock"
 WAIT_S = 60.0  # for a run that was killed elsewhere and has not ended yet
-LOOK_S = 0.1
-WITHOUT = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system that has no locks
+POLL_S = 0.1
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system that has no locks
 
 
-class Hold:
-    """Holds a run's folder until it is left, or its process ends in any way.
+class RunLock:
+    """Locks a run's folder until the context is left, or the process ends in any way.
 
-    It is as good as the file system's `flock`: one that locks for a machine alone, or not at all,
-    does not tell of a run on another machine.
+    The lock is as good as the file system's `flock`: one that locks for a machine alone, or not at
+    all, does not tell of a run on another machine.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Nothing is held yet."""
+        """Locks nothing yet: see `acquire`."""
         self._folder = folder
-        self._lock: IO[str] | None = None
+        self._file: IO[str] | None = None
 
-    def take(self, watchdog: Watchdog, stop: Callable[[], object] = lambda: False) -> None:
-        """Take the folder on the main process; every process must call it.
+    def acquire(self, watchdog: Watchdog, stop: Callable[[], object] = lambda: False) -> None:
+        """Locks the folder on the main process, and makes it if need be; every process calls it.
 
-        Args:
-            watchdog: is told that waiting may take long.
-            stop: whether not to wait any longer: a signal came.
+        `stop` says whether a signal came, so that the lock is not to be waited for any longer.
 
         Raises:
-            Held, Stopped, TrainingError: on every process; see `acquire`.
+            Held: on every process: another run still has the folder after `WAIT_S` seconds.
+            Stopped: on every process: `stop` said so.
+            TrainingError: on every process: nothing can be written to the folder.
         """
-        fault: TrainingError | Stopped | None = None
+        error: TrainingError | Stopped | None = None
         if rank() == 0:
             try:
                 with watchdog.busy():
-                    self.acquire(stop)
-            except (TrainingError, Stopped) as error:
-                fault = error
-        if (fault := gather_objects(fault)[0]) is not None:
-            raise fault
+                    self._lock(stop)
+            except (TrainingError, Stopped) as caught:
+                error = caught
+        if (error := gather_objects(error)[0]) is not None:
+            raise error
 
-    def acquire(self, stop: Callable[[], object] = lambda: False) -> None:
-        """Take the folder; it is made where it is not there.
-
-        Raises:
-            Held: another run still has it after `WAIT_S` seconds.
-            Stopped: it is not to be waited for any longer.
-            TrainingError: nothing can be written to it.
-        """
+    def _lock(self, stop: Callable[[], object]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._folder / LOCK).open("a+")
-            self._wait(self._lock, stop)
-            self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._lock.flush()
+            self._file = (self._folder / LOCK).open("a+")
+            self._wait(self._file, stop)
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.flush()
         except OSError as error:
             raise TrainingError(
                 f"{self._folder} cannot be held by a run: {error}; expected a folder that can be "
                 "written to: make room, or choose another run.dir"
             ) from error
 
-    def _wait(self, lock: IO[str], stop: Callable[[], object]) -> None:
-        until = time.monotonic() + WAIT_S
-        told = False
+    def _wait(self, file: IO[str], stop: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        announced = False
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.seek(0)
-                who = lock.read().strip() or "a run that does not say which"
+                file.seek(0)
+                owner = file.read().strip() or "a run that does not say which"
             except OSError as error:
-                if error.errno not in WITHOUT:
+                if error.errno not in NO_LOCKS:
                     raise
                 print(f"{self._folder} has no locks ({error}): see to it that one run is in it")
                 return
             else:
                 return
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise Held(
-                    f"{self._folder} is still held by {who}, after {WAIT_S:.0f} s; expected one "
+                    f"{self._folder} is still held by {owner}, after {WAIT_S:.0f} s; expected one "
                     "run in a folder: wait for its end, or choose another run.dir"
                 )
-            if not told:
-                print(f"{self._folder} is held by {who}; waiting for its end", flush=True)
-                told = True
+            if not announced:
+                print(f"{self._folder} is held by {owner}; waiting for its end", flush=True)
+                announced = True
             if stop():
-                raise Stopped(f"a signal came while {self._folder} was held by {who}")
-            time.sleep(LOOK_S)
+                raise Stopped(f"a signal came while {self._folder} was held by {owner}")
+            time.sleep(POLL_S)
 
     def __enter__(self) -> Self:
-        """What lets go when it is left."""
+        """Returns the lock; `acquire` locks."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go; the file stays, as another may wait on it."""
-        if self._lock is not None:
-            self._lock.close()
+        """Unlocks the folder; the file stays, as another run may wait on it."""
+        if self._file is not None:
+            self._file.close()

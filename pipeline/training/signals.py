@@ -19,17 +19,13 @@ class StopSignals:
     """
 
     def __init__(self, workers: bool) -> None:
-        """Nothing came yet.
-
-        Args:
-            workers: whether there will be reading processes, which schedulers signal as well.
-        """
+        """Listens to nothing yet; `workers`: schedulers will signal reading processes as well."""
         self.came = ""
         self._workers = workers
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Listen; only a main thread can, so elsewhere nothing ever comes."""
+        """Listens; only a main thread can, so elsewhere nothing ever comes."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
             if self._workers:  # what is started now does not hear what is ignored now
@@ -43,13 +39,13 @@ class StopSignals:
         self.came = signal.Signals(number).name
 
     def __exit__(self, *error: object) -> None:
-        """Listen no more."""
+        """Stops listening."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
 def follow_parent() -> None:
-    """In a reading process: leave when the training process is gone, and not at a signal."""
+    """Makes a reading process leave when the training process is gone, and not at a signal."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if (parent := parent_process()) is not None:

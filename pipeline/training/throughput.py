@@ -10,7 +10,7 @@ import torch
 
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
-Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 # Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
 # dense: where a data sheet has the rate with 2:4 sparsity only, half of that. None: the device has
@@ -36,13 +36,11 @@ _TERA_FLOPS: dict[str, tuple[float, float | None, float | None]] = {
 }
 
 
-def peak_flops(device: torch.device | str, precision: Precision) -> float | None:
-    """The published dense peak of one device, FLOP/s.
+def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float | None:
+    """Returns the published dense peak of one device, FLOP/s.
 
-    Args:
-        device: where the model is.
-        precision: of its matrix products; `tf32` is float32 where PyTorch may round the factors
-            (`torch.backends.cuda.matmul.allow_tf32`, and by default cuDNN's convolutions).
+    The precision is that of matrix products; `tf32` is float32 where PyTorch may round the factors
+    (`torch.backends.cuda.matmul.allow_tf32`, and by default cuDNN's convolutions).
 
     Returns:
         None for a CPU, for a device that the table lacks, and for a precision that it has no
@@ -51,21 +49,23 @@ def peak_flops(device: torch.device | str, precision: Precision) -> float | None
     Raises:
         ValueError: an unknown precision.
     """
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is {precision!r}; expected {', '.join(get_args(Precision))}")
+    if precision not in get_args(MatmulPrecision):
+        raise ValueError(
+            f"precision is {precision!r}; expected {', '.join(get_args(MatmulPrecision))}"
+        )
     device = torch.device(device)
     if device.type != "cuda":
         return None
     name = re.sub(r"^(NVIDIA|Tesla) ", "", torch.cuda.get_device_name(device))
     for pattern, rates in _TERA_FLOPS.items():
         if re.fullmatch(pattern, name):
-            rate = dict(zip(get_args(Precision), rates, strict=False)).get(precision)
+            rate = dict(zip(get_args(MatmulPrecision), rates, strict=False)).get(precision)
             return None if rate is None else rate * 1e12
     return None
 
 
 def step_flops(forward: Callable[[], object]) -> int:
-    """Floating point operations of a training step: three times those of a forward.
+    """Counts the floating point operations of a training step: three times those of a forward.
 
     A backward is taken as two forwards (a product has the gradients of two factors; Chowdhery et
     al., 2022, "PaLM", appendix B). That is the model's arithmetic, not the hardware's: a second
@@ -91,12 +91,9 @@ def step_flops(forward: Callable[[], object]) -> int:
 def skeleton(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
 ) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
-    """A copy of a model that holds and computes nothing, with inputs and keys of so many rows.
+    """Returns a copy of a model that computes nothing, with inputs and keys of so many rows.
 
-    Args:
-        model: as `Heterogeneous` was built.
-        shapes: of a sample of each view as it is stored: [..., channels] of pictures.
-        rows: of a batch.
+    `shapes` are those of a sample of each view as it is stored: [..., channels] of pictures.
     """
     meta = copy.deepcopy(model).to("meta").eval()
     inputs = [
@@ -107,34 +104,23 @@ def skeleton(
 
 
 def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """`step_flops` of a model and so many rows, counted on a copy that holds and computes nothing.
-
-    Args:
-        model: as `Heterogeneous` was built.
-        shapes: of a sample of each view as it is stored: [..., channels] of pictures.
-        rows: of a process in a step.
-    """
-    meta, inputs, keys = skeleton(model, shapes, rows)
-    return step_flops(lambda: meta.embed(inputs, keys, [rows]))
+    """Returns `step_flops` of a model and a process's rows of a step: see `skeleton`."""
+    meta, inputs, rng_keys = skeleton(model, shapes, rows)
+    return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory this process has held: of the GPU, or resident; bytes."""
+    """Returns the most memory this process has held: of the GPU, or resident; bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def mfu(flops: float, seconds: float, peak: float | None) -> float | None:
-    """Model FLOPs utilisation, the part of the peak that was used, from 0 to 1 (PaLM, appendix B).
+    """Returns model FLOPs utilisation, the share of the peak that was used (PaLM, appendix B).
 
-    Args:
-        flops: of one process's step, of `step_flops`.
-        seconds: that the step took.
-        peak: of the process's device, FLOP/s, of `peak_flops`.
-
-    Returns:
-        None where the peak is.
+    It is that of one process's step of `step_flops` and its device's `peak_flops`; None where the
+    peak is.
 
     Raises:
         ValueError: the time is not positive.

@@ -18,7 +18,7 @@ class Tracker:
     """
 
     def __init__(self, folder: Path, start: int, steps: int, main: bool) -> None:
-        """Open the files; lines of steps from `start` on, left by a run cut short, are dropped.
+        """Opens the files; lines of steps from `start` on, left by a run cut short, are dropped.
 
         So is an evaluation at `start`, which a run that goes on from there makes again.
         """
@@ -29,8 +29,8 @@ class Tracker:
 
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        found = [row for row in read_metrics(path) if row["step"] < start]
-        kept = [row for row in found if row["step"] < start - 1 or "loss" in row]
+        before = [row for row in read_metrics(path) if row["step"] < start]
+        kept = [row for row in before if row["step"] < start - 1 or "loss" in row]
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.lines = path.open("a", buffering=1)
@@ -38,7 +38,7 @@ class Tracker:
         self.bar = progress_bar(initial=start, total=steps, unit="step")
 
     def step(self, row: dict[str, Any]) -> None:
-        """Record one training step; `row` has the keys `step` and `loss`."""
+        """Records one training step; `row` has the keys `step` and `loss`."""
         if not self.main:
             return
         self._write(row)
@@ -46,7 +46,7 @@ class Tracker:
         self.bar.set_postfix(loss=f"{row['loss']:.4f}", refresh=False)
 
     def scores(self, step: int, epoch: float, scores: dict[str, float]) -> None:
-        """Record an evaluation; without a classifier there is nothing to record."""
+        """Records an evaluation; without a classifier there is nothing to record."""
         if not self.main or not scores:
             return
         self._write({"step": step, "epoch": epoch} | {f"test/{k}": v for k, v in scores.items()})
@@ -54,7 +54,7 @@ class Tracker:
         self.say(f"epoch {epoch:g}: {shown}")
 
     def say(self, *lines: str) -> None:
-        """Print lines without breaking the bar."""
+        """Prints lines without breaking the bar."""
         for line in lines if self.main else ():
             tqdm.write(line)
 
@@ -68,11 +68,11 @@ class Tracker:
                 self.board.add_scalar(name, value, row["step"])
 
     def __enter__(self) -> Self:
-        """Use as a context, so that what was written is on disk also after an error."""
+        """Used as a context, so that what was written is on disk also after an error."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the files."""
+        """Closes the files."""
         if self.main:
             self.bar.close()
             self.lines.close()
@@ -80,7 +80,7 @@ class Tracker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; none where there is no file. A line cut short is left out."""
+    """Returns the rows of a metrics.jsonl; none without the file. A line cut short is left out."""
     rows = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

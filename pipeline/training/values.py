@@ -14,26 +14,26 @@ from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
 
-def total(parts: Mapping[str, Any], device: torch.device) -> dict[str, float]:
-    """Every process's share of some scalars, tensors or numbers, summed: one exchange."""
+def total(scalars: Mapping[str, Any], device: torch.device) -> dict[str, float]:
+    """Returns the sums over processes of some scalars, tensors or numbers: one exchange."""
     stacked = torch.stack(
-        [torch.as_tensor(x, device=device).detach().double() for x in parts.values()]
+        [torch.as_tensor(x, device=device).detach().double() for x in scalars.values()]
     )
-    return dict(zip(parts, collectives.sum_over_processes(stacked).tolist(), strict=True))
+    return dict(zip(scalars, collectives.sum_over_processes(stacked).tolist(), strict=True))
 
 
 def refuse_nonfinite(
     values: Mapping[str, float], step: int, saved: Path, features: Features
 ) -> None:
-    """Stop before a NaN reaches the weights; all processes see the same values."""
+    """Stops before a NaN reaches the weights; all processes see the same values."""
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
         named = [name for name in wrong if name != "loss"] or ["loss"]
-        found = checkpoint.complete(saved)
+        checkpoints = checkpoint.complete(saved)
         where = nonfinite(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
             f"{'; '.join(where)}; the weights were not touched; last checkpoint: "
-            f"{found[-1] if found else 'none'}; lower optim.lr or raise tau, and check the data "
-            "with `heron shards verify`"
+            f"{checkpoints[-1] if checkpoints else 'none'}; lower optim.lr or raise tau, "
+            "and check the data with `heron shards verify`"
         )

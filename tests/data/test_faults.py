@@ -98,11 +98,11 @@ def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Pat
     seen: list[int] = []
     lost: dict[int, str] = {}
     for (batch,) in epoch(streams):
-        seen += batch.rows[batch.labelled :].tolist()
+        seen += batch.indices[batch.labelled :].tolist()
         lost |= batch.lost
-        targets = sound.reader.targets(batch.rows.numpy()[: batch.labelled])
+        targets = sound.reader.targets(batch.indices.numpy()[: batch.labelled])
         assert np.array_equal(batch.targets.numpy(), targets)  # labels moved with the rows
-        again = streams.reader.read("image", batch.rows.numpy())
+        again = streams.reader.read("image", batch.indices.numpy())
         assert torch.equal(batch.stored["image"], torch.from_numpy(again))
     assert set(lost) >= set(bad)
     assert not set(seen) & {23, 24}
@@ -115,11 +115,11 @@ def test_rows_that_are_skipped_are_those_of_any_number_of_processes(folder: Path
     for row in (3, 17, 18, 19, 41):
         zero(folder, row)
     (folder / "train-000005.tar").unlink()
-    one = [batch.rows.tolist() for (batch,) in epoch(open_streams(config(folder)))]
+    one = [batch.indices.tolist() for (batch,) in epoch(open_streams(config(folder)))]
     three = []
     for shares in epoch(open_streams(config(folder)), world=3):
-        labelled = [row for s in shares for row in s.rows[: s.labelled].tolist()]
-        three.append(labelled + [row for s in shares for row in s.rows[s.labelled :].tolist()])
+        labelled = [row for s in shares for row in s.indices[: s.labelled].tolist()]
+        three.append(labelled + [row for s in shares for row in s.indices[s.labelled :].tolist()])
     assert one == three
     assert not {row for rows in one for row in rows} & {3, 17, 18, 19, 41, *range(50, 60)}
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import ModelView as Asked
-from heron.pipeline.data.pictures import Canvas, canvas, input_shape
+from heron.pipeline.data.pictures import PictureDecoder, input_shape, picture_decoder
 from heron.shards.manifest import View
 
 SMOOTH = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, 2)
@@ -36,7 +36,7 @@ def png(picture: np.ndarray = SMOOTH, mode: str | None = None) -> bytes:
     return stream.getvalue()
 
 
-def decoded(which: Canvas, data: bytes) -> np.ndarray:
+def decoded(which: PictureDecoder, data: bytes) -> np.ndarray:
     out = np.zeros(which.shape, np.uint8)
     which.decode(data, out)
     return out
@@ -57,22 +57,22 @@ def decoded(which: Canvas, data: bytes) -> np.ndarray:
     ],
 )
 def test_a_draft_enlarges_no_view(views: list[dict[str, Any]], shape: tuple[int, int]) -> None:
-    found = canvas(stored(218, 178), [asked(**view) for view in views], True, None)
+    found = picture_decoder(stored(218, 178), [asked(**view) for view in views], True, None)
     assert found.shape == (*shape, 3)
-    whole = canvas(stored(218, 178), [asked(**view) for view in views], False, None)
+    whole = picture_decoder(stored(218, 178), [asked(**view) for view in views], False, None)
     assert whole.shape == (218, 178, 3)
 
 
 def test_a_draft_is_the_picture_made_smaller() -> None:
-    half = decoded(Canvas((60, 90, 3), (30, 45, 3)), jpeg())
+    half = decoded(PictureDecoder((60, 90, 3), (30, 45, 3)), jpeg())
     expected = SMOOTH.reshape(30, 2, 45, 2, 3).mean((1, 3))
     assert np.abs(half - expected).max() < 3
-    from_png = decoded(Canvas((60, 90, 3), (30, 45, 3)), png())
+    from_png = decoded(PictureDecoder((60, 90, 3), (30, 45, 3)), png())
     assert np.abs(from_png[2:-2, 2:-2] - expected[2:-2, 2:-2]).max() < 3
 
 
 def test_whole_pictures_are_what_was_stored() -> None:
-    whole = Canvas((60, 90, 3), (60, 90, 3))
+    whole = PictureDecoder((60, 90, 3), (60, 90, 3))
     assert np.array_equal(decoded(whole, png()), SMOOTH)
     assert np.array_equal(decoded(whole, jpeg()), simplejpeg.decode_jpeg(jpeg()))
     assert np.array_equal(decoded(whole, png(mode="L")), SMOOTH)  # grey becomes RGB
@@ -82,7 +82,7 @@ def test_whole_pictures_are_what_was_stored() -> None:
 
 @pytest.mark.parametrize("encode", [jpeg, png])
 def test_pictures_of_several_sizes_come_to_one(encode: Any) -> None:
-    square = Canvas((-1, -1, 3), (20, 20, 3), varying=True)
+    square = PictureDecoder((-1, -1, 3), (20, 20, 3), varying=True)
     out = decoded(square, encode())
     centre = SMOOTH[:, 15:75].reshape(20, 3, 20, 3, 3).mean((1, 3))
     assert np.abs(out[2:-2, 2:-2] - centre[2:-2, 2:-2]).max() < 4
@@ -90,13 +90,17 @@ def test_pictures_of_several_sizes_come_to_one(encode: Any) -> None:
     assert small.shape == (20, 20, 3)
 
 
-def test_the_canvas_of_several_sizes() -> None:
+def test_the_decode_size_of_several_sizes() -> None:
     views = [asked(size=224), asked(size=[96, 96])]
-    assert canvas(stored(-1, -1), views, True, None).shape == (256, 256, 3)
-    assert canvas(stored(-1, 50), views, True, 300).shape == (300, 300, 3)
-    with pytest.raises(ConfigError, match=r"data.canvas is 100, less than the views' size of 224"):
-        canvas(stored(-1, -1), views, True, 100)
-    assert canvas(stored(-1, -1), views, False, None) != canvas(stored(-1, -1), views, True, None)
+    assert picture_decoder(stored(-1, -1), views, True, None).shape == (256, 256, 3)
+    assert picture_decoder(stored(-1, 50), views, True, 300).shape == (300, 300, 3)
+    with pytest.raises(
+        ConfigError, match=r"data.decode_size is 100, less than the views' size of 224"
+    ):
+        picture_decoder(stored(-1, -1), views, True, 100)
+    assert picture_decoder(stored(-1, -1), views, False, None) != picture_decoder(
+        stored(-1, -1), views, True, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,11 @@ def test_the_canvas_of_several_sizes() -> None:
     ],
 )
 def test_bad_pictures(data: bytes, varying: bool, message: str) -> None:
-    which = Canvas((-1, -1, 3), (20, 20, 3), True) if varying else Canvas((60, 90, 3), (60, 90, 3))
+    which = (
+        PictureDecoder((-1, -1, 3), (20, 20, 3), True)
+        if varying
+        else PictureDecoder((60, 90, 3), (60, 90, 3))
+    )
     with pytest.raises(ValueError, match=message):
         decoded(which, data)
 
@@ -124,14 +132,14 @@ def test_a_bomb_is_not_set_off() -> None:
     at = data.index(b"\xff\xc0")  # start of frame: length, precision, height, width
     data[at + 5 : at + 9] = (60000).to_bytes(2, "big") * 2
     with pytest.raises(ValueError, match=r"60000 × 60000; expected 1 to 134,217,728 pixels"):
-        decoded(Canvas((-1, -1, 3), (20, 20, 3), True), bytes(data))
+        decoded(PictureDecoder((-1, -1, 3), (20, 20, 3), True), bytes(data))
     with pytest.raises(ValueError, match="60000 × 60000; expected 1 to"):
-        decoded(Canvas((60, 90, 3), (60, 90, 3)), bytes(data))
+        decoded(PictureDecoder((60, 90, 3), (60, 90, 3)), bytes(data))
     picture = bytearray(png())
     picture[16:24] = (60000).to_bytes(4, "big") * 2
     picture[29:33] = zlib.crc32(picture[12:29]).to_bytes(4, "big")  # of the header
     with pytest.raises(ValueError, match=r"60000 × 60000; expected 1 to 134,217,728 pixels"):
-        decoded(Canvas((-1, -1, 3), (20, 20, 3), True), bytes(picture))
+        decoded(PictureDecoder((-1, -1, 3), (20, 20, 3), True), bytes(picture))
 
 
 def test_a_png_with_two_headers_is_refused() -> None:
@@ -140,7 +148,7 @@ def test_a_png_with_two_headers_is_refused() -> None:
     chunk = b"IHDR" + (5000).to_bytes(4, "big") * 2 + data[24:29]
     second = (13).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big")
     with pytest.raises(ValueError, match="is a damaged PNG"):
-        decoded(Canvas((60, 90, 3), (60, 90, 3)), data[:33] + second + data[33:])
+        decoded(PictureDecoder((60, 90, 3), (60, 90, 3)), data[:33] + second + data[33:])
 
 
 def test_what_a_view_may_ask() -> None:

@@ -57,7 +57,7 @@ def test_images_are_decoded_and_scaled(images: Path) -> None:
     assert pixels.shape == (3, 32, 32, 3)
     assert pixels.dtype == np.uint8
     assert not np.array_equal(pixels[0], pixels[1])
-    assert reader.key(0) != reader.key(5)
+    assert reader.sample_key(0) != reader.sample_key(5)
 
 
 def test_a_missing_shard_and_one_of_another_size_are_named(vectors: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 
 def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path) -> None:
     from heron.pipeline.data.batches import Batch
-    from heron.pipeline.data.random_keys import keys
+    from heron.pipeline.data.random_keys import rng_keys
 
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["crop"]}, {"stored": "image", "augment": ["color"]}]
@@ -165,7 +165,9 @@ def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path
     def batch(rows: list[int]) -> Batch:
         numbers = torch.tensor(rows)
         stored = {"image": torch.from_numpy(reader.read("image", numbers.numpy()))}
-        return Batch(stored, torch.empty(0), numbers, keys(0, numbers * 0, numbers), [len(rows)])
+        return Batch(
+            stored, torch.empty(0), numbers, rng_keys(0, numbers * 0, numbers), [len(rows)]
+        )
 
     together, alone = make_views(batch([1, 2, 3]), True), make_views(batch([3]), True)
     plain = make_views(batch([3]), False)
@@ -180,14 +182,14 @@ def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path
 
 def test_a_flip_mirrors_about_half_of_the_images(images: Path) -> None:
     from heron.pipeline.data.batches import Batch
-    from heron.pipeline.data.random_keys import keys
+    from heron.pipeline.data.random_keys import rng_keys
 
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["flip"]}] * 2
     data = Data.model_validate({"path": str(images), "batch": {"labelled": 1}, "views": views})
     numbers = torch.arange(24)
     stored = {"image": torch.from_numpy(reader.read("image", numbers.numpy()))}
-    batch = Batch(stored, torch.empty(0), numbers, keys(0, numbers * 0, numbers), [24])
+    batch = Batch(stored, torch.empty(0), numbers, rng_keys(0, numbers * 0, numbers), [24])
     make_views = Views(reader, data, torch.device("cpu"))
     (plain,) = make_views(batch, train=False, first=1)
     flipped = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import fit
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.random_keys import keys
+from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import SALTS, Views
@@ -42,7 +42,7 @@ def views(folder: Path, *asked: dict[str, Any], **data: Any) -> tuple[Reader, Vi
 def inputs(reader: Reader, made: Views, train: bool = True, rows: int = 8) -> list[Tensor]:
     numbers = torch.arange(rows)
     stored = {"image": torch.from_numpy(reader.read("image", numbers.numpy()))}
-    batch = Batch(stored, torch.empty(0), numbers, keys(0, numbers * 0, numbers), [rows])
+    batch = Batch(stored, torch.empty(0), numbers, rng_keys(0, numbers * 0, numbers), [rows])
     return made(batch, train)
 
 
@@ -88,7 +88,7 @@ def test_augmentation_is_a_function_of_epoch_and_row(faces: Path) -> None:
     stored = {"image": torch.from_numpy(reader.read("image", numbers.numpy()))}
 
     def epoch(number: int) -> Tensor:
-        drawn = keys(0, torch.full_like(numbers, number), numbers)
+        drawn = rng_keys(0, torch.full_like(numbers, number), numbers)
         return made(Batch(stored, torch.empty(0), numbers, drawn, [4]), True)[0]
 
     assert torch.equal(epoch(3), epoch(3))

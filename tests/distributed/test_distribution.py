@@ -13,7 +13,7 @@ from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet
 from heron.pipeline.config.terms import Term, Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
-from heron.pipeline.data.random_keys import keys
+from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.grad_cache import embed, micro_batches
@@ -144,7 +144,7 @@ def step(
         y = (torch.rand(count, LABELS, generator=generator) < 0.4).double()
         y[:, 0] = 1 - y[:, 1:].amax(1)  # of complementary labels: some class, and not all
         paths = torch.randint(0, 2, (count, 3), generator=generator)
-        row_keys = keys(0, torch.zeros_like(mine), mine)
+        row_keys = rng_keys(0, torch.zeros_like(mine), mine)
         batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled])
         model.zero_grad()
         micro = micro_batches(here, sizes.offsets(here), pieces)

@@ -136,7 +136,7 @@ def test_what_is_trained_on_is_mined(straight: Path) -> None:
     ]
     table = np.load(straight / "run/negatives" / table_name(6))
     batch = next(batches(source, 8, 9, 0, pin=False))
-    rows = batch.rows.numpy()[:16]
+    rows = batch.indices.numpy()[:16]
     assert batch.labelled == 16
     candidates = table[np.searchsorted(streams.labelled.candidates, rows[:10])]
     assert np.isin(rows[10:], candidates).all()

@@ -76,7 +76,7 @@ def test_samples_are_the_rows_in_the_manifests_order(run: Path, whole: Embedding
     reader = Reader(load_config(locate(run) / "config.yaml").data.path)
     samples = whole.samples
     assert samples.rows.tolist() == list(range(ROWS))
-    assert [samples.key(i) for i in range(ROWS)] == [reader.key(i) for i in range(ROWS)]
+    assert [samples.key(i) for i in range(ROWS)] == [reader.sample_key(i) for i in range(ROWS)]
     assert (samples.targets == reader.targets(np.arange(ROWS))).all()
     assert samples.known.all()
     assert samples.find(samples.key(123)) == 123
@@ -177,11 +177,11 @@ def test_embeddings_that_are_not_finite_are_named(
 
     def poisoned(self: Any, batch: Any, layers: Any) -> Any:
         found = forward(self, batch, layers)
-        at = (batch.rows == 70)[:, None]
+        at = (batch.indices == 70)[:, None]
         return found | {"hidden": torch.where(at, torch.inf, found["hidden"])}
 
     monkeypatch.setattr(EmbeddingModel, "forward", poisoned)
-    key = Reader(load_config(locate(run) / "config.yaml").data.path).key(70)
+    key = Reader(load_config(locate(run) / "config.yaml").data.path).sample_key(70)
     message = f"layer 'hidden' of 1 samples is not finite in float32, the first {key}; expected"
     with pytest.raises(RetrievalError, match=message):
         embed(run, tmp_path / "out", SMALL, progress=False)
@@ -262,7 +262,7 @@ class Labelled:
         assert (self.targets(rows).sum(1) == 2).all()
         return 1 - self.targets(rows)
 
-    def keys(self, rows: Any) -> list[str]:
+    def sample_keys(self, rows: Any) -> list[str]:
         return [str(row) for row in rows]
 
 

@@ -65,7 +65,7 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
         reader.targets(numbers),
         names,
         reader.manifest.labels.kind,
-        reader.keys(numbers),
+        reader.sample_keys(numbers),
         data=str(folder / source),
     )
     build_index(embeddings, folder / "index", kind="flat", progress=False)

@@ -56,7 +56,8 @@ def test_what_a_run_has_written_is_moved() -> None:
     tree = {
         "model": {"label_autoencoder": {"hidden": 7, "width": 3}, "task_groups": None},
         "objective": {"c2ae": {"alpha": 0.1}, "bce": None, "custom": {}},
+        "data": {"canvas": 64},
     }
     move_renamed(tree)
     moved = {"c2ae": {"alpha": 0.1, "hidden": 7, "code": 3}, "bce": None}
-    assert tree == {"model": {}, "objective": moved}
+    assert tree == {"model": {}, "objective": moved, "data": {"decode_size": 64}}

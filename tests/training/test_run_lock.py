@@ -13,18 +13,18 @@ import pytest
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import run_lock as hold
-from heron.pipeline.training.run_lock import LOCK, Hold
+from heron.pipeline.training import run_lock
+from heron.pipeline.training.run_lock import LOCK, RunLock
 from tests import ranks
 from tests.experiments import frames
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from heron.pipeline.training.run_lock import Hold
+from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.distributed.watchdog import Watchdog
-hold = Hold(Path(sys.argv[1]))
-hold.take(Watchdog(60))
+lock = RunLock(Path(sys.argv[1]))
+lock.acquire(Watchdog(60))
 print("holds", flush=True)
 time.sleep(600)
 """
@@ -32,10 +32,10 @@ time.sleep(600)
 
 def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the other's is touched, and afterwards the folder is free."""
-    monkeypatch.setattr(hold, "WAIT_S", 0.2)
+    monkeypatch.setattr(run_lock, "WAIT_S", 0.2)
     config = frames(tmp_path)
-    with Hold(tmp_path / "run") as first:
-        first.take(Watchdog(60))
+    with RunLock(tmp_path / "run") as first:
+        first.acquire(Watchdog(60))
         with pytest.raises(Held, match=f"run is still held by process {os.getpid()} on"):
             pretrain(config)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
@@ -45,10 +45,10 @@ def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
     """A scheduler that wants the machine back would kill the run before a minute is over."""
     came = iter([False, False, True])
-    with Hold(tmp_path) as first, Hold(tmp_path) as second:
-        first.take(Watchdog(60))
+    with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
+        first.acquire(Watchdog(60))
         with pytest.raises(Stopped, match=f"came while {tmp_path} was held by process"):
-            second.take(Watchdog(60), lambda: next(came))
+            second.acquire(Watchdog(60), lambda: next(came))
     assert list(came) == []
 
 
@@ -59,8 +59,8 @@ def test_a_run_that_is_killed_lets_go(tmp_path: Path) -> None:
         assert other.stdout is not None and other.stdout.readline() == b"holds\n"
         killer = threading.Timer(0.5, other.kill)
         killer.start()
-        with Hold(tmp_path) as second:
-            second.take(Watchdog(60))
+        with RunLock(tmp_path) as second:
+            second.acquire(Watchdog(60))
             assert other.wait(1) == -9
             assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
 
@@ -72,17 +72,17 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def refused(folder: str) -> str:
-    hold.WAIT_S = 0.2
+    run_lock.WAIT_S = 0.2
     try:
-        Hold(Path(folder)).take(Watchdog(60))
+        RunLock(Path(folder)).acquire(Watchdog(60))
     except TrainingError as error:
         return str(error)
     return ""
 
 
 def test_every_process_is_told(tmp_path: Path) -> None:
-    with Hold(tmp_path) as first:
-        first.take(Watchdog(60))
+    with RunLock(tmp_path) as first:
+        first.acquire(Watchdog(60))
         one, two = ranks.run(2, refused, str(tmp_path))
     assert one == two and "expected one run in a folder: wait for its end" in one
 
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with Hold(tmp_path) as first, Hold(tmp_path) as second:
-        first.take(Watchdog(60))
-        second.take(Watchdog(60))
+    with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
+        first.acquire(Watchdog(60))
+        second.acquire(Watchdog(60))
     assert capsys.readouterr().out.count("has no locks ([Errno 37] No locks available)") == 2
