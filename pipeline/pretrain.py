@@ -84,7 +84,7 @@ def pretrain(config: Config) -> dict[str, Any]:
 def train(
     config: Config, watchdog: Watchdog, signals: StopSignals, run_lock: RunLock
 ) -> dict[str, Any]:
-    """See `pretrain`."""
+    """Sets up, steps, evaluates, saves, reports: see `pretrain`."""
     run = Trainer(config, watchdog, signals)
     run.open_data()
     run.build_model()
@@ -226,8 +226,7 @@ class Trainer:
     def step(self, t: int, source: Iterator[Batch]) -> tuple[dict[str, float], bool]:
         """Reads, embeds, gathers, compares, descends.
 
-        Returns:
-            The values of the step, and whether a signal has come to any process.
+        Returns the values of the step, and whether a signal has come to any process.
         """
         config, strategy, objective = self.config, self.strategy, self.objective
         self.watchdog.beat(t)

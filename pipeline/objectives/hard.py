@@ -1,7 +1,7 @@
 """Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -124,29 +124,24 @@ def hard(
         detach: let no gradient flow through eta.
         rows: the samples whose anchors are summed here; counts are those of the whole batch.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+    Returns the share of the loss that belongs to `rows`: a scalar.
 
     Raises:
-        ValueError: fewer than two views, tau <= 0, beta < 0, or threshold <= 0; `positives` by
-            label without labels, or labels that are not one whole number a sample.
+        ValueError: an option or the labels do not fit, or there are fewer than two views.
     """
     if label is None and positives == "label":
-        raise ValueError(
-            "positives are by label, but there are no labels; expected positives: augmentation"
-        )
+        raise ValueError("positives are by label, but there are no labels; expected augmentation")
     power, floor = _eta(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
     count, batch = len(z), z[0].shape[0]
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    anchors, keys = torch.cat([view[rows] for view in vectors]), torch.cat(vectors)
-    of_anchor, of_key = admit[rows].repeat(count), admit.repeat(count)
+    keys, of_key = torch.cat(vectors), admit.repeat(count)
+    of_anchor, sizes = admit[rows].repeat(count), torch.bincount(of_key)
     spread = math.log(max(count * (batch - 1), 1))
-    sizes = torch.bincount(of_key)
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
-        [anchors / tau],
+        [torch.cat([view[rows] for view in vectors]) / tau],
         [keys],
         anchor_tag=of_anchor,
         key_tag=of_key,
@@ -156,15 +151,13 @@ def hard(
         floor=floor,
     )
 
-    def log_total(sums: Tensor, admissible: Tensor) -> Tensor:
-        """log(M E_q) of each anchor, -inf without an admissible negative."""
+    def log_total(sums: Tensor, admissible: Tensor) -> Tensor:  # log(M E_q), -inf without a key
         total, weight = (sums[:, 0], admissible) if plain else sums.unbind(1)
         some = (weight > 0) & (total > 0)
         ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
         return torch.where(some, spread + ratio, -math.inf)
 
     admissible = (len(keys) - sizes)[of_anchor].to(keys.dtype)
-
     if positives == "augmentation":
         mean = 1 / (count * (count - 1) * max(batch, 1))
 
@@ -173,14 +166,26 @@ def hard(
 
         others = augmentations(vectors, range(count), tau, rows)
         return contrast(pairs, by_view, [admissible, others])
-
     own = torch.arange(len(keys), device=keys.device).view(count, batch)[:, rows].reshape(-1)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+    return _same_class(pairs, log_total, admissible, own, mean)
+
+
+def _same_class(
+    pairs: Pairs,
+    log_total: Callable[[Tensor, Tensor], Tensor],
+    admissible: Tensor,
+    own: Tensor,
+    mean: float,
+) -> Tensor:
+    """Sums log(1 + M E_q / f+) over the pairs of one class; `own` are the anchors' keys."""
+    (anchors,), (keys,) = pairs.anchors, pairs.keys
+    of_anchor, of_key = pairs.anchor_tag, pairs.key_tag
+    assert of_anchor is not None and of_key is not None
     if is_fused(keys):
         total = log_total(fused_sums(pairs), admissible)
-        weight = torch.full_like(total, mean)
         tags = of_anchor.int(), of_key.int(), own.int()
-        return fused.tagged_pair_losses(anchors / tau, keys, total, *tags, weight)
+        return fused.tagged_pair_losses(anchors, keys, total, *tags, torch.full_like(total, mean))
     members = class_members(of_key)
 
     def match(strip: slice) -> tuple[Tensor, Tensor]:
