@@ -109,10 +109,14 @@ def embed(
     with torch.no_grad(), _unchanged_statistics(strategy.model):
         found = [forward(one) for one in micro]
     order = torch.cat([one.indices for one in micro]).argsort().to(batch.rng_keys.device)
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        whole = torch.cat(list(parts))[order]
+        return whole.requires_grad_() if whole.is_floating_point() else whole
+
     features = {
-        name: [torch.cat(parts)[order].requires_grad_() for parts in zip(*of_name, strict=True)]
+        name: [joined(parts) for parts in zip(*(one[name] for one in found), strict=True)]
         for name in found[0]
-        for of_name in [[features[name] for features in found]]
     }
 
     def backward(loss: Tensor) -> None:
