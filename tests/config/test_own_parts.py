@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Empty(OwnEncoder):
 
 
 @pytest.fixture
-def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the Python path with the guides' files, and one that is wrong."""
     package = tmp_path / "my_lab"
     package.mkdir()
@@ -46,9 +47,9 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (package / f"{name}.py").write_text(code)
     (package / "wrong.py").write_text(WRONG)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.startswith("my_lab")]:
-        monkeypatch.delitem(sys.modules, name)
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
 
 
 def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:

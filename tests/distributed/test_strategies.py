@@ -154,10 +154,10 @@ def test_what_a_run_trained_can_be_loaded_alone(folder: Path) -> None:
     assert not model.training
     x = [torch.randn(4, *shape) for shape in ([273], [112])]
     features = model(x, torch.arange(4), [4])
-    assert features.logits is not None and features.logits.shape == (4, 4)
-    assert features.projections[0].shape == (4, 8)
+    assert features["logits"][0].shape == (4, 4)
+    assert features["projections"][0].shape == (4, 8)
     again = from_pretrained(complete(run / "checkpoints")[-1])
-    assert torch.equal(again(x, torch.arange(4), [4]).hidden, features.hidden)
+    assert torch.equal(again(x, torch.arange(4), [4])["hidden"][0], features["hidden"][0])
     with pytest.raises(CheckpointError, match="has no complete checkpoint; expected the folder of"):
         from_pretrained(folder / "frames")
 

@@ -65,7 +65,7 @@ def test_mulco_in_two_parts_ends_with_the_bits_of_one(tmp_path: Path) -> None:
     mulco(str(tmp_path), "parts", 9)
     again = mulco(str(tmp_path), "parts", 14, resume="auto")
     assert again[9:] == whole[9:]
-    for kind in ("model", "momentum"):
+    for kind in ("model", "memories"):
         one, two = (weights(tmp_path / name, kind) for name in ("whole", "parts"))
         assert all(torch.equal(one[key], two[key]) for key in one)
     assert len(complete(tmp_path / "parts" / "checkpoints")) == 2
@@ -87,7 +87,7 @@ def test_pico_on_two_processes_is_that_of_one(tmp_path: Path) -> None:
     (one,) = ranks.run(1, trained_pico, str(tmp_path), "one")
     for result in ranks.run(2, trained_pico, str(tmp_path), "two"):
         assert result == pytest.approx(one, rel=1e-5, abs=1e-5)
-    alone, shared = (weights(tmp_path / name, "momentum") for name in ("one", "two"))
+    alone, shared = (weights(tmp_path / name, "memories") for name in ("one", "two"))
     for key in alone:
         torch.testing.assert_close(shared[key], alone[key], rtol=1e-4, atol=1e-5, msg=key)
 
@@ -99,15 +99,27 @@ def pico(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MULCO, "objective", PICO | {"pico": options})
 
 
+def test_two_terms_keep_a_queue_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = MULCO["objective"] | {"pico": {"queue": 30, "momentum": 0.5}}
+    monkeypatch.setitem(MULCO, "objective", both)
+    whole = mulco(str(tmp_path), "whole", 5)
+    mulco(str(tmp_path), "parts", 3)
+    assert mulco(str(tmp_path), "parts", 5, resume="auto")[3:] == whole[3:]
+    kept = weights(tmp_path / "whole", "memories")
+    assert (len(kept["mulco/keys"]), len(kept["pico/keys"])) == (25, 30)
+    names = [name for name in kept if name.startswith("mulco/encoder") and name.endswith("weight")]
+    assert any(not torch.equal(kept[n], kept[n.replace("mulco", "pico")]) for n in names)
+
+
 def test_pico_in_two_parts_ends_with_the_bits_of_one(tmp_path: Path, pico: None) -> None:
     """Prototypes and pseudo-targets are in the checkpoint, too."""
     whole = mulco(str(tmp_path), "whole", 14)
     mulco(str(tmp_path), "parts", 9)
     assert mulco(str(tmp_path), "parts", 14, resume="auto")[9:] == whole[9:]
-    one, two = (weights(tmp_path / name, "momentum") for name in ("whole", "parts"))
+    one, two = (weights(tmp_path / name, "memories") for name in ("whole", "parts"))
     assert all(torch.equal(one[key], two[key]) for key in one)
-    assert one["disambiguation.prototypes"].any()
-    targets = one["disambiguation.targets"]
+    assert one["pico/disambiguation.prototypes"].any()
+    targets = one["pico/disambiguation.targets"]
     assert targets.shape == (60, 4)
     assert ((targets > 0).sum(1) <= 2).all()
     assert (targets.max(1).values > 0.5).any()  # some have moved from uniform
@@ -154,8 +166,8 @@ CROSSED = np.stack([np.arange(40) % 2, np.arange(40) % 3], 1)
         ("complementary", WRONG * 0, "has 0 complementary labels of 4 classes; expected 1 to 3"),
         ("complementary", WRONG * 0 + 1, "has 4 complementary labels of 4 classes"),
         ("hierarchical", CROSSED, "no tree: '0' of level 2 lies below '0' and below '1'"),
-        ("hierarchical", TREE, "mulco needs labels of kind complementary, but training sees hier"),
-        ("multi_label", WRONG, "mulco needs labels of kind complementary, but training sees mult"),
+        ("hierarchical", TREE, "ub_log needs labels of kind complementary, but training sees hier"),
+        ("multi_label", WRONG, "ub_log needs labels of kind complementary, but training sees mult"),
     ],
 )
 def test_labels_that_no_loss_can_use_are_refused(
@@ -178,7 +190,6 @@ def test_tested_rows_must_say_what_they_are(tmp_path: Path) -> None:
         ({"objective": {"mulco": {"queue": 9}}}, "queue is 9, smaller than the 10 labelled rows"),
         ({"model": {"shared_projector": False}}, "set model.shared_encoder and model.shared_proj"),
         ({"data": {"protocol": {"complementary": 4}}}, "is 4, but there are 4 classes; expected 1"),
-        ({"objective": {"pico": {"queue": 25}}}, "pico has a queue and a momentum encoder, and so"),
         ({"data": {"views": [VIEW]}}, "mulco needs at least 2 views; data.views has 1"),
     ],
 )

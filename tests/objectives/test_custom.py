@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Old(Bare):
 
 
 @pytest.fixture
-def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the Python path with the guide's file, and one that is wrong."""
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     package = tmp_path / "my_lab"
@@ -64,9 +65,9 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     empty = "class Empty(Term):\n    pass\n"
     (package / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}\n{WRONG}")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.startswith("my_lab")]:
-        monkeypatch.delitem(sys.modules, name)
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
 
 
 def train(folder: str, name: str) -> list[float]:
