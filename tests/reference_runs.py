@@ -8,6 +8,7 @@ compares two folders.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -110,7 +111,9 @@ def experiment(folder: Path, method: str, name: str, **train: Any) -> Config:
     tree["train"] |= train
     tree["run"] = {"dir": str(folder / name)}
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(tree))
+    part = folder / f"{name}.{os.getpid()}.part"  # every process writes it
+    part.write_text(yaml.safe_dump(tree))
+    part.replace(path)
     return load_config(path, method=method)
 
 

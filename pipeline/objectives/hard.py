@@ -136,12 +136,12 @@ def hard(
     count, batch = len(z), z[0].shape[0]
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    keys, of_key = torch.cat(vectors), admit.repeat(count)
-    of_anchor, sizes = admit[rows].repeat(count), torch.bincount(of_key)
-    spread = math.log(max(count * (batch - 1), 1))
+    anchors, keys = torch.cat([view[rows] for view in vectors]), torch.cat(vectors)
+    of_anchor, of_key = admit[rows].repeat(count), admit.repeat(count)
+    sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
-        [torch.cat([view[rows] for view in vectors]) / tau],
+        [anchors / tau],
         [keys],
         anchor_tag=of_anchor,
         key_tag=of_key,
