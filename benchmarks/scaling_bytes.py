@@ -127,12 +127,14 @@ def count(gate: Gate, case: Case) -> None:
     rows = torch.arange(sum(here))
     row_keys = rng_keys(0, torch.zeros_like(rows), rows)
     batch = Batch({}, labels, rows, row_keys, here, paths)
+    known = labels.new_zeros(sum(here), LABELS)
+    known[: len(labels)] = labels  # for parts that learn from labels
     for _ in range(STEADY):
         inputs = [torch.rand(sum(here), 3, case.size, case.size) for _ in range(VIEWS)]
         tally.bytes.clear()
         tally.calls.clear()
         with tally:
-            features = wrapped(inputs, row_keys, here)
+            features = wrapped(inputs, row_keys, here, known)
             loss, _ = objective(globalise(features, batch, inputs, sizes, objective, 1.0))
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]

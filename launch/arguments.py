@@ -53,6 +53,7 @@ def _key_and_value(text: str) -> str:
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
+ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
 
 
 class Parser(argparse.ArgumentParser):
@@ -128,13 +129,14 @@ def _add_option(parser: Parser, name: str, field: FieldInfo) -> None:
     kinds = get_args(field.annotation) if optional else (field.annotation,)
     items = [get_args(kind)[0] for kind in kinds if get_origin(kind) in (list, tuple)]
     literals = [kind for kind in (*kinds, *items) if get_origin(kind) is Literal]
+    each = any(one is ONE_EACH for one in field.metadata)
     choices = [value for kind in literals for value in get_args(kind)]
     has_default = field.default not in (None, "", (), PydanticUndefined)
     parser.add_argument(
         f"--{name.replace('_', '-')}",
         dest=name,
-        action="extend" if items else "store",
-        nargs="+" if items else None,
+        action="append" if each else "extend" if items else "store",
+        nargs="+" if items and not each else None,
         type=_converter(items[0] if items else Annotated[field.annotation, field]),
         choices=choices or None,
         required=field.is_required(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.launch.arguments import Override, UsageError
+from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer
@@ -123,7 +123,9 @@ def query(
     index: IndexFolder,
     *,
     key: Annotated[str | None, "query by a sample's key (or --file, or --vector)"] = None,
-    file: Annotated[tuple[str, ...], "query by [VIEW=]JPEG, PNG or npy, one for each view"] = (),
+    file: Annotated[
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for each view"
+    ] = (),
     vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
     row: Annotated[int, "row of an npy file"] = 0,
     k: Annotated[int, "samples to find"] = 10,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from heron.launch.arguments import Override
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
@@ -82,11 +83,11 @@ def report(
     x: Annotated[str | None, "column that figures go over (default: what the study says)"] = None,
     y: Annotated[tuple[str, ...], "columns that they show (default: what the study says)"] = (),
     points: Annotated[tuple[Path, ...], "studies that the scaling model takes in"] = (),
-    link_gbps: Annotated[float, "speed of a process's link, Gbit/s"] = 200,
-    latency_us: Annotated[float, "latency of a message, microseconds"] = 5,
-    overlap: Annotated[float, "share of the gradients' exchange that backward hides"] = 0,
+    link_gbps: Annotated[Positive, "speed of a process's link, Gbit/s"] = 200,
+    latency_us: Annotated[NonNegative, "latency of a message, microseconds"] = 5,
+    overlap: Annotated[Share, "share of the gradients' exchange that backward hides"] = 0,
     measure_contrast: Annotated[bool, "time the objective alone, on this machine"] = False,
-    global_batch: Annotated[int | None, "rows in all, on any number of processes"] = None,
+    global_batch: Annotated[Natural | None, "rows in all, on any number of processes"] = None,
 ) -> None:
     """Makes tables, figures and fits of a study.
 
@@ -95,13 +96,11 @@ def report(
     from heron.launch.studies.forecast import Assumed, section
     from heron.launch.studies.report import Report
     from heron.launch.studies.results import read_results
-    from heron.pipeline.config.sections import check
 
     results = read_results(study)
     made = Report.of(results, x, y)
     out = out or study / "report"
-    given = {"link_gbps": link_gbps, "latency_us": latency_us, "overlap": overlap}
-    assumed = check(Assumed, given | {"global_batch": global_batch}, "heron report")
+    assumed = Assumed(link_gbps, latency_us, overlap, global_batch)
     forecast = scaling = ""
     if len(results.done) and (points or "workers" in results.varied):
         studies = [results, *map(read_results, points)]

@@ -32,6 +32,15 @@ def test_counted_bytes_are_the_predicted(world: int, tmp_path: Path) -> None:
     assert together(count, (case,), world, tmp_path / "meet") == [(expected, calls)] * world
 
 
+def test_codes_and_bottlenecks_are_counted(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"codes": {"c2ae": {}}, "bottlenecks": {"bce": {}, "mib": {}}}
+    for name, terms in asked.items():
+        case = Case(Terms.model_validate(terms), 5, 8, 16, (4, 6), 8)
+        predicted, calls = predict(case, 2)
+        expected = {kind: n for kind, (n, _) in predicted.items()}
+        assert together(count, (case,), 2, tmp_path / name) == [(expected, calls)] * 2
+
+
 def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--small", "--json", str(tmp_path / "found.json")])
     lines = capsys.readouterr().out.splitlines()

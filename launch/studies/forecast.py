@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
 
 import pandas as pd
-from pydantic import Field
 
 from heron.launch.studies import figures
 from heron.launch.studies.contrast import time_pair
@@ -16,20 +14,20 @@ from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_with
 from heron.launch.studies.text import heads_and_lines, markdown, number
 from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
-from heron.pipeline.config.sections import Natural, Positive, Section, Share
 from heron.pipeline.training.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
 TITLE = "More processes than were measured"
 
 
-class Assumed(Section):
+@dataclass(frozen=True)
+class Assumed:
     """What the table takes for granted, as options of `heron report` say it."""
 
-    link_gbps: Positive = 200.0
-    latency_us: Annotated[float, Field(ge=0)] = 5.0
-    overlap: Share = 0.0
-    global_batch: Natural | None = None
+    link_gbps: float = 200.0
+    latency_us: float = 5.0
+    overlap: float = 0.0
+    global_batch: int | None = None
 
     def link(self, model: StepModel) -> StepModel:
         """Returns a model with this link in place of the one that was measured."""
@@ -96,7 +94,7 @@ class Forecast:
                 "in rings s": model.step(setting, ring=True, overlap=overlap).total,
                 "least s": min(others, default=math.nan),
                 "most s": max(others, default=math.nan),
-                "samples / s": setting.rows / step.total,
+                "samples / s": round(setting.rows / step.total),
                 "efficiency": setting.rows / step.total / world / alone,
                 "GB sent": sent / 1e9,
                 "memory GB": model.memory(setting) / 1e9,

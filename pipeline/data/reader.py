@@ -45,6 +45,7 @@ class Reader:
         """Opens a folder or a URL that `heron shards build` or `heron shards index` made."""
         self.store = folder if isinstance(folder, Store) else open_store(folder)
         self.manifest: Manifest = load_manifest(self.store)
+        self._views = {view.name: view for view in self.manifest.views}
         self.on_error = on_error
         self.most_open = most_open
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
@@ -210,12 +211,12 @@ class Reader:
 
     def view(self, name: str) -> View:
         """Returns what the manifest says of a view."""
-        views = {view.name: view for view in self.manifest.views}
-        if name not in views:
+        if name not in self._views:
             raise ConfigError(
-                f"data.views: stored view '{name}' is not in {self.store}; found {', '.join(views)}"
+                f"data.views: stored view '{name}' is not in {self.store}; "
+                f"found {', '.join(self._views)}"
             )
-        return views[name]
+        return self._views[name]
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""

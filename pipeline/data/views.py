@@ -21,6 +21,7 @@ from heron.pipeline.data.pictures import input_shape
 from heron.pipeline.data.random_keys import normals, uniforms
 from heron.pipeline.data.reader import Reader
 
+AGAIN = 1_000_003
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 
 
@@ -63,13 +64,15 @@ class Views:
             augmentations = view.augment if train else []
             if image and all(augmentation.crop is None for augmentation in augmentations):
                 x = fit(x, size)
-            for augmentation in augmentations:
+            for place, augmentation in enumerate(augmentations):
                 name, options = augmentation.name, augmentation.options
+                # One that is there again draws other numbers than before.
+                again = AGAIN * [one.name for one in augmentations[:place]].count(name)
                 if isinstance(options, OwnAugmentation):
-                    salt = zlib.crc32(f"{number} {name}".encode())
+                    salt = zlib.crc32(f"{number} {name}".encode()) + again
                     x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))
                     continue
-                salt = 10 * number + SALTS[name]
+                salt = 10 * number + SALTS[name] + again
                 if isinstance(options, Noise):
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
                     continue

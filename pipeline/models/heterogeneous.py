@@ -245,11 +245,12 @@ class Heterogeneous(nn.Module):
             self.classifier, targets,
         )  # fmt: skip
         for name in self._parts:
-            part = getattr(self, name)
-            assert isinstance(part, FeaturePart)
-            added = part.add_features(encoded)
-            if not all(isinstance(tensors, list) for tensors in added.values()):
-                raise TypeError(f"part {name} gave {added.keys()}; expected lists of tensors")
+            added = getattr(self, name).add_features(encoded)
+            if wrong := [key for key, tensors in added.items() if not isinstance(tensors, list)]:
+                raise ConfigError(
+                    f"model part '{name}' gave {wrong[0]} as {type(added[wrong[0]]).__name__}; "
+                    "expected a list with a tensor a view"
+                )
             features |= added
         return features
 

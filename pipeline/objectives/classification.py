@@ -1,5 +1,6 @@
 """Classifier losses on the labelled samples."""
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -10,24 +11,17 @@ from heron.pipeline.config.terms import KNOWN, ONE, Needs, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 
 
-class Bce(Term):
-    """Binary cross-entropy of each label."""
+class LogitsTerm(Term):
+    """A loss of the logits and the labels of this process's labelled rows: `function`."""
 
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=KNOWN)
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `bce`."""
-        return bce(batch.logits, batch.own_targets, total=batch.num_labelled)
-
-
-class CrossEntropy(Term):
-    """Cross-entropy of classes, of which a row has one."""
-
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=ONE)
+    @staticmethod
+    @abstractmethod
+    def function(logits: Tensor, targets: Tensor, /, *, total: int) -> Tensor:
+        """The process's share of the mean over `total` rows; see `bce`."""
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `cross_entropy`."""
-        return cross_entropy(batch.logits, batch.own_targets, total=batch.num_labelled)
+        """Calls `function`."""
+        return self.function(batch.logits, batch.own_targets, total=batch.num_labelled)
 
 
 def bce(
@@ -53,3 +47,17 @@ def cross_entropy(
     """Cross-entropy of one-hot targets, the mean over `total` samples; see `bce`."""
     loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
     return loss / max(total, 1)
+
+
+class Bce(LogitsTerm):
+    """Binary cross-entropy of each label."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=KNOWN)
+    function = staticmethod(bce)
+
+
+class CrossEntropy(LogitsTerm):
+    """Cross-entropy of classes, of which a row has one."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=ONE)
+    function = staticmethod(cross_entropy)

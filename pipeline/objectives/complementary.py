@@ -11,68 +11,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from heron.pipeline.config.terms import WRONG, Needs, Term
+from heron.pipeline.config.terms import WRONG, Needs
 from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.classification import LogitsTerm
 
 Logits = Float[Tensor, "batch classes"]
 Sets = Float[Tensor, "batch classes"]
 Share = Float[Tensor, ""]
-
-
-class LogitsTerm(Term):
-    """A loss of the classifier's logits and the complementary labels of the labelled rows."""
-
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=WRONG)
-
-
-class UbLog(LogitsTerm):
-    """See `ub_log`."""
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `ub_log`."""
-        return ub_log(batch.logits, batch.own_targets, total=batch.num_labelled)
-
-
-class UbExp(LogitsTerm):
-    """See `ub_exp`."""
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `ub_exp`."""
-        return ub_exp(batch.logits, batch.own_targets, total=batch.num_labelled)
-
-
-class Mse(LogitsTerm):
-    """See `mse`."""
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `mse`."""
-        return mse(batch.logits, batch.own_targets, total=batch.num_labelled)
-
-
-class Gce(LogitsTerm):
-    """See `gce`."""
-
-    q: Annotated[float, Field(gt=0, le=1)] = 0.7
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `gce`."""
-        return gce(batch.logits, batch.own_targets, total=batch.num_labelled, q=self.q)
-
-
-class LUw(LogitsTerm):
-    """See `l_uw`."""
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `l_uw`."""
-        return l_uw(batch.logits, batch.own_targets, total=batch.num_labelled)
-
-
-class Mlcl(LogitsTerm):
-    """See `mlcl`."""
-
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `mlcl`."""
-        return mlcl(batch.logits, batch.own_targets, total=batch.num_labelled)
 
 
 def ub_log(logits: Logits, ybar: Sets, *, total: int) -> Share:
@@ -183,3 +128,51 @@ def log1m_exp(x: Tensor) -> Tensor:
     """log(1 - e^x) of x <= 0, and of 0 the logarithm of the smallest number there is."""
     tiny = torch.finfo(x.dtype).tiny
     return (-torch.expm1(x)).clamp(min=tiny).log()
+
+
+class ComplementaryTerm(LogitsTerm):
+    """A loss of the logits and the complementary labels."""
+
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=WRONG)
+
+
+class UbLog(ComplementaryTerm):
+    """See `ub_log`."""
+
+    function = staticmethod(ub_log)
+
+
+class UbExp(ComplementaryTerm):
+    """See `ub_exp`."""
+
+    function = staticmethod(ub_exp)
+
+
+class Mse(ComplementaryTerm):
+    """See `mse`."""
+
+    function = staticmethod(mse)
+
+
+class Gce(ComplementaryTerm):
+    """See `gce`."""
+
+    q: Annotated[float, Field(gt=0, le=1)] = 0.7
+
+    function = staticmethod(gce)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `gce`."""
+        return gce(batch.logits, batch.own_targets, total=batch.num_labelled, q=self.q)
+
+
+class LUw(ComplementaryTerm):
+    """See `l_uw`."""
+
+    function = staticmethod(l_uw)
+
+
+class Mlcl(ComplementaryTerm):
+    """See `mlcl`."""
+
+    function = staticmethod(mlcl)

@@ -132,12 +132,13 @@ class Pico(MomentumTerm):
         q, warm = batch.labelled_projections[0], batch.epoch < self.warmup_epochs
         indices = batch.indices[: len(keys)]
         labels = memory.disambiguation
-        labels.update_prototypes(unit(q.detach()), classes)
+        directions = unit(q.detach())
+        labels.update_prototypes(directions, classes)
         if not warm:
             share = min(batch.epoch / self.phi_epochs, 1.0)
             phi = self.phi_start + share * (self.phi_end - self.phi_start)
             all_indices = batch.gather_labelled(indices)
-            labels.update_targets(all_indices, unit(q.detach()), batch.targets, phi)
+            labels.update_targets(all_indices, directions, batch.targets, phi)
         all_keys, of_rows = batch.gather_labelled(keys), columns(classes, posteriors)
         queue, of_queue = memory.queue()
         memory.offer(all_keys, of_rows)

@@ -191,7 +191,7 @@ def _thumbnail(retriever: Retriever, number: int) -> bytes | None:
     if picture is None:
         return None
     picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
-    picture.save(out := BytesIO(), "JPEG", quality=90)
+    picture.save(out := BytesIO(), "JPEG", quality=90, subsampling=0)  # colours of small pictures
     return out.getvalue()
 
 

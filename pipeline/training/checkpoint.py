@@ -222,14 +222,15 @@ def load(path: Path, config: Config) -> Snapshot:
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         if state["format"] not in (FORMAT, FIRST_EDITION):
-            raise ValueError(f"it has format {state['format']}; expected {FORMAT}")
-        first = path / "momentum.safetensors"
-        memories = first if state["format"] == FIRST_EDITION else path / "memories.safetensors"
+            expected = f"{FIRST_EDITION} or {FORMAT}"
+            raise ValueError(f"it has format {state['format']}; expected {expected}")
+        old = state["format"] == FIRST_EDITION
+        memories = path / ("momentum.safetensors" if old else "memories.safetensors")
         return Snapshot(
             Position(**state["position"]),
             load_file(path / "model.safetensors"),
             load_file(path / "optimizer.safetensors"),
-            load_file(memories) if memories != first or first.exists() else {},
+            {} if old and not memories.exists() else load_file(memories),
         )
     except UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None

@@ -46,6 +46,16 @@ def inputs(reader: Reader, made: Views, train: bool = True, rows: int = 8) -> li
     return made(batch, train)
 
 
+def test_an_augmentation_that_is_there_twice_draws_twice(faces: Path) -> None:
+    flip = {"flip": {"probability": 0.5}}
+    plain, once, twice = (
+        inputs(*views(faces, {"augment": augment}))[0] for augment in ([], [flip], [flip, flip])
+    )
+    turned, both = ((x != plain).flatten(1).any(1) for x in (once, twice))
+    assert turned.any() and both.any()  # the same draws would turn each picture back
+    assert not torch.equal(turned, both)
+
+
 def test_pictures_are_decoded_no_larger_than_the_views_need(faces: Path) -> None:
     small = {"size": 32, "augment": ["color"]}
     reader, made = views(faces, small, {"size": [24, 20]})

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel
 
-from heron.launch.arguments import Group, Override, Verb, parse
+from heron.launch.arguments import ONE_EACH, Group, Override, Verb, parse
 from heron.launch.cli import VERBS, main
 
 
@@ -163,27 +163,35 @@ def test_help_says_all(
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
         ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
-        ("embed run --out x --role tests", "argument --role: found 'tests'; input should be"),
-        ("embed run --out x --layers hidden head", "argument --layers: found 'head'; input should"),
+        (
+            "embed run --out x --role tests",
+            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled' or 'test' (",
+        ),
+        (
+            "embed run --out x --layers hidden head",
+            "argument --layers: found 'head'; input should be 'hidden', 'projection' or 'weight'",
+        ),
         (
             "shards build frames --out x --train many",
-            "argument --train: found 'many'; input should",
+            "argument --train: found 'many'; input should be a valid integer",
         ),
         (
             "shards build frames --out x --classes 41",
-            "argument --classes: found '41'; input should",
+            "argument --classes: found '41'; input should be less than or equal to 40",
         ),
         (
             "shards build arrays --out x --npz no.npz",
-            "argument --npz: found 'no.npz'; path does not",
+            "argument --npz: found 'no.npz'; path does not point to a file",
         ),
         (
             "shards index . --prefix-keys perhaps",
-            "argument --prefix-keys: found 'perhaps'; input sh",
+            "argument --prefix-keys: found 'perhaps'; input should be a valid boolean",
         ),
         ("index folder --out x b.c=2", "unrecognized arguments: b.c=2 (see `heron index --help`)"),
         ("index folder --out x --k ten", "argument --k: found 'ten'; input should be a valid int"),
         ("index folder --out x --recall", "argument --recall: expected one argument (see"),
+        ("report x --link-gbps 0", "argument --link-gbps: found '0'; input should be greater than"),
+        ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
         ("query folder", "expected one of --key, --file and --vector (see `heron query --help`)"),
         ("reproduce sceen", "argument TABLE: unknown table 'sceen'; did you mean 'scene'? (see"),
     ],
@@ -208,18 +216,20 @@ def test_arguments_are_those_of_the_function() -> None:
         *overrides: Annotated[Override, "changes"],
         out: Annotated[Path, "folder"],
         names: Annotated[tuple[str, ...], "names"] = (),
+        file: Annotated[tuple[str, ...], ONE_EACH, "a file, and another"] = (),
         share: Annotated[float | None, "share"] = None,
         dry_run: Annotated[bool, "run nothing"] = False,
         **more: str,
     ) -> None:
-        called.append((run, overrides, out, names, share, dry_run, more))
+        called.append((run, overrides, out, names, file, share, dry_run, more))
 
     class Model(BaseModel):
         rows: int = 3
         merge: bool = False
 
     called: list[object] = []
-    words = "r a=1 --out x b.c=2 --dry-run d=3 --names m n --share .5 --names o --merge true"
+    words = "--file f r a=1 --file=g --out x b.c=2 --dry-run d=3 --names m n --share .5"
+    words += " --names o --merge true"
     parse("heron verb", Verb(verb, Model), words.split())()
     parse("heron verb", Verb(verb, Model), ["r", "--out", "x"])()
     assert called == [
@@ -228,9 +238,10 @@ def test_arguments_are_those_of_the_function() -> None:
             ("a=1", "b.c=2", "d=3"),
             Path("x"),
             ["m", "n", "o"],
+            ["f", "g"],
             0.5,
             True,
             {"merge": True},
         ),
-        (Path("r"), (), Path("x"), (), None, False, {}),
+        (Path("r"), (), Path("x"), (), (), None, False, {}),
     ]

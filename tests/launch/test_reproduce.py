@@ -219,8 +219,15 @@ def test_every_table_has_its_headline_method(name: str) -> None:
     assert TABLES[name].headline in TABLES[name].methods
 
 
-@pytest.mark.parametrize("runs", ["0", "-1", "two"])
-def test_a_number_of_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ("0", "greater than or equal to 1"),
+        ("-1", "greater than or equal to 1"),
+        ("two", "a valid integer"),
+    ],
+)
+def test_a_number_of_runs(runs: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["reproduce", "scene", f"--runs={runs}"])
-    assert f"argument --runs: found {runs!r}; input should be" in capsys.readouterr().err
+    assert f"argument --runs: found {runs!r}; input should be {expected}" in capsys.readouterr().err

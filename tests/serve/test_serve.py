@@ -133,7 +133,7 @@ def test_pictures(faces: Site, frames: Site) -> None:
     stored = faces.found.picture(3)
     assert stored is not None
     with Image.open(BytesIO(data)) as image:
-        assert np.abs(np.asarray(image, int) - np.asarray(stored, int)).mean() < 8
+        assert np.abs(np.asarray(image, int) - np.asarray(stored, int)).mean() < 6
     for number in (-1, 48, 10**30):
         assert "no sample has the number" in faces.error(f"/api/picture/{number}", 404)
     assert "number is 'x'" in faces.error("/api/picture/x")

@@ -1,6 +1,7 @@
 """What of a study's folder is read, and what is refused, with which words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,9 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
     assert list(adam["count"]) == [1, 2]  # one of 0.1 failed
     assert mean_std(*adam.loc[0.1, ["mean", "std", "count"]]) == "10.1"
     assert results.table["f1_weighted"][results.best("f1_weighted")] == 11.2
+    measure = results.study.measure.model_copy(update={"mode": "min", "score": "f1_weighted"})
+    study = results.study.model_copy(update={"measure": measure})
+    assert replace(results, study=study).best("f1_weighted") == "004"
 
 
 def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_grid_has_every_combination_and_the_last_varies_fastest(tmp_path: Path
 def test_drawn_trials_are_the_same_however_many_there_are(tmp_path: Path) -> None:
     few = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 3})))
     many = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 40})))
-    assert [trial.values for trial in few] == [trial.values for trial in many[:3]]
+    assert [(t.name, t.values) for t in few] == [(t.name, t.values) for t in many[:3]]
     rates = sorted(trial.values["optim.lr"] for trial in many)
     assert 1e-3 <= rates[0] < 0.01 and 0.1 < rates[-1] <= 1
     assert {trial.values["seed"] for trial in many} == {4, 5, 6}
@@ -262,8 +262,11 @@ def test_what_can_never_be_met_is_refused_with_both_numbers(tmp_path: Path) -> N
         "or join a larger cluster with --address"
     )
     assert trials_at_once(study, plan(study)[:1], nodes) == 7
-    wide = load_study(write(tmp_path, vary={"workers": [1]}, cpus_per_worker=2))
-    assert trials_at_once(wide, plan(wide), nodes) == 3  # a worker's two CPUs lie on one node
+    wide = load_study(write(tmp_path, vary={"workers": [3]}, cpus_per_worker=2))
+    assert trials_at_once(wide, plan(wide), nodes) == 1  # a worker's two CPUs lie on one node
+    wider = load_study(write(tmp_path, vary={"workers": [4]}, cpus_per_worker=2))
+    with pytest.raises(TrainingError, match="asks for 4 workers, .* room for 3"):
+        trials_at_once(wider, plan(wider), nodes)
     gpus = load_study(write(tmp_path, vary={"workers": [1]}, gpus=True))
     with pytest.raises(TrainingError, match="1 CPU and 1 GPU; the cluster has 7 CPUs and 0 GPUs"):
         trials_at_once(gpus, plan(gpus), nodes)

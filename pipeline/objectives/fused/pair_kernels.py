@@ -25,6 +25,28 @@ def log1p(x):
 
 @triton.jit
 @no_type_check
+def of_anchors(log_total, own, weight, entries, inside, AXIS: tl.constexpr):
+    """Of anchors' entries log D, the key row that is the anchor itself and the weight, expanded."""
+    total = tl.expand_dims(tl.load(log_total + entries, mask=inside, other=0.0), AXIS)
+    number = tl.expand_dims(tl.load(own + entries, mask=inside, other=-1), AXIS)
+    return total, number, tl.expand_dims(tl.load(weight + entries, mask=inside, other=0.0), AXIS)
+
+
+@triton.jit
+@no_type_check
+def sigma(
+    label, size, y_label, y_size, rows, keep, inside, labels,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """1 - hamming / labels of the pairs to keep, which share a label, so that it is above 0."""
+    label_y = load_rows(y_label, rows, inside, 0, WIDTH, WIDTH)
+    size_y = tl.load(y_size + rows, mask=inside, other=0.0)
+    hamming = distances(label, label_y, size, size_y, False, PRECISION)
+    return tl.where(keep, 1 - hamming / labels, 1.0)
+
+
+@triton.jit
+@no_type_check
 def pair_kernel(
     x_vectors,
     y_vectors,
@@ -69,15 +91,11 @@ def pair_kernel(
         label = load_rows(x_label, rows, inside, 0, WIDTH, WIDTH)
         size = tl.load(x_size + rows, mask=inside, other=0.0)
     if ROWS_ARE_ANCHORS:
-        total = tl.load(log_total + entries, mask=inside, other=0.0)[:, None]
-        number = tl.load(own + entries, mask=inside, other=-1)[:, None]
-        scale = tl.load(weight + entries, mask=inside, other=0.0)[:, None]
-    loss = tl.zeros((ROWS,), tl.float32)
-    share = tl.zeros((ROWS,), tl.float32)
+        total, number, scale = of_anchors(log_total, own, weight, entries, inside, 1)
+    loss, share = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     change = tl.zeros((ROWS, OUT), tl.float32)
-    start = tl.load(first_y + start_x)
     stop = tl.load(last_y + tl.minimum(start_x + ROWS, n) - 1)
-    for column in range(start, stop, COLUMNS):
+    for column in range(tl.load(first_y + start_x), stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         y_inside = columns < stop
         y_rows = tl.load(y_row + columns, mask=y_inside, other=0)
@@ -86,21 +104,16 @@ def pair_kernel(
         tile = logits(
             x, y, x_vectors, y_vectors, rows, y_rows, inside, y_inside, D, CHUNK, PRECISION
         )
+        if not ROWS_ARE_ANCHORS:
+            total, number, scale = of_anchors(log_total, own, weight, columns, y_inside, 0)
+        other = y_rows[None, :] if ROWS_ARE_ANCHORS else rows[:, None]
         keep = inside[:, None] & y_inside[None, :] & (tag[:, None] == tag_y[None, :])
-        if ROWS_ARE_ANCHORS:
-            keep = keep & (y_rows[None, :] != number)
-        else:
-            total = tl.load(log_total + columns, mask=y_inside, other=0.0)[None, :]
-            number = tl.load(own + columns, mask=y_inside, other=-1)[None, :]
-            scale = tl.load(weight + columns, mask=y_inside, other=0.0)[None, :]
-            keep = keep & (rows[:, None] != number)
+        keep = keep & (other != number)
         ratio = tl.exp2((total - tile) * LOG2E)  # D / f
         if HAMMING:
-            label_y = load_rows(y_label, y_rows, y_inside, 0, WIDTH, WIDTH)
-            size_y = tl.load(y_size + y_rows, mask=y_inside, other=0.0)
-            hamming = distances(label, label_y, size, size_y, False, PRECISION)
-            # A pair that shares a label has sigma >= 1 / labels; of the others no one asks.
-            ratio /= tl.where(keep, 1 - hamming / labels, 1.0)
+            ratio /= sigma(
+                label, size, y_label, y_size, y_rows, keep, y_inside, labels, WIDTH, PRECISION
+            )
         ratio = tl.where(keep, ratio, 0.0)
         if ROWS_ARE_ANCHORS:
             loss += tl.sum(log1p(ratio), 1)
