@@ -21,9 +21,8 @@ from heron.pipeline.retrieval.embeddings import (
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
+from heron.shards.artefact import MANIFEST, sha256
 from heron.shards.atomic import save_json
-from heron.shards.manifest import MANIFEST
-from heron.shards.sources.base import sha256
 
 CLUSTERS, INNER = 1000, 16  # Gaussians, and dimensions that each extends in
 PART_ROWS = 65_536

@@ -14,8 +14,8 @@ from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
 from heron.pipeline.config.sections import Natural
+from heron.shards.artefact import MANIFEST
 from heron.shards.dotted import suggest
-from heron.shards.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import tarfile
 import zlib
@@ -18,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
     LABELS,
-    MANIFEST,
+    SCHEMA_VERSION,
     BuiltFrom,
     Manifest,
     Shard,
@@ -34,7 +34,7 @@ from heron.shards.manifest import (
 )
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import Rows, Source, sha256
+from heron.shards.sources.base import Rows, Source
 from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -77,8 +77,7 @@ def build(
             return done
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
         _write_all(source, out, plan, workers, progress)
-        manifest = _manifest(draft, out, plan)
-        manifest.save(out)
+        manifest = _manifest(draft, out, plan).write(out / MANIFEST)
         (out / JOURNAL).unlink()
         if progress:
             print(f"{out}: {_counts(manifest)}")
@@ -115,7 +114,7 @@ def _draft(source: Source, shard_rows: int) -> Manifest:
     try:
         return Manifest(
             dataset=source.dataset,
-            schema_version=2,
+            schema_version=SCHEMA_VERSION,
             views=source.views,
             labels=source.labels,
             block_rows=source.block_rows,
@@ -182,7 +181,10 @@ def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
     if manifest is not None:
         found = manifest.built_from.model_dump(mode="json")
     elif (out / JOURNAL).exists():
-        found = json.loads((out / JOURNAL).read_text(encoding="utf-8"))
+        try:
+            found = parse_json((out / JOURNAL).read_bytes())
+        except ValueError as fault:
+            raise ShardError(f"{out / JOURNAL}: {fault}; {ELSEWHERE}") from None
     elif strays := sorted(out.glob("*.tar")):
         raise ShardError(
             f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
@@ -332,16 +334,9 @@ def _manifest(draft: Manifest, out: Path, plan: list[_Rows]) -> Manifest:
     moments = {view.name: Moments() for view in draft.views if view.kind == "vector"}
     for part in plan:
         tar, index_file = out / part.file, out / index_name(part.file)
-        shard = Shard(
-            file=part.file,
-            samples=part.stop - part.start,
-            bytes=tar.stat().st_size,
-            sha256=sha256(tar),
-            index_sha256=sha256(index_file),
-        )
-        splits[part.split].append(shard)
+        index = ShardIndex.read(index_file)
+        splits[part.split].append(Shard.of(tar, index))
         if moments and part.split == ("train" if "train" in splits else part.split):
-            index = ShardIndex.read(index_file)
             for name, moment in moments.items():
                 column = index.column(f"{name}.npy")
                 for block in map_arrays(tar, index.offsets[:, column], index.lengths[:, column]):

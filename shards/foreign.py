@@ -12,25 +12,25 @@ import numpy as np
 from pydantic import ValidationError
 
 from heron.shards.annotation import encode
+from heron.shards.artefact import MANIFEST, FileSum, in_words
 from heron.shards.build import JOURNAL
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
     FOREIGN,
-    MANIFEST,
+    SCHEMA_VERSION,
     BuiltFrom,
     Labels,
     Manifest,
     Shard,
     View,
-    in_words,
     index_name,
     load_manifest,
 )
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import file_record, sha256
+from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import contents
 from heron.shards.workers import in_parallel
@@ -119,18 +119,12 @@ def index(
     shards = {}
     for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
         path = tar.with_name(index_name(tar.name))
-        replace(survey.index, labels=rows).write(path)
-        shards[tar] = Shard(
-            file=tar.name,
-            samples=len(rows),
-            bytes=survey.bytes,
-            sha256=survey.sha256,
-            index_sha256=sha256(path),
-        )
+        index = replace(survey.index, labels=rows)
+        index.write(path)
+        shards[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
     measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
     changes = {"views": views, "labels": labels, "splits": measured}
-    manifest = Manifest.model_validate(dict(draft) | changes)
-    manifest.save(folder)
+    manifest = Manifest.model_validate(dict(draft) | changes).write(folder / MANIFEST)
     return Outcome(
         folder,
         manifest,
@@ -145,7 +139,7 @@ def _draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manif
     try:
         return Manifest(
             dataset=folder.resolve().name,
-            schema_version=2,
+            schema_version=SCHEMA_VERSION,
             views=[
                 View(name=name, kind="image", shape=(-1, -1, 3), dtype="uint8", member=suffixes[0])
                 if kind == "image"

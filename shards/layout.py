@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
+from heron.shards.artefact import in_words
 from heron.shards.errors import ShardError, SourceError, some
-from heron.shards.manifest import TAR_NAME, in_words
+from heron.shards.manifest import TAR_NAME
 from heron.shards.sources.base import WHOLE
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")

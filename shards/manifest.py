@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
-from heron.shards.atomic import save_json
+from heron.shards.artefact import LARGEST, MANIFEST, Artefact, Count, FileSum, Record, Sha256
 from heron.shards.errors import REBUILD, ShardError, times
+from heron.shards.index import ShardIndex
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
 
-SCHEMA_VERSION = 2
-MANIFEST = "manifest.json"
+SCHEMA_VERSION: Literal[3] = 3
 LABELS = "labels.npy"  # the suffix of labels in a tar sample
 FOREIGN = "index"  # the source of tars that were indexed, not built
+GREATEST = 1e30  # of a mean or a standard deviation: float32 can still compute with it
 
 
 def _name(value: str) -> str:
@@ -42,14 +35,9 @@ def _name(value: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 TAR_NAME = rf"{DOTTED}\.tar"
+Rows = Annotated[int, Field(gt=0, le=LARGEST)]
+Extent = Annotated[int, Field(ge=-1, le=2**31)]
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
-Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class Record(BaseModel):
-    """A part of the manifest: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class View(Record):
@@ -62,7 +50,7 @@ class View(Record):
 
     name: Name
     kind: Literal["image", "vector"]
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     dtype: Literal["uint8", "float32"]
     member: Suffix | None = None  # None: NAME.npy, or for images a tar sample each jpg, NAME.jpg
     mean: list[float] | None = None
@@ -79,6 +67,10 @@ class View(Record):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and (self.kind == "image" or len(values) != self.shape[0]):
                 raise ValueError(f"view {self.name!r}: {len(values)} values of {name}, not its own")
+            if any(not abs(value) <= GREATEST for value in values or ()):
+                raise ValueError(f"view {self.name!r}: {name} is not within ±{GREATEST:g}")
+        if any(value < 0 for value in self.std or ()):  # 0: a column with one value
+            raise ValueError(f"view {self.name!r}: a std is below 0")
         return self
 
     @property
@@ -167,23 +159,44 @@ class Shard(Record):
     """One tar and its index: rows, bytes, and checksums of both."""
 
     file: str = Field(pattern=f"^{TAR_NAME}$")
-    samples: int = Field(gt=0)  # rows; a tar sample of vectors is a block of them
-    bytes: int = Field(gt=0)
-    sha256: str = Sha256
-    index_sha256: str = Sha256
+    samples: Rows  # a tar sample of vectors is a block of them
+    bytes: Count
+    sha256: Sha256
+    index_bytes: Count | None = None  # None: the manifest is of schema 2
+    index_sha256: Sha256
 
     @property
     def index_file(self) -> str:
         """The name of the index beside the tar."""
         return index_name(self.file)
 
+    @classmethod
+    def of(cls, tar: Path, index: ShardIndex, written: FileSum | None = None) -> Shard:
+        """Returns the record of a tar and of the index beside it, which are both there."""
+        written, beside = (
+            written or FileSum.of(tar),
+            FileSum.of(tar.with_name(index_name(tar.name))),
+        )
+        return cls(
+            file=tar.name,
+            samples=int(index.rows.sum()),
+            bytes=written.bytes,
+            sha256=written.sha256,
+            index_bytes=beside.bytes,
+            index_sha256=beside.sha256,
+        )
+
+    def fault(self, folder: Path) -> str:
+        """Returns what of the tar is not as it was written, or ""; see `FileSum.fault`."""
+        return FileSum(bytes=self.bytes, sha256=self.sha256).fault(folder / self.file)
+
 
 class InputFile(Record):
     """A publisher's file that went into the shards."""
 
     name: str
-    bytes: int
-    sha256: str = Sha256
+    bytes: Count
+    sha256: Sha256
 
 
 class BuiltFrom(Record):
@@ -196,14 +209,23 @@ class BuiltFrom(Record):
     shard_rows: int
 
 
-class Manifest(Record):
-    """All there is to know of a data set before its first shard is opened."""
+class Manifest(Artefact):
+    """All there is to know of a data set before its first shard is opened.
+
+    One of schema 2 has no fingerprint; it is read, and given one.
+    """
+
+    what: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
+    again: ClassVar[str] = REBUILD
+    version_key: ClassVar[str] = "schema_version"
+    versions: ClassVar[tuple[int, ...]] = (2, SCHEMA_VERSION)
+    unsealed: ClassVar[tuple[int, ...]] = (2,)
 
     dataset: str
-    schema_version: Literal[2]
+    schema_version: Literal[2, 3]
     views: list[View] = Field(min_length=1)
     labels: Labels
-    block_rows: int | None = Field(default=None, gt=0)  # None: a row is a tar sample
+    block_rows: Rows | None = None  # None: a row is a tar sample
     splits: dict[Name, list[Shard]]
     built_from: BuiltFrom
     seed: int | None = None
@@ -229,6 +251,19 @@ class Manifest(Record):
         """Whether others wrote the tars: they may hold more, and the index alone has labels."""
         return self.built_from.source == FOREIGN
 
+    def index_fault(self, shard: Shard, index: ShardIndex) -> str | None:
+        """Says what of an index does not fit the manifest, or returns None."""
+        rows, most = index.rows, self.block_rows or 1
+        if index.members.tolist() != self.members:
+            return f"members {index.members.tolist()}; expected {self.members}"
+        if int(rows.sum()) != shard.samples:
+            return f"{int(rows.sum())} rows; expected {shard.samples}"
+        if (rows[:-1] != most).any() or not 1 <= rows[-1] <= most:
+            return f"samples of {int(rows.min())} to {int(rows.max())} rows; expected {most}"
+        if min(index.offsets.min(), index.lengths.min()) < 0:
+            return "a member lies before the beginning of the tar"
+        return self.labels.fault(index.labels, shard.samples)
+
     def rows(self, split: str) -> int:
         """Returns the number of rows in a split."""
         if split not in self.splits:
@@ -236,10 +271,6 @@ class Manifest(Record):
                 f"{self.dataset} has no split {split!r}; it has {', '.join(self.splits)}"
             )
         return sum(shard.samples for shard in self.splits[split])
-
-    def save(self, folder: Path) -> None:
-        """Writes manifest.json whole or not at all."""
-        save_json(folder / MANIFEST, self.model_dump(mode="json"))
 
 
 def member_names(views: list[View], block_rows: int | None) -> list[str]:
@@ -268,7 +299,7 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
     store = folder if isinstance(folder, Store) else open_store(folder)
     where = store.where(MANIFEST)
     try:
-        text = store.read_bytes(MANIFEST).decode()
+        return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
         unfinished = store.exists("build.json")
         found = "an unfinished build" if unfinished else fault.found
@@ -278,39 +309,3 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
             else "give a folder that `heron shards build` or `heron shards index` made"
         )
         raise ShardError(f"{where}: {found}; expected a manifest; {remedy}") from None
-    except UnicodeDecodeError:
-        text = "\0"  # not JSON either
-    return parse_manifest(text, where)
-
-
-def parse_manifest(text: str, where: str) -> Manifest:
-    """Parses a manifest that came from `where` (a path or a URL, for messages)."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as fault:
-        raise ShardError(
-            f"{where}: not JSON (line {fault.lineno}: {fault.msg}); expected a manifest; {REBUILD}"
-        ) from None
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ShardError(
-            f"{where}: schema_version is {version!r}; this version of heron reads "
-            f"{SCHEMA_VERSION}; {REBUILD}"
-        )
-    try:
-        return Manifest.model_validate(value)
-    except ValidationError as fault:
-        raise ShardError(
-            f"{where}: {in_words(fault)}; expected a manifest of schema {SCHEMA_VERSION}; {REBUILD}"
-        ) from None
-
-
-def in_words(fault: ValidationError) -> str:
-    """Returns the first few things that are wrong with a record, on one line."""
-    lines = [
-        error["msg"].removeprefix("Value error, ")  # ours, which say all
-        if error["type"] == "value_error"
-        else f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
-        for error in fault.errors()[:5]
-    ]
-    return "; ".join(lines)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from heron.shards.annotation import Label, Unlabelled
+from heron.shards.artefact import sha256
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_header
-from heron.shards.sources.base import sha256
 from heron.shards.tarball import ByteRange, contents
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"

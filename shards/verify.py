@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.shards.artefact import sha256
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import read_header
-from heron.shards.sources.base import sha256
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
 
@@ -63,7 +63,7 @@ def verify(folder: Path | str | Store) -> Verification:
         with store.copies(shard.file, shard.index_file) as copies:
             tar, index = copies / shard.file, copies / shard.index_file
             faults += _file_faults(tar, shard.sha256, shard.bytes)
-            faults += _file_faults(index, shard.index_sha256, None)
+            faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
             if tar.exists() and index.exists():
                 try:
                     faults += _shard_faults(copies, manifest, shard, seen)
@@ -92,15 +92,8 @@ def _shard_faults(
 ) -> Iterator[str]:
     """Yields faults of what is inside; ShardError where the tar or the index cannot be read on."""
     index = ShardIndex.read(folder / shard.index_file)
-    if index.members.tolist() != manifest.members:
-        raise ShardError(
-            f"{shard.index_file}: members {index.members.tolist()}; expected {manifest.members}"
-        )
-    rows = int(index.rows.sum())
-    if rows != shard.samples:
-        yield f"{shard.index_file}: {rows} rows; expected {shard.samples}"
-    if (fault := manifest.labels.fault(index.labels, rows)) is not None:
-        yield f"{shard.index_file}: {fault}"
+    if fault := manifest.index_fault(shard, index):
+        raise ShardError(f"{shard.index_file}: {fault}")
     tar = folder / shard.file
     files: dict[str, ByteRange] = {}
     for path, span in walk(tar):

@@ -14,7 +14,7 @@ from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.training.tracking import read_metrics
-from heron.shards.manifest import MANIFEST
+from heron.shards.artefact import MANIFEST
 
 ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own

@@ -1,6 +1,7 @@
 """Rows of a data set by number: vectors mapped in place, pictures decoded, labels in memory."""
 
 import errno
+import hashlib
 import math
 import zlib
 from collections import OrderedDict
@@ -20,7 +21,6 @@ from heron.pipeline.data.plan import Rows
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
-from heron.shards.sources.base import sha256
 from heron.shards.store import LocalStore, Store, open_store
 
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
@@ -79,17 +79,20 @@ class Reader:
 
     def _index(self, shard: Shard) -> ShardIndex:
         where = self.store.where(shard.index_file)
-        with self.store.local(shard.index_file, None, shard.index_sha256) as local:
-            index = ShardIndex.read(local.path)
-            altered = sha256(local.path) != shard.index_sha256
-        if altered or int(index.rows.sum()) != shard.samples:
+        with self.store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as local:
+            data = local.path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
             raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
+        index = ShardIndex.parse(data, where)
+        if fault := self.manifest.index_fault(shard, index):
+            raise ShardError(f"{where}: {fault}; {RESTORE}")
         return index
 
     def verify_payloads(self) -> None:
-        """Compares every local shard's checksum with the manifest's: reads all bytes once.
+        """Compares every local shard's checksum with the manifest's: reads all bytes, once.
 
-        Remote shards are compared as they are fetched.
+        A shard that was found whole before, and has not changed since, is not read again. Remote
+        shards are compared as they are fetched.
 
         Raises:
             ShardError: a shard was altered; `heron shards verify` names the sample.
@@ -97,14 +100,12 @@ class Reader:
         if not isinstance(self.store, LocalStore):
             return
         for number, shard in enumerate(self.shards):
-            path = self.store.folder / shard.file
-            if int(self.starts[number]) in self.lost or sha256(path) == shard.sha256:
+            if int(self.starts[number]) in self.lost:
+                continue
+            if not (fault := shard.fault(self.store.folder)):
                 continue
             if self.on_error == "raise":
-                raise ShardError(
-                    f"{path} is altered: its sha256 is not the manifest's; {RESTORE}; "
-                    "`heron shards verify` names the sample"
-                )
+                raise ShardError(f"{fault}; {RESTORE}; `heron shards verify` names the sample")
             self.lost |= self._altered(number)
 
     def _altered(self, number: int) -> dict[int, str]:

@@ -20,8 +20,8 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.definition import LabelPairs, hard_difference, label_difference
 from heron.pipeline.training import checkpoint
+from heron.shards.artefact import sha256
 from heron.shards.atomic import atomic_write, save_json
-from heron.shards.sources.base import sha256
 
 SHARED = "meeting"  # a file that tells whether all processes see the folder
 SEEN = 8  # so many times the rows of a table are looked at, to find enough with far labels

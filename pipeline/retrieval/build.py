@@ -40,10 +40,9 @@ from heron.pipeline.retrieval.kinds import (
 )
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import FILES, Samples
+from heron.shards.artefact import MANIFEST, sha256
 from heron.shards.atomic import save_json
-from heron.shards.manifest import MANIFEST
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import sha256
 
 LOCK = ".lock"
 MOST_EF = 4096  # the largest efSearch that is tried

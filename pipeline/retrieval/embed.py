@@ -34,10 +34,9 @@ from heron.pipeline.retrieval.embeddings import (
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
+from heron.shards.artefact import MANIFEST, sha256
 from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
-from heron.shards.manifest import MANIFEST
-from heron.shards.sources.base import sha256
 
 ROLES = "labelled", "unlabelled", "test"
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
+from heron.shards.artefact import sha256
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import sha256
 
 
 @dataclass(frozen=True)

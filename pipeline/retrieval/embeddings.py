@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.samples import Samples
-from heron.shards.manifest import MANIFEST, Record
-from heron.shards.sources.base import sha256
+from heron.shards.artefact import MANIFEST, Record, sha256
 
 FORMAT: Literal[1] = 1  # of the manifests of embeddings and of indexes
 AGAIN = "embed again, into an empty folder"

@@ -20,9 +20,9 @@ from heron.pipeline.retrieval.index import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate
-from heron.shards.manifest import MANIFEST, View
+from heron.shards.artefact import MANIFEST, sha256
+from heron.shards.manifest import View
 from heron.shards.show import DRAWN
-from heron.shards.sources.base import sha256
 
 G = TypeVar("G", str, File)
 

@@ -16,8 +16,7 @@ from heron.pipeline.retrieval.embeddings import Embeddings, Layer, read_manifest
 from heron.pipeline.retrieval.kinds import Kind, Metric, Plan
 from heron.pipeline.retrieval.recall import Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
-from heron.shards.manifest import Record
-from heron.shards.sources.base import sha256
+from heron.shards.artefact import Record, sha256
 
 INDEX = "index.faiss"
 FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}

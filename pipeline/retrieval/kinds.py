@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.shards.manifest import Record
+from heron.shards.artefact import Record
 
 Kind = Literal["flat", "ivf", "ivfpq", "hnsw"]
 Asked = Literal["flat", "ivf", "ivfpq", "hnsw", "auto"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.evaluation.knn import exact_nearest, without_own
-from heron.shards.manifest import Record
+from heron.shards.artefact import Record
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import label_difference
+from heron.shards.artefact import sha256
 from heron.shards.atomic import atomic_write
-from heron.shards.sources.base import sha256
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from heron.shards.artefact import in_words, sha256
 from heron.shards.errors import SourceError
-from heron.shards.manifest import InputFile, Labels, View, in_words
+from heron.shards.manifest import InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
 
@@ -258,12 +258,6 @@ def _unpickled(source: type[Source], options: str) -> Source:
 def file_record(path: Path) -> InputFile:
     """Returns the name, size and checksum of a file."""
     return InputFile(name=path.name, bytes=path.stat().st_size, sha256=sha256(path))
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _plain(value: Any) -> Any:

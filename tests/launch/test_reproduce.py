@@ -17,7 +17,7 @@ from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.objectives.comco import Comco
 from heron.pipeline.objectives.pico import Pico
 from heron.pipeline.objectives.plnl import Plnl
-from heron.shards.manifest import MANIFEST
+from heron.shards.artefact import MANIFEST
 
 SCENE = replace(TABLES["scene"], runs=1)
 

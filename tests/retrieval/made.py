@@ -24,9 +24,8 @@ from heron.pipeline.retrieval.embeddings import (
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
+from heron.shards.artefact import MANIFEST, sha256
 from heron.shards.atomic import save_json
-from heron.shards.manifest import MANIFEST
-from heron.shards.sources.base import sha256
 from tests.experiments import FRAMES, merge
 
 PARTS = 2  # files a layer, so that reading crosses from one to the next

@@ -20,8 +20,8 @@ from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, locate
+from heron.shards.artefact import sha256
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import sha256
 from tests import ranks
 from tests.experiments import frames
 from tests.retrieval import made

@@ -115,7 +115,10 @@ def test_names_of_views_and_suffixes_of_either_kind(tmp_path: Path) -> None:
         ({"image": ["pkl"]}, "no such view can be read from 'pkl'; expected jpg, jpeg, jpe, jfif"),
         ({"vector": ["npz"]}, "no such view can be read from 'npz'; expected npy, or a name befor"),
         ({"image": ["jpg", "jpg"]}, "views are called jpg, jpg; expected each once"),
-        ({"image": ["jpg"], "on_error": "ignore"}, "'raise' or 'skip'; see `heron shards index --"),
+        (
+            {"image": ["jpg"], "on_error": "ignore"},
+            "'raise' or 'skip', found 'ignore'; see `heron shards index --",
+        ),
         ({"image": ["a b.jpg"]}, "no such view can be read from 'a b.jpg'; expected jpg"),
         ({"image": [f"{'a' * 41}.jpg", "b.jpg"]}, "cannot name a view or a split"),
     ]

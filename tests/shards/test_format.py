@@ -16,6 +16,7 @@ from heron.shards.index import ShardIndex, array_at, map_arrays
 from heron.shards.manifest import Labels, load_manifest
 from heron.shards.sources import make
 from heron.shards.tarball import walk
+from tests.sealed import seal
 from tests.shards.tiny import arrays_source, whole
 
 
@@ -140,15 +141,17 @@ def test_arrays_of_a_tar_share_one_mapping(tmp_path: Path) -> None:
 def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     path = vectors / "manifest.json"
     good = json.loads(path.read_text())
-    for change, message in [
-        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 2"),
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 2 or 3"),
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
         ({"block_rows": -1}, "block_rows: Input should be greater than 0"),
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
         ({"splits": {"../a": []}}, "'../a' cannot name a view or a split"),
         ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),
-    ]:
-        path.write_text(json.dumps(good | change))
+    ]
+    for change, message in cases:
+        path.write_text(json.dumps(good))
+        seal(path, **change)
         with pytest.raises(ShardError, match=message):
             load_manifest(vectors)
     path.write_text("<html>")

@@ -15,6 +15,7 @@ from heron.shards.build import build, npy
 from heron.shards.index import ShardIndex
 from heron.shards.sources import make
 from heron.shards.verify import verify
+from tests.sealed import seal
 from tests.shards.tiny import arrays_source, bomb
 
 
@@ -71,10 +72,10 @@ def rewrite(folder: Path, change: Callable[[list[tuple[str, bytes]]], None]) -> 
 def reseal(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     shard = manifest["splits"]["train"][0]
-    for key, name in (("sha256", shard["file"]), ("index_sha256", "train-000000.index.npz")):
-        shard[key] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    shard["bytes"] = (folder / shard["file"]).stat().st_size
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for key, name in (("", shard["file"]), ("index_", "train-000000.index.npz")):
+        shard[f"{key}sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        shard[f"{key}bytes"] = (folder / name).stat().st_size
+    seal(folder / "manifest.json", splits=manifest["splits"])
 
 
 def nan_block() -> bytes:
