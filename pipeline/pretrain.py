@@ -10,6 +10,7 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 
 import argparse
 import json
+import math
 import sys
 import time
 import traceback
@@ -32,6 +33,7 @@ from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.streams import build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed import collectives, grad_cache
+from heron.pipeline.distributed.agreement import agree
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.launch import end, fail, prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
@@ -124,8 +126,10 @@ class Trainer:
         with self.watchdog.busy():
             build_data(data, progress=local_main)
             streams = self.streams = open_streams(self.config)
+            self.data = streams.reader.manifest.fingerprint
             if data.verify and local_main:
                 streams.reader.verify_payloads()
+        agree({"data": self.data}, math.inf)  # one may build for long: the watchdog looks on
         used = np.concatenate([streams.rows, streams.roles.test])
         self.skipped = Skipped(used, data.max_bad_fraction)
         for found in collectives.gather_objects(streams.reader.lost):

@@ -3,9 +3,11 @@
 import importlib
 import inspect
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 Base = TypeVar("Base")
+_loaded: set[Path] = set()
 
 
 def load_class(path: str, base: type[Base]) -> type[Base]:
@@ -38,7 +40,14 @@ def load_class(path: str, base: type[Base]) -> type[Base]:
     if not _derives(found, base):
         what = f"the class {found.__name__}" if inspect.isclass(found) else repr(found)
         raise ValueError(f"{path}: found {what:.80}; {expected}; derive it from that class")
+    if module.__file__:
+        _loaded.add(Path(module.__file__))
     return found
+
+
+def loaded_files() -> list[Path]:
+    """Returns the source files of the classes that were loaded so far, in order of their names."""
+    return sorted(path for path in _loaded if path.is_file())
 
 
 def suggest(wrong: str, known: list[str]) -> str:

@@ -1,10 +1,16 @@
 """Named axes are checked while the tests run; small tensors want one thread; slow files first."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Two threads wait for each other longer than they work, most of all under load: one here and in
 # every process that a test starts. It is read when torch and faiss are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "HERON_CACHE" not in os.environ:  # what was verified here is of no use to the user's own runs
+    os.environ["HERON_CACHE"] = tempfile.mkdtemp(prefix="heron-cache-")
+    atexit.register(shutil.rmtree, os.environ["HERON_CACHE"], ignore_errors=True)
 
 import pytest
 import torch

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed import collectives
+from heron.pipeline.distributed.agreement import agree, meeting, run_facts
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.watchdog import leave
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -46,7 +48,7 @@ def start_processes(config: Config) -> Accelerator:
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32; bf16 is for speed
     # The watchdog ends a job that hangs; a collective waits as long as a process may work alone.
     backend = "gloo" if deepspeed and not gpu else None
-    meeting = InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))
+    group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))
     if deepspeed and not gpu:
         from deepspeed import ops
 
@@ -54,9 +56,10 @@ def start_processes(config: Config) -> Accelerator:
         ops.__compatible_ops__["deepspeed_shm_comm"] = False
     alone = environment.get("WORLD_SIZE", "1") == "1" and not deepspeed  # accelerate meets nobody
     # On CPUs `cpu=True` would silently make DDP of a DeepSpeed configuration.
-    accelerator = Accelerator(
-        cpu=not gpu and not deepspeed, kwargs_handlers=[] if alone else [meeting]
-    )
+    with nullcontext() if alone else meeting(config.train.timeout_s):
+        accelerator = Accelerator(
+            cpu=not gpu and not deepspeed, kwargs_handlers=[] if alone else [group]
+        )
     kinds = ("DEEPSPEED",) if deepspeed else PLAIN
     if accelerator.distributed_type not in kinds:
         raise TrainingError(
@@ -70,6 +73,7 @@ def start_processes(config: Config) -> Accelerator:
             f"{asked} processes were asked for and {accelerator.num_processes} train together; "
             "check distributed_type in the accelerate configuration"
         )
+    agree(run_facts(config), config.train.timeout_s)
     if accelerator.device.type == "cpu":
         here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
