@@ -175,8 +175,8 @@ class Trainer:
         """Takes up the newest checkpoint, whose position is a number: the plan knows its rows."""
         config, model, snapshot = self.config, self.model, None
         self.damaged = list[str]()
-        if config.run.resume == "auto":
-            snapshot, self.damaged = checkpoint.resume(self.saved, config)
+        if config.run.resume != "never":
+            snapshot, self.damaged = checkpoint.resume(self.saved, config, self.data)
         self.done = done = snapshot.position.step if snapshot else 0
         if done > self.steps:
             raise CheckpointError(
@@ -202,15 +202,9 @@ class Trainer:
 
     def train(self) -> None:
         """Takes every step that is left, and scores the last weights."""
-        source = batches(
-            ProcessBatches(
-                self.streams, self.config.seed, self.accelerator.process_index, self.world
-            ),
-            self.done,
-            self.steps,
-            self.config.data.workers,
-            pin=self.device.type == "cuda",
-        )
+        rank, pin = self.accelerator.process_index, self.device.type == "cuda"
+        mine = ProcessBatches(self.streams, self.config.seed, rank, self.world)
+        source = batches(mine, self.done, self.steps, self.config.data.workers, pin=pin)
         earlier = self._clear_folder() if self.main else None
         tracker = Tracker(self.folder, self.done, self.steps, self.main)
         with tracker as self.tracker, closing(source), self.miner or nullcontext():
@@ -294,7 +288,8 @@ class Trainer:
             self.miner.finish()  # a run that goes on from here needs the table
         position = Position(now, *divmod(now, self.per_epoch))
         model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
-        snapshot = Snapshot(position, model, optimizer, self.objective.memory_state())
+        memories = self.objective.memory_state()
+        snapshot = Snapshot(position, model, optimizer, memories, self.data)
         shapes = [list(shape) for shape in self.views.shapes]
         known = json.dumps({"shapes": shapes, "labels": len(self.labels)})
         texts = {"config.yaml": self.text, "model.json": known}

@@ -133,7 +133,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
             "back, or begin the study anew in another folder"
         )
     donor, run = load_run_config(source / "config.yaml"), Path(config.run.dir)
-    snapshot, mined = checkpoint.load(source, donor), Path(donor.run.dir) / MINED
+    snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED
     model = (source / "model.json").read_text()
     texts = {"config.yaml": dump_config(config), "model.json": model}
     name = Path(donor.run.dir).name

@@ -33,7 +33,7 @@ class RunFolder(Section):
     """Where a run leaves what it made."""
 
     dir: str
-    resume: Literal["auto", "never"] = "never"
+    resume: Literal["auto", "force", "never"] = "never"
 
 
 class Protocol(Section):

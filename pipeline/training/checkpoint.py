@@ -1,35 +1,38 @@
 """Checkpoints that are whole or not there, and go on under any strategy and number of processes."""
 
-import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.distributed.agreement import differences, versions
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
+from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Sha256
 
 COMPLETE = "COMPLETE"
-FORMAT = 3
+STATE = "state.json"  # the manifest
+FORMAT: Literal[4] = 4
 FIRST_EDITION = 2  # has one memory, momentum.safetensors, under no name
+TENSORS = "model", "optimizer", "memories"
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
+ANEW = "run with run.resume=never to begin anew"
 
 
 @dataclass(frozen=True)
 class Position:
     """Where a run stands: `step` global batches are done; with the plan that is everything."""
 
-    step: int
-    epoch: int
-    step_in_epoch: int
+    step: Count
+    epoch: Count
+    step_in_epoch: Count
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,49 @@ class Snapshot:
         model: parameters and buffers by name.
         optimizer: what the optimiser keeps, as NAME/KEY: see `Strategy.optimizer_state`.
         memories: of the terms, as TERM/NAME: see `Objective.memory_state`.
+        data: the fingerprint of the data set that it was trained on.
     """
 
     position: Position
     model: State
     optimizer: State
     memories: State
+    data: str = ""
+
+
+class CheckpointManifest(Artefact):
+    """What a checkpoint holds, where the run stood, and what it was trained on and with.
+
+    `sha256` is of the first edition, whose manifest has neither sizes nor a fingerprint.
+    """
+
+    what: ClassVar[str] = "the manifest of a checkpoint"
+    error: ClassVar[type[CheckpointError]] = CheckpointError
+    again: ClassVar[str] = f"bring it back, or {ANEW}"
+    versions: ClassVar[tuple[int, ...]] = (FIRST_EDITION, FORMAT)
+    unsealed: ClassVar[tuple[int, ...]] = (FIRST_EDITION,)
+
+    format: Literal[2, 4]
+    position: Position
+    files: dict[str, FileSum] = {}
+    sha256: dict[str, Sha256] = {}
+    data: Fingerprint | Literal[""] = ""
+    made_with: dict[str, str] = {}
+
+    def fault(self, folder: Path) -> str:
+        """Returns what of a checkpoint's folder is not what was written, or ""."""
+        step, memories = f"step-{self.position.step:08d}", self.format == FORMAT
+        if folder.name.startswith("step-") and folder.name != step:
+            return f"it lies in {folder.name}, and its position is that of {step}"
+        files = self.files
+        if self.format == FIRST_EDITION:
+            sizes = {name: (folder / name).stat().st_size for name in self.sha256}
+            files = {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
+        wanted = [f"{name}.safetensors" for name in TENSORS[: 2 + memories]]
+        if missing := [n for n in (*wanted, "config.yaml", "model.json") if n not in files]:
+            return f"{STATE} lists no {', '.join(missing)}"
+        faults = [text for name, file in files.items() if (text := file.fault(folder / name))]
+        return "; ".join(faults).replace(f"{folder}/", "")
 
 
 def keep(
@@ -98,14 +138,18 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        for name in ("model", "optimizer", "memories"):
+        for name in TENSORS:
             tensors = {key: value.contiguous() for key, value in getattr(snapshot, name).items()}
             save_file(tensors, partial / f"{name}.safetensors")
         for name, text in texts.items():
             (partial / name).write_text(text)
-        files = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
-        state = {"format": FORMAT, "position": vars(snapshot.position), "sha256": files}
-        (partial / "state.json").write_text(json.dumps(state, indent=1))
+        CheckpointManifest(
+            format=FORMAT,
+            position=snapshot.position,
+            files={path.name: FileSum.of(path) for path in sorted(partial.iterdir())},
+            data=snapshot.data,
+            made_with=versions(),
+        ).write(partial / STATE)
         for path in partial.iterdir():
             _flush(path)
         (partial / COMPLETE).touch()
@@ -149,91 +193,109 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
 
-def resume(folder: Path, config: Config) -> tuple[Snapshot | None, list[str]]:
+def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, list[str]]:
     """Returns the newest undamaged checkpoint on every process; every process must call it.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        config: to go on under.
+        data: the fingerprint of the data set to go on with.
 
     Returns:
         The snapshot, or None when there is no checkpoint at all; and a line for each that is newer
-        and damaged.
+        and damaged, and for what it was made with that differs and is allowed to.
 
     Raises:
-        CheckpointError: it was made with a configuration under which the run would go on
-            otherwise, or all are damaged, or not all processes see it.
+        CheckpointError: it was made from other data or with a configuration under which the run
+            would go on otherwise, or none is whole, or not all processes see it.
     """
     lines: list[str] = []
     chosen = ""
     candidates = complete(folder) if rank() == 0 else []
+    if rank() == 0 and not candidates and (torn := sorted(folder.glob("step-*"))):
+        lines.append(f"{torn[-1]} is not complete: {COMPLETE} is missing")
     while candidates and not chosen:
         path = candidates.pop()
         if fault := damage(path):
-            lines.append(
-                f"{path} is damaged ({fault}); "
-                + (
-                    f"going on from {candidates[-1].name}, the one before"
-                    if candidates
-                    else "it was the last"
-                )
-            )
+            going_on = f"going on from {candidates[-1].name}, the one before" if candidates else ""
+            lines.append(f"{path} is damaged ({fault}); {going_on or 'it was the last'}")
         else:
             chosen = path.name
     chosen, lines = gather_objects((chosen, lines))[0]
     if lines and not chosen:
-        raise CheckpointError(
-            f"{'; '.join(lines)}; bring one back, or run with run.resume=never to begin anew"
-        )
-    snapshot, fault = None, ""
+        raise CheckpointError(f"{'; '.join(lines)}; bring one back, or {ANEW}")
+    snapshot, fault, seen = None, "", ""
     if chosen:
         try:
-            snapshot = load(folder / chosen, config)
+            manifest = CheckpointManifest.read(folder / chosen / STATE)
+            seen = manifest.fingerprint
+            refused = _changes(folder / chosen, manifest, config, data)
+            if refused and config.run.resume != "force":
+                raise CheckpointError(
+                    f"{folder / chosen} was made with {'; '.join(refused)}; run with "
+                    f"{folder / chosen / 'config.yaml'} and its data, with run.resume=force to go "
+                    "on all the same, or with run.resume=never"
+                )
+            snapshot = load(folder / chosen)
+            lines += [f"going on all the same: it was made with {line}" for line in refused]
+            other = differences(versions(), manifest.made_with) if manifest.made_with else []
+            if other:
+                lines.append(f"{chosen} was made with other versions: {'; '.join(other)}")
         except CheckpointError as error:
             fault = str(error)
-    for number, other in enumerate(gather_objects(fault)):
+    for number, (other, theirs) in enumerate(gather_objects((fault, seen))):
         if other:
             raise CheckpointError(fault or f"rank {number}: {other}")
+        if theirs != seen:
+            raise CheckpointError(
+                f"{folder / chosen} on rank {number} is another than here; expected one folder "
+                "that all processes see"
+            )
     return snapshot, lines
 
 
-def damage(path: Path) -> str:
-    """Returns what of a checkpoint is not what was written, or "": a pass over its bytes."""
-    try:
-        written = json.loads((path / "state.json").read_text())["sha256"]
-        altered = [name for name, sum_ in written.items() if _sha256(path / name) != sum_]
-    except UNREADABLE as error:
-        return f"{type(error).__name__}: {error}"
-    return f"{', '.join(altered)} is not what was written" if altered else ""
-
-
-def load(path: Path, config: Config) -> Snapshot:
-    """Reads a checkpoint to go on with under a configuration; nothing of it is unpickled.
-
-    Raises:
-        CheckpointError: it was made with a configuration under which the run would go on
-            otherwise, or it cannot be read.
-    """
-    remedy = f"run with {path / 'config.yaml'}, or with run.resume=never"
+def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
+    """Returns in what a checkpoint was made otherwise than a run that would go on from it."""
     try:
         made_with = load_run_config(path / "config.yaml")
     except ConfigError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None
-    if differing := _differences(_decisive(made_with), _decisive(config)):
-        raise CheckpointError(
-            f"{path} was made with another configuration: {'; '.join(differing)}; {remedy}"
-        )
+        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
+    differing = differences(_decisive(config), _decisive(made_with))
+    lines = [f"another configuration: {'; '.join(differing)}"] if differing else []
+    if manifest.data not in ("", data):
+        lines.append(f"other data: fingerprint {manifest.data}, not {data}")
+    return lines
+
+
+def damage(path: Path) -> str:
+    """Returns what of a checkpoint is not what was written, or "": see `FileSum.fault`."""
     try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        if state["format"] not in (FORMAT, FIRST_EDITION):
-            expected = f"{FIRST_EDITION} or {FORMAT}"
-            raise ValueError(f"it has format {state['format']}; expected {expected}")
-        old = state["format"] == FIRST_EDITION
-        memories = path / ("momentum.safetensors" if old else "memories.safetensors")
+        return CheckpointManifest.read(path / STATE).fault(path)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+
+
+def load(path: Path) -> Snapshot:
+    """Reads a checkpoint; nothing of it is unpickled.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not what was written.
+    """
+    manifest = CheckpointManifest.read(path / STATE)
+    old = manifest.format == FIRST_EDITION
+    memories = path / ("momentum.safetensors" if old else "memories.safetensors")
+    try:
+        if fault := manifest.fault(path):
+            raise ValueError(fault)
         return Snapshot(
-            Position(**state["position"]),
+            manifest.position,
             load_file(path / "model.safetensors"),
             load_file(path / "optimizer.safetensors"),
             {} if old and not memories.exists() else load_file(memories),
+            manifest.data,
         )
     except UNREADABLE as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {remedy}") from None
+        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
 
 
 def _decisive(config: Config) -> dict[str, Any]:
@@ -245,20 +307,6 @@ def _decisive(config: Config) -> dict[str, Any]:
     kept = "precision", "micro_batch", *(("epochs",) if config.optim.schedule == "cosine" else ())
     tree["train"] = {key: getattr(config.train, key) for key in kept}
     return tree
-
-
-def _differences(saved: Any, current: Any, key: str = "") -> list[str]:
-    """Returns the leaves in which two trees differ, as 'key is X, not Y'."""
-    if isinstance(saved, dict) and isinstance(current, dict):
-        names = sorted(saved.keys() | current.keys())
-        pairs = [(saved.get(n), current.get(n), f"{key}.{n}".strip(".")) for n in names]
-        return [line for pair in pairs for line in _differences(*pair)]
-    return [] if saved == current else [f"{key} is {saved}, not {current}"]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -9,25 +9,32 @@ from safetensors.torch import load_file
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.training.checkpoint import UNREADABLE, complete
+from heron.pipeline.training.checkpoint import STATE, UNREADABLE, complete, damage
 
 
 def locate(path: str | Path) -> Path:
     """Returns the folder of a checkpoint: the path itself, or the newest that a run completed.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or it was altered.
     """
     path = Path(path)
     if (path / "model.safetensors").exists():
-        return path
+        return _whole(path)
     checkpoints = complete(path / "checkpoints")
     if not checkpoints:
         raise CheckpointError(
             f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
             "its checkpoints, such as runs/faces/checkpoints/step-00000200"
         )
-    return checkpoints[-1]
+    return _whole(checkpoints[-1])
+
+
+def _whole(checkpoint: Path) -> Path:
+    """Refuses a checkpoint that was altered; weights alone, with no manifest, are taken as such."""
+    if (checkpoint / STATE).exists() and (fault := damage(checkpoint)):
+        raise CheckpointError(f"{checkpoint} is damaged ({fault}); bring it back, or give another")
+    return checkpoint
 
 
 def input_shapes(checkpoint: Path) -> list[list[int]]:

@@ -66,7 +66,7 @@ class Runs:
         folder = trial.run / "checkpoints"
         state, step = torch.tensor([int(trial.name) + 1.0]), 0
         if checkpoint.complete(folder):
-            snapshot, _ = checkpoint.resume(folder, config)
+            snapshot, _ = checkpoint.resume(folder, config, "")
             assert snapshot is not None
             state, step = snapshot.model["w"], snapshot.position.step
         texts = {"config.yaml": dump_config(config), "model.json": "{}"}

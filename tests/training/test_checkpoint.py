@@ -14,9 +14,11 @@ from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
+from heron.pipeline.training.pretrained import locate
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
+from tests.sealed import seal
 
 SAVING = {"steps": 9, "save_every_steps": 3, "keep_checkpoints": 3}
 TEXTS = {"config.yaml": "seed: 0\n", "model.json": "{}"}
@@ -54,8 +56,8 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(
     (checkpoints / "step-00000006" / "state.json").unlink()
     pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
     said = capsys.readouterr().out
-    assert f"step-00000009 is damaged ({file} is not what was written); going on from" in said
-    assert "step-00000006 is damaged (FileNotFoundError" in said
+    assert f"step-00000009 is damaged ({file} is altered: its sha256 is " in said
+    assert "step-00000006/state.json cannot be read: No such file or directory; expected" in said
     assert "going on from step-00000003, the one before" in said
     weights = load_file(checkpoints / "latest" / "model.safetensors")
     for name, value in load_file(
@@ -87,13 +89,79 @@ def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path
         pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
 
 
-def test_another_format_is_refused(straight: Path, tmp_path: Path) -> None:
-    path = copied(straight, tmp_path) / "step-00000009"
-    state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(state | {"format": 1}))
-    assert damage(path) == ""
-    with pytest.raises(CheckpointError, match="it has format 1; expected 2 or 3; run with"):
-        pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
+def resumed(tmp_path: Path, **data: Any) -> None:
+    pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}, data=data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 1}, "format is 1; this version of heron reads 2 or 4"),
+        ({"position": {"step": 8, "epoch": 1, "step_in_epoch": 3}}, "lies in step-00000009, and"),
+        ({"position": {"step": -9, "epoch": 1, "step_in_epoch": 3}}, "position.step: .* greater"),
+        ({"position": {"step": 2**64, "epoch": 0, "step_in_epoch": 0}}, "position.step: .* less"),
+        ({"files": {}}, "lists no model.safetensors, optimizer.safetensors, memories.safetensors"),
+        ({"files": {"model.safetensors": {"bytes": 1, "sha256": ""}}}, "sha256: String should"),
+        ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
+        (None, "its fingerprint is 'sha256:.*, its content has sha256:"),
+    ],
+)
+def test_a_manifest_that_was_altered(
+    straight: Path, tmp_path: Path, changes: dict[str, Any] | None, message: str
+) -> None:
+    checkpoints = copied(straight, tmp_path)
+    for step in (3, 6):
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
+    path = checkpoints / "step-00000009" / "state.json"
+    if changes is None:  # the position alone, by somebody without our code
+        path.write_text(path.read_text().replace('"step": 9', '"step": 3'))
+    else:
+        seal(path, **changes)
+    with pytest.raises(CheckpointError, match=f"{message}.*it was the last; bring one back"):
+        resumed(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{message}"):
+        locate(tmp_path / "run")
+
+
+def test_without_a_mark_of_completeness_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:
+    for path in complete(copied(straight, tmp_path)):
+        (path / "COMPLETE").unlink()
+    with pytest.raises(CheckpointError, match="step-00000009 is not complete: COMPLETE is missing"):
+        resumed(tmp_path)
+
+
+def test_a_run_goes_on_with_its_own_data_alone(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data of the same shapes and other bytes; and `force`, which says that it goes on."""
+    copied(straight, tmp_path)
+    manifest = tmp_path / "frames" / "manifest.json"
+    found = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())["data"]
+    assert found == json.loads(manifest.read_text())["fingerprint"]
+    seal(manifest, seed=7)
+    other = json.loads(manifest.read_text())["fingerprint"]
+    with pytest.raises(CheckpointError, match=f"other data: fingerprint {found}, not {other}; run"):
+        resumed(tmp_path, build=None)
+    changed = SAVING | {"steps": 10}
+    options: dict[str, Any] = {"optim": {"lr": 0.01}, "data": {"build": None}}
+    with pytest.raises(CheckpointError, match="another configuration: optim.lr is .*, not 0.01"):
+        pretrain(frames(tmp_path, train=changed, run={"resume": "auto"}, **options))
+    assert pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options))
+    said = capsys.readouterr().out
+    assert "going on all the same: it was made with another configuration: optim.lr is" in said
+    assert "going on all the same: it was made with other data: fingerprint" in said
+
+
+def test_other_versions_are_told(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied(straight, tmp_path) / "step-00000009" / "state.json"
+    made_with = json.loads(path.read_text())["made_with"]
+    assert set(made_with) == {"heron", "code", "torch", "numpy"}
+    seal(path, made_with=made_with | {"torch": "1.0"})
+    resumed(tmp_path)
+    told = "step-00000009 was made with other versions: torch is 1.0, not 2."
+    assert told in capsys.readouterr().out
 
 
 def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
