@@ -50,6 +50,7 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
         yield "".join(cells[first : first + columns]).rstrip()
     yield ""
     origin = manifest.built_from
+    yield manifest.fingerprint
     yield f"built from {origin.source}, seed {manifest.seed}"
     for name, value in origin.options.items():
         yield f"  {name}: {value}"
@@ -76,7 +77,7 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
 
 
 def _index(store: Store, shard: Shard) -> ShardIndex:
-    with store.local(shard.index_file, None, shard.index_sha256) as held:
+    with store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as held:
         return ShardIndex.read(held.path)
 
 

@@ -27,6 +27,7 @@ from heron.pipeline.config.sections import (
     read_tree,
 )
 from heron.pipeline.config.terms import Terms
+from heron.shards.artefact import Fingerprint
 
 
 class RunFolder(Section):
@@ -93,15 +94,17 @@ class Cache(Section):
 class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
-    `path` is a folder or a URL: s3, https, hf, gs; `storage_options` go to fsspec. With `on_error`
+    `path` is a folder or a URL: s3, https, hf, gs; `storage_options` go to fsspec; `fingerprint`
+    (`heron shards show` has it) refuses any other data set that lies there. With `on_error`
     skip, a row that cannot be read gives its place to another, until more than `max_bad_fraction`
     of all rows are bad.
-    `verify` compares every shard's checksum before the first step: a pass over the bytes. `draft`
-    decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it; `decode_size`
-    is the side of the square that pictures of several sizes are brought to when decoded.
+    `verify` compares every shard's checksum before the first step: once a pass over the bytes.
+    `draft` decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it;
+    `decode_size` is the side of the square that pictures of several sizes are decoded to.
     """
 
     path: str
+    fingerprint: Fingerprint | None = None
     build: dict[str, Any] | None = None
     split: str = "train"
     protocol: Protocol = Protocol()

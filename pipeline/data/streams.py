@@ -17,6 +17,7 @@ from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
+from heron.shards.errors import ShardError
 from heron.shards.sources import make
 from heron.shards.store import LocalStore, open_store
 
@@ -97,6 +98,11 @@ def open_reader(data: Data) -> Reader:
     cache = ShardCache(data.cache.dir, data.cache.bytes)
     store = open_store(data.path, cache, data.storage_options)
     reader = Reader(store, data.on_error)
+    if data.fingerprint not in (None, found := reader.manifest.fingerprint):
+        raise ShardError(
+            f"{store} has the fingerprint {found}; expected {data.fingerprint}, which "
+            "data.fingerprint pins; bring that data set back, or pin this one"
+        )
     if not isinstance(store, LocalStore):
         reader.most_open = _most_open(reader, data, cache.limit)
     for name in dict.fromkeys(view.stored for view in data.views):

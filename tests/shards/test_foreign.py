@@ -326,7 +326,12 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     sheet = folder / "sheet.png"
     assert main(["shards", "show", str(folder), "--sheet", str(sheet)]) == 0
     shown = capsys.readouterr().out
-    assert "built from index" in shown and "label: cls" in shown and sheet.exists()
+    assert (
+        "\nsha256:" in shown
+        and "built from index" in shown
+        and "label: cls" in shown
+        and sheet.exists()
+    )
     with pytest.raises(SystemExit) as status:
         main(["shards", "index", "--help"])
     assert status.value.code == 0

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
 from heron.pipeline.training.pretrained import locate
 from heron.pipeline.training.tracking import read_metrics
+from heron.shards.errors import ShardError
 from tests import ranks
 from tests.experiments import frames
 from tests.sealed import seal
@@ -208,3 +209,16 @@ def test_a_disk_without_room_ends_the_run_and_keeps_what_is_there(
         assert "the last one is " in said and "step-00000009; make room" in said
     assert [damage(path) for path in complete(checkpoints)] == ["", "", ""]
     assert not list(checkpoints.glob(".step*"))
+
+
+def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
+    copied(straight, tmp_path)
+    found = json.loads((tmp_path / "frames" / "manifest.json").read_text())["fingerprint"]
+    resumed(tmp_path, fingerprint=found)
+    other = "sha256:" + "0" * 64
+    with pytest.raises(ShardError, match=f"has the fingerprint {found}; expected {other}, which"):
+        resumed(tmp_path, fingerprint=other)
+    with pytest.raises(
+        ConfigError, match="data.fingerprint: found '0+'; string should match pattern"
+    ):
+        resumed(tmp_path, fingerprint="0" * 64)
