@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -211,13 +212,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HERON_CACHE") or "~/.cache/heron/shards").expanduser().absolute()
 
 
-def _remembered() -> set[str]:
+def _remembered() -> frozenset[str]:
     """Returns which states of files were found whole; none where that cannot be read."""
+    path = cache_folder() / VERIFIED
     try:
-        with (cache_folder() / VERIFIED).open() as stream:
-            return set(stream.read(MOST_REMEMBERED).split())
+        state = path.stat()
+        return _lines(path, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError):
-        return set()
+        return frozenset()
+
+
+@lru_cache(1)  # many files are asked for in a row
+def _lines(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
+    with path.open() as stream:
+        return frozenset(stream.read(MOST_REMEMBERED).split())
 
 
 def _remember(line: str) -> None:
