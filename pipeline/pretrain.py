@@ -33,7 +33,7 @@ from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.streams import build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed import collectives, grad_cache
-from heron.pipeline.distributed.agreement import agree
+from heron.pipeline.distributed.agreement import agree, run_facts
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.launch import end, fail, prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
@@ -54,6 +54,7 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
+from heron.shards.artefact import fingerprint
 from heron.shards.errors import HeronError
 
 EXPECTED = (HeronError, OSError)
@@ -322,6 +323,7 @@ class Trainer:
             "precision": config.train.precision,
             "contrast": fused.describe(self.device),
             "version": __version__,
+            "fingerprint": fingerprint(run_facts(config) | {"data_set": self.data}),
         }
         if self.main:
             report = write_report(
@@ -367,7 +369,6 @@ class Trainer:
         return now < self.steps and self._due(now, self.config.train.evaluate_every_epochs)
 
     def _due(self, now: int, every_epochs: int | None) -> bool:
-        """Whether so many steps end a multiple of so many epochs."""
         return every_epochs is not None and now % (every_epochs * self.per_epoch) == 0
 
 

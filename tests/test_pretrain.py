@@ -14,6 +14,7 @@ from torch import Tensor
 from heron.pipeline.config.errors import CheckpointError, ConfigError, TrainingError
 from heron.pipeline.config.experiment import load_config, parse_config
 from heron.pipeline.distributed import collectives
+from heron.pipeline.distributed.agreement import run_facts
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.pretrain import pretrain
@@ -22,7 +23,9 @@ from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.report import LONG, wants_map
 from heron.pipeline.training.tracking import read_metrics
 from heron.pipeline.training.values import refuse_nonfinite
+from heron.shards.artefact import fingerprint
 from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import load_manifest
 from tests import ranks
 from tests.experiments import frames, merge
 
@@ -69,6 +72,9 @@ def test_five_steps_are_those_of_one_process(straight: Path, world: int) -> None
     scores = ranks.run(world, train_here, str(straight), f"world{world}")
     alone = json.loads((straight / "run" / "result.json").read_text())
     many = json.loads((straight / f"world{world}" / "result.json").read_text())
+    data = load_manifest(straight / "frames").fingerprint
+    here = run_facts(frames(straight, "elsewhere")) | {"data_set": data}
+    assert many["fingerprint"] == fingerprint(here) != alone["fingerprint"]  # which has a map
     assert many["world_size"] == world
     assert set(scores) == {many["f1_weighted"]}
     assert many["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)
