@@ -12,12 +12,15 @@ if "HERON_CACHE" not in os.environ:  # what was verified here is of no use to th
     os.environ["HERON_CACHE"] = tempfile.mkdtemp(prefix="heron-cache-")
     atexit.register(shutil.rmtree, os.environ["HERON_CACHE"], ignore_errors=True)
 
+import multiprocessing
+
 import pytest
 import torch
 from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
+multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain"])
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would
 # leave the other worker idle.
