@@ -8,8 +8,9 @@ import torch
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Data, Protocol
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
@@ -153,10 +154,25 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
             assert torch.equal(one, other)
 
 
-def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path) -> None:
-    from heron.pipeline.data.batches import Batch
-    from heron.pipeline.data.random_keys import rng_keys
+def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
+    """Over a labelled epoch of six steps and an unlabelled one of eleven, and into the next."""
+    config = frames(tmp_path)
+    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    streams = open_streams(config)
+    assert streams.labelled is not None and streams.unlabelled is not None
+    assert (streams.labelled.steps_per_epoch, streams.unlabelled.steps_per_epoch) == (6, 11)
+    read = list(batches(ProcessBatches(streams, 5, 0, 1), 0, 13, 0, pin=False))
+    for t, batch in enumerate(read):
+        epochs = np.repeat([t // 6, t // 11], batch.sizes)
+        expected = rng_keys(5, epochs, batch.indices.numpy())
+        assert batch.rng_keys.numpy().tolist() == expected.tolist(), t
+        planned = np.concatenate([streams.labelled.at(t), streams.unlabelled.at(t)])
+        assert batch.indices.tolist() == planned.tolist()
+        assert batch.labelled == 10 and not batch.lost
+        assert torch.equal(batch.targets, torch.from_numpy(streams.targets(planned[:10])))
 
+
+def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path) -> None:
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["crop"]}, {"stored": "image", "augment": ["color"]}]
     data = Data.model_validate({"path": str(images), "batch": {"labelled": 1}, "views": views})
@@ -181,9 +197,6 @@ def test_views_follow_the_sample_not_its_neighbours(images: Path, tmp_path: Path
 
 
 def test_a_flip_mirrors_about_half_of_the_images(images: Path) -> None:
-    from heron.pipeline.data.batches import Batch
-    from heron.pipeline.data.random_keys import rng_keys
-
     reader = Reader(images)
     views = [{"stored": "image", "augment": ["flip"]}] * 2
     data = Data.model_validate({"path": str(images), "batch": {"labelled": 1}, "views": views})

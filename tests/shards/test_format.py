@@ -148,6 +148,8 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
         ({"splits": {"../a": []}}, "'../a' cannot name a view or a split"),
         ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),
+        ({"splits": good["splits"] | {"again": good["splits"]["test"]}}, "a shard is listed twice"),
+        ({"splits": {"test": 2 * good["splits"]["test"]}}, "a shard is listed twice"),
     ]
     for change, message in cases:
         path.write_text(json.dumps(good))

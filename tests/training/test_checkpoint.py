@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
+from heron.pipeline.config.experiment import Config
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
@@ -163,6 +164,61 @@ def test_other_versions_are_told(
     resumed(tmp_path)
     told = "step-00000009 was made with other versions: torch is 1.0, not 2."
     assert told in capsys.readouterr().out
+
+
+def taken_up(run: Path, config: Config) -> Position:
+    """Where a run would go on under a configuration, with the data that it was made with."""
+    data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
+    snapshot, _ = checkpoint.resume(run / "checkpoints", config, data)
+    assert snapshot is not None
+    return snapshot.position
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": {"micro_batch": 16}}, "train.micro_batch is None, not 16"),
+        ({"train": {"precision": "fp64"}}, "train.precision is fp32, not fp64"),
+        ({"seed": 4}, "seed is 3, not 4"),
+        ({"optim": {"lr": 0.04}}, "optim.lr is 0.05, not 0.04"),
+        ({"optim": {"schedule": "cosine"}}, "optim.schedule is constant, not cosine"),
+        ({"data": {"window_rows": 65}}, "data.window_rows is 64, not 65"),
+        ({"data": {"batch": {"labelled": 12}}}, "data.batch.labelled is 10, not 12"),
+        ({"data": {"protocol": {"labelled": 61}}}, "data.protocol.labelled is 60, not 61"),
+        ({"model": {"projection_width": 9}}, "model.projection_width is 8, not 9"),
+        ({"objective": {"weighted_supervised": {"tau": 0.4}}}, "weighted_supervised.tau is 0.5, n"),
+    ],
+)
+def test_what_decides_how_a_run_goes_on_may_not_change(
+    straight: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        taken_up(straight / "run", frames(straight, **changes))
+    assert said in str(refused.value) and "step-00000009/config.yaml" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": {"dir": "elsewhere"}},
+        {"train": {"steps": 99, "epochs": 7, "save_every_steps": 1, "timeout_s": 9}},
+        {"evaluate": {"batch": 7, "baselines": True}},
+        {"data": {"path": "moved", "build": None, "workers": 3, "verify": False}},
+        {"data": {"on_error": "skip", "max_bad_fraction": 0.5, "cache": {"dir": "elsewhere"}}},
+    ],
+)
+def test_what_decides_nothing_may_change(straight: Path, changes: dict[str, Any]) -> None:
+    assert taken_up(straight / "run", frames(straight, **changes)) == Position(9, 0, 9)
+
+
+def test_the_length_of_a_cosine_may_not_change(straight: Path, tmp_path: Path) -> None:
+    shutil.copytree(straight / "frames", tmp_path / "frames")
+    cosine = frames(tmp_path, optim={"schedule": "cosine"}, train={"steps": 1})
+    pretrain(cosine)
+    assert taken_up(tmp_path / "run", cosine) == Position(1, 0, 1)
+    longer = frames(tmp_path, optim={"schedule": "cosine"}, train={"epochs": 3})
+    with pytest.raises(CheckpointError, match="train.epochs is 2, not 3"):
+        taken_up(tmp_path / "run", longer)
 
 
 def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None:

@@ -85,6 +85,9 @@ def test_schedules() -> None:
     assert learning_rate(constant, 9, 10) == 0.2
     cosine = Optim(lr=0.2, schedule="cosine")
     assert [learning_rate(cosine, e, 10) for e in (0, 5, 10)] == pytest.approx([0.2, 0.1, 0])
+    warm = Optim(lr=0.2, schedule="cosine", warmup_epochs=2)
+    rates = [learning_rate(warm, e, 10) for e in (1, 2, 4, 6, 8, 10, 11)]
+    assert rates == pytest.approx([0.1, 0.2, 0.1 + 0.1 * 0.5**0.5, 0.1, 0.1 - 0.1 * 0.5**0.5, 0, 0])
     step = Optim(lr=0.2, schedule="step", milestones=[6, 4], gamma=0.5, warmup_epochs=2)
     rates = [learning_rate(step, e, 10) for e in (1, 2, 3.9, 4, 5.9, 6, 9)]
     assert rates == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
