@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -281,18 +282,35 @@ class Bench:
             return ""
         return failed[1] if failed else f"status {status}: {text[-300:]!r}"
 
-    def survives(self, fault: Fault, seconds: dict[str, float]) -> str:
+    def survives(self, fault: Fault, clean: "Clean") -> str:
         """Plants a fault; returns what found it, or ""."""
         source = (self.folder / fault.file).read_bytes()
         self.write(fault.file, source[: fault.start] + fault.new.encode() + source[fault.stop :])
         try:
             for stage in stages(fault.file):
-                limit = 3 * seconds[" ".join(stage)] + SLACK_S
-                if found := self.fails(stage, limit):
+                if found := self.fails(stage, 3 * clean.seconds(stage) + SLACK_S):
                     return found
             return ""
         finally:
             self.write(fault.file, source)
+
+
+class Clean:
+    """What stages take without a fault; a stage that fails there would find every fault."""
+
+    def __init__(self, bench: Bench) -> None:
+        """Measures a stage when it is first asked for."""
+        self.bench, self.known, self.lock = bench, dict[str, float](), threading.Lock()
+
+    def seconds(self, stage: Sequence[str]) -> float:
+        """Returns the seconds of a stage."""
+        with self.lock:
+            if (key := " ".join(stage)) not in self.known:
+                start = time.perf_counter()
+                if failed := self.bench.fails(stage, None):
+                    raise SystemExit(f"{failed} fails without a fault; mend it first")
+                self.known[key] = time.perf_counter() - start
+            return self.known[key]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -300,19 +318,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def measure(bench: Bench, chosen: Sequence[Fault]) -> dict[str, float]:
-    """Returns the seconds of every stage of some faults; exits where one fails without a fault."""
-    seconds: dict[str, float] = {}
-    for file in dict.fromkeys(fault.file for fault in chosen):
-        for stage in stages(file):
-            if " ".join(stage) not in seconds:
-                start = time.perf_counter()
-                if failed := bench.fails(stage, None):
-                    sys.exit(f"{failed} fails without a fault; mend it first")
-                seconds[" ".join(stage)] = time.perf_counter() - start
-    return seconds
 
 
 def main() -> int:
@@ -333,14 +338,12 @@ def main() -> int:
         benches: queue.Queue[Bench] = queue.Queue()
         for number in range(asked.jobs):
             benches.put(Bench(Path(folder) / str(number)))
-        first = benches.get()
-        seconds = measure(first, chosen)
-        benches.put(first)
+        clean = Clean(Bench(Path(folder) / "clean"))
 
         def run(fault: Fault) -> str:
             bench = benches.get()
             try:
-                return bench.survives(fault, seconds)
+                return bench.survives(fault, clean)
             finally:
                 benches.put(bench)
 

@@ -19,7 +19,8 @@ class Square(Term):
     value: float
 
     def loss(self, batch: Any, memory: Any) -> Tensor:
-        return self.value * batch.own["projections"][0].square().sum()
+        z: Tensor = batch.own["projections"][0]
+        return self.value * z.square().sum()
 
 
 def batch(z: Tensor, epoch: float) -> GlobalBatch:
