@@ -1,5 +1,6 @@
 """P processes are one: loss and gradient of every parameter, shares uneven, in float64."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -239,6 +240,31 @@ def test_without_batch_norm_pieces_are_the_whole() -> None:
         torch.testing.assert_close(
             alone()["plain in pieces"][name], value, rtol=1e-9, atol=1e-12, msg=name
         )
+
+
+def test_running_statistics_move_once_a_micro_batch() -> None:
+    """As they do where each micro-batch is passed forward once: not in both passes over it."""
+    torch.manual_seed(0)
+    shapes, rows = [[6], [6]], 9
+    model = Heterogeneous(ENCODERS["mlp"][0], shapes, LABELS, HEROCON).double()
+    straight = copy.deepcopy(model)
+    x = [torch.randn(rows, 6).double() for _ in shapes]
+    batch = Batch(
+        {}, torch.zeros(4, LABELS).double(), torch.arange(rows), torch.arange(rows), [4, 5]
+    )
+    pieces = micro_batches([4, 5], [0, 0], 2)
+    for one in pieces:
+        straight([view[one.indices] for view in x], one.indices, one.sizes, torch.zeros(0, LABELS))
+    strategy = Strategy(model, model, SGD(model.parameters()))
+    features, backward = embed(strategy, x, batch, pieces)
+    backward(
+        torch.stack([part.square().sum() for parts in features.values() for part in parts]).sum()
+    )
+    found, expected = dict(model.named_buffers()), dict(straight.named_buffers())
+    moved = [name for name in expected if "running" in name]
+    assert len(moved) > 4 and not torch.equal(expected[moved[0]], torch.zeros(7).double())
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

@@ -11,6 +11,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Protocol, parse_config
 from heron.pipeline.data.protocol import complementary
 from heron.pipeline.objectives.momentum import MomentumQueue
+from heron.pipeline.objectives.pico import Disambiguation
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.checkpoint import complete
 from tests import ranks
@@ -123,6 +124,25 @@ def test_pico_in_two_parts_ends_with_the_bits_of_one(tmp_path: Path, pico: None)
     assert targets.shape == (60, 4)
     assert ((targets > 0).sum(1) <= 2).all()
     assert (targets.max(1).values > 0.5).any()  # some have moved from uniform
+
+
+def test_pico_s_phi_falls_linearly_and_then_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a warm-up of one epoch of six steps, from .9 to .5 over two epochs from the start."""
+    options = {"queue": 25, "phi_start": 0.9, "phi_end": 0.5, "phi_epochs": 2, "warmup_epochs": 1}
+    monkeypatch.setitem(MULCO, "objective", PICO | {"pico": options})
+    real, given = Disambiguation.update_targets, list[float]()
+
+    def watch(labels: Disambiguation, *args: Any) -> None:
+        given.append(args[-1])
+        real(labels, *args)
+
+    monkeypatch.setattr(Disambiguation, "update_targets", watch)
+    mulco(str(tmp_path), "phi", 15)
+    steps = range(6, 15)  # of the warm-up, none
+    assert given == pytest.approx([0.9 - 0.4 * min(t / 12, 1) for t in steps])
+    assert given[-3:] == pytest.approx([0.5] * 3)
 
 
 def test_the_queue_keeps_the_newest_in_order() -> None:
