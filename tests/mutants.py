@@ -47,10 +47,19 @@ SLOW = RANKS, MATRIX, RUNS, METHODS, LAUNCHED, KILLED, REFERENCES, QUEUES
 FUSED = [f"tests/objectives/test_fused{part}.py" for part in ("", "_terms", "_compile")]
 NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives/fused": [FUSED],
-    "pipeline/objectives": [UNITS, [METHODS], [RANKS], [QUEUES, REFERENCES]],
+    **dict.fromkeys(
+        [f"pipeline/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
+        [UNITS, [METHODS], [RANKS], [REFERENCES]],
+    ),
+    **dict.fromkeys(
+        [f"pipeline/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
+        [[QUEUES], [METHODS], [RANKS], [REFERENCES]],
+    ),
+    "pipeline/objectives": [[METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
     "pipeline/distributed/launch": [[LAUNCHED], [MATRIX], [RUNS]],
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
+    "pipeline/distributed/zero": [[MATRIX], [RUNS]],
     "pipeline/distributed": [[RANKS], [MATRIX], [RUNS]],
     "pipeline/training": [["tests/training/test_checkpoint.py"], [RUNS], [MATRIX], [KILLED]],
 }
@@ -233,7 +242,7 @@ def stages(file: str) -> list[list[str]]:
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if pattern.search(path.read_text())
     ]
-    far = (*SLOW, "tests/launch/", "tests/studies/", "tests/test_")
+    far = (*SLOW, "tests/launch/", "tests/studies/", "tests/evaluation/", "tests/test_")
     quick = [test for test in direct if not test.startswith(far) and test not in near[0]]
     return [stage for stage in (quick, *near) if stage]
 
@@ -282,12 +291,12 @@ class Bench:
             return ""
         return failed[1] if failed else f"status {status}: {text[-300:]!r}"
 
-    def survives(self, fault: Fault, clean: "Clean") -> str:
-        """Plants a fault; returns what found it, or ""."""
+    def survives(self, fault: Fault, clean: "Clean", most: int) -> str:
+        """Plants a fault; returns what found it in so many stages, or ""."""
         source = (self.folder / fault.file).read_bytes()
         self.write(fault.file, source[: fault.start] + fault.new.encode() + source[fault.stop :])
         try:
-            for stage in stages(fault.file):
+            for stage in stages(fault.file)[:most]:
                 if found := self.fails(stage, 3 * clean.seconds(stage) + SLACK_S):
                     return found
             return ""
@@ -327,6 +336,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: %(default)s)")
     parser.add_argument("--least", type=float, default=0.95, help="share that must die")
+    parser.add_argument("--stages", type=int, default=9, help="run at most (default: all)")
     parser.add_argument("--only", nargs="+", default=PLACES, help="files and folders")
     parser.add_argument("--lines", nargs="+", default=[], help="FILE:LINE, instead of a sample")
     asked = parser.parse_args()
@@ -343,7 +353,7 @@ def main() -> int:
         def run(fault: Fault) -> str:
             bench = benches.get()
             try:
-                return bench.survives(fault, clean)
+                return bench.survives(fault, clean, asked.stages)
             finally:
                 benches.put(bench)
 

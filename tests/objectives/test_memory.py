@@ -1,5 +1,6 @@
 """No term makes a tensor of anchors x keys, forward or backward, nor one that grows as fast."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,29 @@ def made(term: Callable[..., Tensor], batch: int) -> int:
     return largest.elements
 
 
+class Kept:
+    """What autograd keeps in the stead of a tensor; it goes with the graph."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def saved(term: Callable[..., Tensor], batch: int) -> int:
+    """Bytes that wait for the backward pass when the forward pass is done, each storage once."""
+    z = [draw(batch, 4, seed=v, dtype=torch.float32) for v in (0, 1)]
+    alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+
+    def pack(x: Tensor) -> Kept:
+        alive.add(kept := Kept(x))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.x):
+        loss = term(z)
+    storages = [kept.x.untyped_storage() for kept in alive]
+    loss.backward()  # type: ignore[no-untyped-call]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def family(batch: int) -> dict[str, Callable[..., Tensor]]:
     found = terms(0.2, torch.arange(batch) % 4, batch, torch.float32)
     y = labels(batch, 5, dtype=torch.float32)
@@ -66,6 +90,24 @@ def test_memory_is_linear(name: str) -> None:
     small, large = (made(family(batch)[name], batch) for batch in ROWS)
     assert large <= (2 * ROWS[1]) ** 2 / 32
     assert large <= 2.2 * small
+
+
+@pytest.mark.parametrize("name", family(4))
+def test_what_backward_waits_for_is_linear(name: str) -> None:
+    """To the byte, however small the pieces are in which it is kept."""
+    small, large = (saved(family(batch)[name], batch) for batch in ROWS)
+    assert large == 2 * small > 0
+
+
+def test_strips_that_autograd_keeps_would_be_found_out() -> None:
+    def stripwise(z: list[Tensor]) -> Tensor:
+        vectors = torch.cat(z)
+        strips = torch.split(vectors, 8)
+        return torch.stack([(strip @ vectors.T).exp().sum() for strip in strips]).sum()
+
+    assert made(stripwise, ROWS[1]) <= (2 * ROWS[1]) ** 2 / 32  # each alone is small enough
+    small, large = (saved(stripwise, batch) for batch in ROWS)
+    assert large > 3.5 * small and large > 4 * (2 * ROWS[1]) ** 2
 
 
 def test_a_dense_term_would_be_found_out() -> None:
