@@ -5,8 +5,8 @@
 draws a sample of all faults that `faults` can plant, the same one for a seed and a tree; plants
 each in a copy of the tree, runs the tests that `stages` names until one fails, and prints those
 that survived and the share that died. A fault is a changed comparison, operator, constant or
-condition, a statement left out, or two arguments swapped. Messages, annotations and declarations
-are left alone. Its status is 1 where less than `--least` of the sample died.
+condition, a statement left out, or two arguments swapped. Messages, annotations, declarations and
+constants that decide speed alone are left as they are. Its status is 1 where less than `--least` of the sample died.
 
 No tool that is kept does this here: mutmut puts a trampoline for each function, which neither a
 Triton kernel nor a checked annotation survives, and cosmic-ray knows neither a sample nor the
@@ -35,6 +35,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PLACES = ["pipeline/objectives", "pipeline/distributed", "pipeline/training/checkpoint.py"]
 PLACES += [f"pipeline/data/{name}.py" for name in ("plan", "batches", "random_keys", "protocol")]
+SPEED = {  # module constants that decide how fast, in how much memory or how patiently, no value
+    "AHEAD", "BLOCKS", "EXACT", "INTERPRETED", "IN_USE", "JOIN_S", "LEAVING_S", "LOOKS",
+    "MATCH_PART", "MIN_STRIP_ROWS", "PROGRAMS", "PROGRAMS_INTERPRETED", "SHARED_KIB", "STRIP",
+    "STRIP_ELEMENTS", "WIDEST_SIDE",
+}  # fmt: skip
 SLACK_S = 30.0  # a stage may take three times what it takes without a fault, and this
 
 # The tests near a folder, in stages: the next is run where none of the last has failed.
@@ -57,7 +62,7 @@ NEAR: dict[str, list[list[str]]] = {
     ),
     "pipeline/objectives": [[METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
-    "pipeline/distributed/launch": [[LAUNCHED], [MATRIX], [RUNS]],
+    "pipeline/distributed/launch": [[LAUNCHED, MATRIX], [RUNS]],
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
     "pipeline/distributed/zero": [[MATRIX], [RUNS]],
     "pipeline/distributed": [[RANKS], [MATRIX], [RUNS]],
@@ -143,8 +148,13 @@ class Finder(ast.NodeVisitor):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Looks at the value."""
-        if node.value is not None:
+        if node.value is not None and not _is_speed(node.target):
             self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Looks at the value."""
+        if not _is_speed(node.targets[0]):
+            self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Leaves messages alone."""
@@ -195,8 +205,11 @@ class Finder(ast.NodeVisitor):
             self.add(node, str(value * 2 or 1.0))
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Swaps the first two arguments."""
-        plain = not any(isinstance(argument, ast.Starred) for argument in node.args[:2])
+        """Swaps the first two arguments; those of `max` have no order."""
+        symmetric = isinstance(node.func, ast.Name) and node.func.id in ("max", "min")
+        plain = not symmetric and not any(
+            isinstance(argument, ast.Starred) for argument in node.args[:2]
+        )
         if len(node.args) > 1 and plain:
             one, two = node.args[:2]
             gap = self.source[self.span(one)[1] : self.span(two)[0]].decode()
@@ -211,6 +224,11 @@ class Finder(ast.NodeVisitor):
         if isinstance(node, ast.If | ast.IfExp | ast.While):
             self.add(node.test, f"not ({self.text(node.test)})", self.span(node.test))
         super().generic_visit(node)
+
+
+def _is_speed(target: ast.expr) -> bool:
+    """Whether a constant of `SPEED` is assigned."""
+    return isinstance(target, ast.Name) and target.id in SPEED
 
 
 def _is_declared(node: ast.stmt) -> bool:
