@@ -6,7 +6,8 @@ draws a sample of all faults that `faults` can plant, the same one for a seed an
 each in a copy of the tree, runs the tests that `stages` names until one fails, and prints those
 that survived and the share that died. A fault is a changed comparison, operator, constant or
 condition, a statement left out, or two arguments swapped. Messages, annotations, declarations and
-constants that decide speed alone are left as they are. Its status is 1 where less than `--least` of the sample died.
+constants that decide speed alone are left as they are. Its status is 1 where less than `--least` of
+the sample died.
 
 No tool that is kept does this here: mutmut puts a trampoline for each function, which neither a
 Triton kernel nor a checked annotation survives, and cosmic-ray knows neither a sample nor the

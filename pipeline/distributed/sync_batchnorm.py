@@ -28,11 +28,14 @@ class GlobalBatchNorm(_BatchNorm):
         if not self.training or world_size() == 1:
             return super().forward(input)
         dtype, input = input.dtype, input.float() if input.dtype.itemsize < 4 else input
+        assert self.running_mean is not None  # see `synchronise`
+        weight = torch.ones_like(self.running_mean) if self.weight is None else self.weight
+        bias = torch.zeros_like(weight) if self.bias is None else self.bias
         output, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, self.eps
+            input, weight, bias, self.eps
         )
         if self.track_running_stats:
-            assert self.running_mean is not None and self.running_var is not None
+            assert self.running_var is not None
             assert self.num_batches_tracked is not None and self.momentum is not None
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
@@ -109,12 +112,12 @@ def synchronise(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm):
-                if not (child.affine and child.track_running_stats and child.momentum):
+                if child.running_mean is None or not child.momentum:
                     raise TrainingError(
-                        f"{name} is {child}; expected affine, running statistics and a momentum, "
+                        f"{name} is {child}; expected running statistics and a momentum, "
                         "with which it can be synchronised over processes"
                     )
-                kind = GpuBatchNorm if child.weight.is_cuda else GlobalBatchNorm
-                norm = kind(child.num_features, child.eps, child.momentum or 0.1)
+                kind = GpuBatchNorm if child.running_mean.is_cuda else GlobalBatchNorm
+                norm = kind(child.num_features, child.eps, child.momentum, child.affine)
                 norm.load_state_dict(child.state_dict())
-                setattr(module, name, norm.to(child.weight))
+                setattr(module, name, norm.to(child.running_mean))

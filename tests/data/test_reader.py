@@ -1,10 +1,12 @@
 """Rows by number: what is read is what was stored, wherever it lies."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import StratifiedKFold
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Data, Protocol
@@ -119,6 +121,25 @@ def test_roles_are_apart_and_make_up_the_split(vectors: Path) -> None:
         share = np.bincount(reader.labels(roles.labelled), minlength=4) * 5
         assert np.abs(share - np.bincount(reader.labels(np.arange(700)))).max() <= 5
         assert np.array_equal(roles.test, roles.unlabelled)
+
+
+def test_folds_are_scikit_learn_s_of_whole_label_vectors(tmp_path: Path) -> None:
+    """As in HeroCon's Scene protocol; one vector is rarer than the folds."""
+    y = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0]], np.uint8)[np.arange(40) % 3]
+    y[7] = 1
+    np.savez(tmp_path / "mine.npz", view1=np.ones((40, 2), np.float32), labels=y)
+    build(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
+    reader = Reader(tmp_path / "mine")
+    numbers = [int("".join(map(str, row)), 2) for row in y]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        expected = list(StratifiedKFold(4).split(np.zeros(40), numbers))
+    for fold, (_, chosen) in enumerate(expected):
+        roles = assign(reader, "all", Protocol(folds=4, fold=fold, test="unlabelled"))
+        assert roles.labelled.tolist() == chosen.tolist()
+    with pytest.raises(ConfigError, match="no label vector occurs as often; expected at most 14"):
+        assign(reader, "all", Protocol(folds=15))
+    assert len(assign(reader, "all", Protocol(folds=14)).labelled) > 0
 
 
 def test_protocols_that_cannot_be_are_refused(vectors: Path) -> None:

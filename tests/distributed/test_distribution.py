@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet
 from heron.pipeline.config.terms import Term, Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.distributed import collectives
+from heron.pipeline.distributed import collectives, sync_batchnorm
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.grad_cache import embed, micro_batches
 from heron.pipeline.distributed.strategy import Strategy
-from heron.pipeline.distributed.sync_batchnorm import synchronise
+from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, synchronise
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
@@ -240,6 +241,38 @@ def test_without_batch_norm_pieces_are_the_whole() -> None:
         torch.testing.assert_close(
             alone()["plain in pieces"][name], value, rtol=1e-9, atol=1e-12, msg=name
         )
+
+
+def normalised(kind: str) -> list[Tensor]:
+    """A batch norm without weights on this process's rows; its output, gradient and statistics."""
+    world, rank = collectives.world_size(), collectives.rank()
+    x = torch.randn(11, 3, generator=torch.Generator().manual_seed(2)).double()
+    own = x[share(11, rank, world)].clone().requires_grad_()
+    module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.3, affine=kind == "affine").double())
+    synchronise(module)
+    assert isinstance(module[0], GlobalBatchNorm) == (world > 1)
+    y = module(own)
+    (y * torch.arange(11)[share(11, rank, world), None] ** 2).sum().backward()
+    norm, sizes = module[0], shares(11, world)
+    assert own.grad is not None and isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    whole = [collectives.gather(part.detach(), sizes) for part in (y, own.grad)]
+    return whole + [buffer for buffer in norm.buffers()]
+
+
+@pytest.mark.parametrize("kind", ["affine", "without weights"])
+def test_any_batch_norm_is_synchronised(kind: str) -> None:
+    (alone,) = ranks.run(1, normalised, kind)
+    for several in ranks.run(3, normalised, kind):
+        torch.testing.assert_close(several, alone, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", [{"track_running_stats": False}, {"momentum": None}])
+def test_a_batch_norm_that_cannot_be_is_named(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_batchnorm, "world_size", lambda: 2)
+    with pytest.raises(TrainingError, match="0 is BatchNorm1d.*; expected running statistics and"):
+        synchronise(nn.Sequential(nn.BatchNorm1d(3, **options)))
 
 
 def test_running_statistics_move_once_a_micro_batch() -> None:
