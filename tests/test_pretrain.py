@@ -321,14 +321,27 @@ def test_a_run_without_a_classifier_is_scored_by_a_probe(straight: Path, tmp_pat
 
 
 def test_faces_on_two_processes_are_those_on_one(tmp_path: Path) -> None:
-    """Twenty steps on images and crops in float64, evaluation with fewer rows than processes."""
+    """Images and crops; evaluation with fewer rows than processes."""
     (one,) = ranks.run(1, train_faces, str(tmp_path), "one")
     two = ranks.run(2, train_faces, str(tmp_path), "two")
-    assert len(one) == 20
-    assert two == [pytest.approx(one, rel=1e-6)] * 2
+    assert len(one[0]) == 20
+    # AdamW divides by the gradient's size, and makes much of the crops' rounding in float32; what
+    # it takes off the loss in a step, 7%, is told from that all the same.
+    assert len(one[1]) == 2 and abs(one[1][1] / one[1][0] - 1) > 0.05
+    for found in two:
+        assert found == [pytest.approx(one[0], rel=1e-6), pytest.approx(one[1], rel=2e-5)]
 
 
-def train_faces(folder: str, name: str) -> list[float]:
+def train_faces(folder: str, name: str) -> list[list[float]]:
+    """The losses of twenty steps of SGD in float64, and of two of AdamW in float32."""
+    sgd = {"kind": "sgd", "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0}
+    return [
+        faces(folder, f"{name}-sgd", {"steps": 20, "precision": "fp64"}, sgd),
+        faces(folder, f"{name}-adamw", {"steps": 2}, {"lr": 0.001, "warmup_epochs": 0}),
+    ]
+
+
+def faces(folder: str, name: str, train: dict[str, Any], optim: dict[str, Any]) -> list[float]:
     tree = load_config(CONFIGS / "faces.yaml").model_dump()
     changes = {
         "run": {"dir": f"{folder}/{name}"},
@@ -338,10 +351,9 @@ def train_faces(folder: str, name: str) -> list[float]:
             "protocol": {"labelled": 20},
             "batch": {"labelled": 5, "unlabelled": 12},
         },
-        "train": {"epochs": 7, "steps": 20, "cpu_threads": 1, "precision": "fp64"},
+        "train": {"epochs": 7, "cpu_threads": 1} | train,
         "evaluate": {"baselines": False},
-        # AdamW divides by the gradient's size, and makes much of the crops' rounding in float32.
-        "optim": {"kind": "sgd", "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
+        "optim": optim,
     }
     pretrain(parse_config(merge(tree, changes)))
     return [row["loss"] for row in losses(Path(folder) / name)]
