@@ -1,9 +1,8 @@
 """Whole runs: the same on any number of processes and workers, resumed, stopped, reported."""
 
 import json
-import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError, TrainingError
+from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.agreement import run_facts
-from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import report
 from heron.pipeline.training.checkpoint import complete
-from heron.pipeline.training.report import LONG, wants_map
 from heron.pipeline.training.tracking import read_metrics
-from heron.pipeline.training.values import refuse_nonfinite
 from heron.shards.artefact import fingerprint
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
@@ -132,44 +125,6 @@ def test_the_folder_of_a_run(straight: Path) -> None:
     assert state["position"] == {"step": 5, "epoch": 0, "step_in_epoch": 5}
 
 
-@pytest.mark.parametrize(
-    ("asked", "seconds", "drawn"),
-    [
-        ("auto", LONG, True),
-        ("auto", LONG - 1, False),
-        ("always", 0.0, True),
-        ("never", LONG, False),
-    ],
-)
-def test_a_map_is_drawn_where_it_is_asked_for_or_the_run_is_long(
-    asked: Literal["auto", "always", "never"], seconds: float, drawn: bool
-) -> None:
-    assert wants_map(asked, seconds) == drawn
-
-
-def alternately_long(folder: str) -> list[str]:
-    """A run whose clocks differ: it is long on rank 0 alone; what the main process wrote."""
-    report.LONG = -math.inf if collectives.rank() == 0 else math.inf
-    pretrain(frames(Path(folder), train={"steps": 1}))
-    return sorted(path.name for path in (Path(folder) / "run").glob("*.png"))
-
-
-def test_the_main_process_decides_about_the_map(tmp_path: Path) -> None:
-    assert "map.png" in ranks.run(2, alternately_long, str(tmp_path))[0]
-
-
-def test_a_short_run_leaves_no_map_and_none_of_an_earlier_run(
-    straight: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "map.png").write_bytes(b"of an earlier run")
-    shards = {"path": str(straight / "frames")}
-    pretrain(frames(tmp_path, data=shards, train={"steps": 1}))
-    assert not (tmp_path / "run" / "map.png").exists()
-    text = (tmp_path / "run" / "report.html").read_text()
-    assert text.count("data:image/png;base64,") == 2
-
-
 def test_its_configuration_is_enough_to_run_again(straight: Path) -> None:
     assert load_config(straight / "run" / "config.yaml") == frames(straight, evaluate=MAP)
 
@@ -224,40 +179,6 @@ def test_cross_entropy_of_independent_labels_is_refused(tmp_path: Path) -> None:
     roles = {"protocol": {"labelled": 20, "test": "unlabelled"}, "batch": {"unlabelled": 5}}
     with pytest.raises(ConfigError, match=message):
         pretrain(frames(tmp_path, data=changes | roles))
-
-
-def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
-    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = Bce.loss, iter(range(9))
-
-    def broken(*args: Any) -> Tensor:
-        return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
-
-    monkeypatch.setattr(Bce, "loss", broken)
-    terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
-    config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
-    with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
-        pretrain(config)
-    assert len(losses(tmp_path / "run")) == 2  # what was done before is kept
-
-
-def test_a_term_that_refuses_its_input_is_named(straight: Path, tmp_path: Path) -> None:
-    terms = {"hard": {"tau": 0.01, "hardening": "exp", "beta": 9.0}}
-    config = frames(tmp_path, data={"path": str(straight / "frames")}, objective=terms)
-    with pytest.raises(
-        TrainingError, match="objective.hard: temperature tau is 0.001, divided by 1"
-    ):
-        pretrain(config)
-
-
-def test_a_gradient_that_is_no_number_stops_the_run(
-    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nan = torch.tensor(float("nan"))
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: nan)
-    with pytest.raises(TrainingError, match="step 0: gradient_norm is nan"):
-        pretrain(frames(tmp_path, data={"path": str(straight / "frames")}))
 
 
 def test_an_altered_shard_is_refused_before_the_first_step(
@@ -357,28 +278,6 @@ def faces(folder: str, name: str, train: dict[str, Any], optim: dict[str, Any]) 
     }
     pretrain(parse_config(merge(tree, changes)))
     return [row["loss"] for row in losses(Path(folder) / name)]
-
-
-FINE: Features = {"hidden": [torch.ones(3, 2)], "projections": [torch.ones(3, 2)] * 2}
-
-
-def test_an_infinite_term_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
-        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path, FINE)
-
-
-def spoil(folder: str) -> str:
-    """One process finds NaN in a projection; all of them say which."""
-    broken = FINE | {"projections": [torch.ones(3, 2), torch.full((3, 2), math.nan)]}
-    features = broken if collectives.rank() == 1 else FINE
-    with pytest.raises(TrainingError) as raised:
-        refuse_nonfinite({"loss": math.nan, "loss/hard": math.nan}, 3, Path(folder), features)
-    return str(raised.value)
-
-
-def test_embeddings_that_are_not_finite_are_named_by_term_and_rank(tmp_path: Path) -> None:
-    for message in ranks.run(2, spoil, str(tmp_path)):
-        assert "step 3: loss/hard is nan; rank 1: projections of view 2 of 3 of 3 rows" in message
 
 
 @pytest.mark.parametrize(

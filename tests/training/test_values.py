@@ -1,0 +1,76 @@
+"""What is not finite, or refused by a term, stops a run before it reaches the weights, by name."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.distributed import collectives
+from heron.pipeline.models.heterogeneous import Features
+from heron.pipeline.objectives.classification import Bce
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.values import refuse_nonfinite
+from tests import ranks
+from tests.experiments import frames
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Bce.loss, iter(range(9))
+
+    def broken(*args: Any) -> Tensor:
+        return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(Bce, "loss", broken)
+    terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
+    config = frames(tmp_path, objective=terms)
+    with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
+        pretrain(config)
+    done = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in row]
+    assert len(done) == 2  # what was done before is kept
+
+
+def test_a_term_that_refuses_its_input_is_named(tmp_path: Path) -> None:
+    terms = {"hard": {"tau": 0.01, "hardening": "exp", "beta": 9.0}}
+    config = frames(tmp_path, objective=terms)
+    with pytest.raises(
+        TrainingError, match="objective.hard: temperature tau is 0.001, divided by 1"
+    ):
+        pretrain(config)
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan = torch.tensor(float("nan"))
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: nan)
+    with pytest.raises(TrainingError, match="step 0: gradient_norm is nan"):
+        pretrain(frames(tmp_path))
+
+
+FINE: Features = {"hidden": [torch.ones(3, 2)], "projections": [torch.ones(3, 2)] * 2}
+
+
+def test_an_infinite_term_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
+        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path, FINE)
+
+
+def spoil(folder: str) -> str:
+    """One process finds NaN in a projection; all of them say which."""
+    broken = FINE | {"projections": [torch.ones(3, 2), torch.full((3, 2), math.nan)]}
+    features = broken if collectives.rank() == 1 else FINE
+    with pytest.raises(TrainingError) as raised:
+        refuse_nonfinite({"loss": math.nan, "loss/hard": math.nan}, 3, Path(folder), features)
+    return str(raised.value)
+
+
+def test_embeddings_that_are_not_finite_are_named_by_term_and_rank(tmp_path: Path) -> None:
+    for message in ranks.run(2, spoil, str(tmp_path)):
+        assert "step 3: loss/hard is nan; rank 1: projections of view 2 of 3 of 3 rows" in message
