@@ -171,7 +171,8 @@ def read_rows(path: Path) -> dict[int, list[str]]:
             if width > 1:
                 expected = f"{width}, as in line {first}"
             raise SourceError(
-                f"{path.name}, line {line}: {len(cells)} columns; expected {expected}"
+                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}; "
+                f"expected {expected}"
             )
     return rows
 

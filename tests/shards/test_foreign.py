@@ -279,7 +279,10 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     tar.write_bytes(good[:3800])
     assert "cats-train-0000.tar is cut inside '000000.jpg' (" in str(verify(folder))
     write_wds(tar, cats(1, 5))
-    assert "sample 000000: no file '000000.jpg' at byte" in str(verify(folder))
+    first = ShardIndex.read(folder / "cats-train-0000.index.npz").offsets[0, 0]
+    text = str(verify(folder))
+    assert f"cats-train-0000.tar sample 000000: no file '000000.jpg' at byte {first}, as its" in text
+    assert "6 faults" in text
     tar.write_bytes(good)
     write_wds(folder / "cats-train-0007.tar", cats(50, 1))
     assert verify(folder).faults == ["cats-train-0007.tar: extra: the manifest does not list it"]
@@ -288,7 +291,8 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     found = ShardIndex.read(path)
     np.savez(path, **{**vars(found), "offsets": found.offsets + 512})
     text = str(verify(folder))
-    assert "sample 000009: no file '000009.jpg' at byte" in text
+    message = f"sample 000009: no file '000009.jpg' at byte {found.offsets[0, 0] + 512}, as its"
+    assert f"cats-validation-0000.tar {message} index says" in text
 
 
 @pytest.mark.parametrize(
