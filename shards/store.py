@@ -150,6 +150,8 @@ def open_store(
     if isinstance(folder, Store):
         return folder
     text = str(folder)
+    if "\0" in text:
+        raise ShardError(f"{text!r} is no path: it has a zero byte; expected a folder or a URL")
     if isinstance(folder, Path) or "://" not in text or text.startswith("file://"):
         return LocalStore(Path(text.removeprefix("file://")))
     return RemoteStore(Remote(text, options, retry), cache)

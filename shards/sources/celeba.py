@@ -187,7 +187,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     columns, count, first = ["split"], None, 1
     if counted:
         first, head = next(lines, (1, []))
-        if len(head) != 1 or not head[0].isdecimal():
+        if len(head) != 1 or not re.fullmatch("[0-9]{1,9}", head[0]):
             raise SourceError(
                 f"{where}, line {first}: found {shown(' '.join(head))}; expected the count of "
                 f"pictures alone; give {path.name} as its publisher hands it out"

@@ -149,7 +149,8 @@ class _Noisy(_Plain):
     view: int
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        return self.both[rows][self.view]
+        view: NDArray[np.float32] = self.both[rows][self.view]
+        return view
 
 
 @dataclass(eq=False)

@@ -281,7 +281,9 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     write_wds(tar, cats(1, 5))
     first = ShardIndex.read(folder / "cats-train-0000.index.npz").offsets[0, 0]
     text = str(verify(folder))
-    assert f"cats-train-0000.tar sample 000000: no file '000000.jpg' at byte {first}, as its" in text
+    assert (
+        f"cats-train-0000.tar sample 000000: no file '000000.jpg' at byte {first}, as its" in text
+    )
     assert "6 faults" in text
     tar.write_bytes(good)
     write_wds(folder / "cats-train-0007.tar", cats(50, 1))

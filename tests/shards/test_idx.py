@@ -87,12 +87,13 @@ def test_noise_is_of_the_seed_and_the_row_alone(tmp_path: Path, law: str) -> Non
     assert not np.array_equal(rows["view1"], rows["view2"])
 
 
-def test_the_noise_of_a_row_is_drawn_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_a_row_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = family(tmp_path, view_kind="noise")
-    drawn, draw = [], np.random.default_rng
-    monkeypatch.setattr("numpy.random.default_rng", lambda seed: drawn.append(seed) or draw(seed))
+    drawn: list[object] = []
+    draw = np.random.default_rng
+    monkeypatch.setattr(
+        "numpy.random.default_rng", lambda seed: (drawn.append(seed), draw(seed))[1]
+    )
     for rows in ((0, 5), (5, 7)):
         source.read("train", *rows)
     assert drawn == [[0, 0, row] for row in range(7)]

@@ -197,3 +197,12 @@ def test_the_command_line_takes_urls(
     for url, text in (("xyz://b", "Protocol not known: xyz"), ("memory://none", "no such file")):
         assert main(["shards", "verify", url]) == 1
         assert f"error: {url}" in (error := capsys.readouterr().err) and text in error
+
+
+@pytest.mark.parametrize("start", ["", "file://", "memory://", "http://"])
+def test_a_place_with_a_zero_byte(start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shards", "verify", f"{start}a\0b"]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        rf"error: '{start}a\x00b' is no path: it has a zero byte; expected a folder or a URL" "\n"
+    )
