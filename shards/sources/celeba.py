@@ -16,7 +16,7 @@ from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, shown, times
 from heron.shards.manifest import InputFile, Labels
-from heron.shards.picture import read_header
+from heron.shards.picture import read_whole
 from heron.shards.sources.base import (
     WHOLE,
     FileOrFolder,
@@ -34,7 +34,6 @@ ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip a
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # whose stem is a key
 BITS = ("-1", "1")
 NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
-END = b"\xff\xd9"  # of a JPEG
 
 
 class CelebA(FileSource):
@@ -156,9 +155,7 @@ class _Images(NamedTuple):
     def size(self, name: str, data: bytes) -> tuple[int, int]:
         """Returns height and width of a picture in pixels, from its header."""
         try:
-            header = read_header(data, "JPEG")
-            if END not in data:
-                raise ValueError("is cut short; expected a whole JPEG")
+            header = read_whole(data, "JPEG")
         except ValueError as fault:
             raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD}") from None
         return header.height, header.width

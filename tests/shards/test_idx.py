@@ -91,9 +91,12 @@ def test_the_noise_of_a_row_is_drawn_once(tmp_path: Path, monkeypatch: pytest.Mo
     source = family(tmp_path, view_kind="noise")
     drawn: list[object] = []
     draw = np.random.default_rng
-    monkeypatch.setattr(
-        "numpy.random.default_rng", lambda seed: (drawn.append(seed), draw(seed))[1]
-    )
+
+    def counted(seed: object) -> np.random.Generator:
+        drawn.append(seed)
+        return draw(seed)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("numpy.random.default_rng", counted)
     for rows in ((0, 5), (5, 7)):
         source.read("train", *rows)
     assert drawn == [[0, 0, row] for row in range(7)]
