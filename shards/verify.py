@@ -17,6 +17,7 @@ from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode as decode_picture
 from heron.shards.picture import read_whole
+from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
 
@@ -63,15 +64,19 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
     seen: dict[str, str] = {}  # key to shard, over the whole data set
     for shard in shards:
-        with store.copies(shard.file, shard.index_file) as copies:
-            tar, index = copies / shard.file, copies / shard.index_file
-            faults += _file_faults(tar, shard.sha256, shard.bytes)
-            faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
-            if tar.exists() and index.exists():
-                try:
-                    faults += _shard_faults(copies, manifest, shard, seen, decode)
-                except ShardError as fault:  # no use in going on with this one
-                    faults.append(str(fault))
+        sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
+        try:
+            with store.copies(sizes) as copies:
+                tar, index = copies / shard.file, copies / shard.index_file
+                faults += _file_faults(tar, shard.sha256, shard.bytes)
+                faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
+                if tar.exists() and index.exists():
+                    try:
+                        faults += _shard_faults(copies, manifest, shard, seen, decode)
+                    except ShardError as fault:  # no use in going on with this one
+                        faults.append(str(fault))
+        except TooLong as fault:
+            faults.append(str(fault))
     return Verification(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
