@@ -78,12 +78,14 @@ def index_tars(
     print(outcome)
 
 
-def verify_shards(folder: Folder) -> int:
+def verify_shards(
+    folder: Folder, *, decode: Annotated[bool, "decode every picture, too"] = False
+) -> int:
     """Checks every checksum, count, key and shape.
 
     heron shards verify data/faces
     """
-    report = verify.verify(folder)
+    report = verify.verify(folder, decode)
     print(report, file=sys.stdout if report.ok else sys.stderr)
     return 0 if report.ok else 1
 

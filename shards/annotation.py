@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import ShardError, SourceError, shown
+from heron.shards.errors import CONTROL, ShardError, SourceError, shown
 from heron.shards.index import array_at
 from heron.shards.manifest import Labels
 
@@ -61,7 +61,7 @@ class Annotation:
         if self._format in JSONS:
             return self._of_json(payload)
         try:
-            text = payload.decode("utf-8").strip()
+            text = payload.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
             raise ValueError(f"is {shown(payload)}; expected UTF-8") from None
         if self._format in TEXTS and not text:
@@ -170,6 +170,11 @@ def encode(
 def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
     """Returns the names of labels that state names."""
     samples = {str(name): key for key, label in stated.items() for name in label.values}
+    if strange := [name for name in samples if CONTROL.search(name)]:
+        raise SourceError(
+            f"label: sample {samples[strange[0]]} has the name {shown(strange[0])}; expected names "
+            "without control characters or byte order marks; write it again"
+        )
     if given is None and not samples:
         raise SourceError("label: every list is empty; expected names; leave --label out")
     names = sorted(samples) if given is None else given

@@ -1,6 +1,7 @@
 """What goes wrong with data: shards of ours, and files of a publisher."""
 
 import errno
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,18 +10,33 @@ REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 LONGEST = 60  # characters of a text in a message
+# Characters that end lines, hide, or cannot be written: none stands in a name, or in a message.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
 class HeronError(Exception):
     """What a user can mend: its message names the thing, what was found, expected, the remedy."""
 
 
-class ShardError(HeronError):
+class DataError(HeronError):
+    """A fault of data, whose names others chose: its message is one line whatever they hold."""
+
+    def __str__(self) -> str:
+        """Returns the message, control characters as Python writes them."""
+        return one_line(super().__str__())
+
+
+class ShardError(DataError):
     """A folder of shards is missing, damaged, or not what its manifest says."""
 
 
-class SourceError(HeronError):
+class SourceError(DataError):
     """A publisher's file, or an option of the source that reads it, is not what it should be."""
+
+
+def one_line(text: str) -> str:
+    """Returns a text in which control characters are written as Python writes them."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def times(shape: Iterable[Any]) -> str:

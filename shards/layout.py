@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
 from heron.shards.artefact import in_words
-from heron.shards.errors import ShardError, SourceError, some
+from heron.shards.errors import CONTROL, ShardError, SourceError, some
 from heron.shards.manifest import TAR_NAME
 from heron.shards.sources.base import WHOLE
+from heron.shards.sources.text import split_lines
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -110,15 +111,15 @@ class Layout(BaseModel):
         if self.label_names is None:
             return None
         try:
-            lines = self.label_names.read_text(encoding="utf-8").splitlines()
+            lines = split_lines(self.label_names.read_bytes().decode())
         except UnicodeDecodeError:
             raise SourceError(f"label_names: {self.label_names} is not UTF-8") from None
         names = [line.strip() for line in lines]
         for number, name in enumerate(names):
-            if not name or name in names[:number]:
+            if not name or name in names[:number] or CONTROL.search(name):
                 raise SourceError(
                     f"label_names: line {number + 1} of {self.label_names} is {name!r}; expected "
-                    "a name on every line, and each once"
+                    "a name on every line, and each once, without control characters"
                 )
         return names
 

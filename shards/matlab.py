@@ -282,8 +282,11 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 def _stranger(path: Path, start: bytes) -> str:
     """Says what a file is that is neither v5 nor v7.3."""
-    v4 = len(start) >= HEADER and 0 in start[:4]
-    version = start[124:HEADER].hex() or "none"
-    found = "MATLAB v4" if v4 else f"begins with {start[:16]!r}, and its version is {version}"
-    remedy = "save it again with `save -v7`" if v4 else DOWNLOAD
+    if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
+        found = f"it begins with {start[:16]!r}"
+    elif len(start) < HEADER:
+        found = f"{len(start)} bytes"
+    else:
+        found = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER].hex()}"
+    remedy = "save it again with `save -v7`" if found == "MATLAB v4" else DOWNLOAD
     return f"{path.name}: {found}; expected a file of MATLAB v5 or v7.3; {remedy}"

@@ -1,16 +1,24 @@
-"""Pictures as files: what the header of a JPEG or a PNG says, and nothing is decoded."""
+"""Pictures as files: what the header of a JPEG or a PNG says, and whether all of it is there."""
 
 from __future__ import annotations
 
+import re
 import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"  # how they begin
 MOST_PIXELS = 1 << 27  # of a picture; more is a bomb
 HEAD = 4096  # bytes; the header of most files is shorter
+MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, less those within coded pixels
+END = 0xD9  # the marker of a JPEG's end
+PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # that it raises
 
 Kind = Literal["JPEG", "PNG"]
 
@@ -55,3 +63,55 @@ def read_header_of(path: Path, kind: Kind | None = None) -> Header:
             return read_header(head, kind)
         except ValueError:  # a long header: look at all of it
             return read_header(head + stream.read(), kind)
+
+
+def read_whole(data: bytes, kind: Kind | None = None) -> Header:
+    """Returns the header of a picture that is not cut; ValueError says what is wrong.
+
+    A file may go on after the end of its picture. The checksums of a PNG are compared.
+    """
+    header = read_header(data, kind)
+    if not (_jpeg_ends if header.kind == "JPEG" else _png_ends)(data):
+        raise ValueError(f"is cut short; expected a whole {header.kind}")
+    return header
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """Returns the pixels [height, width, 3] of a whole picture; ValueError says what is wrong."""
+    header = read_whole(data)
+    try:
+        if header.kind == "JPEG":
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data)
+        else:
+            with Image.open(BytesIO(data), formats=["PNG"]) as image:
+                pixels = np.asarray(image.convert("RGB"))
+    except (ValueError, *PILLOWS) as fault:
+        raise ValueError(f"is a damaged {header.kind} ({fault})") from None
+    if pixels.shape != (header.height, header.width, 3):
+        raise ValueError(f"decodes to {pixels.shape}; expected the size that its header has")
+    return pixels
+
+
+def _jpeg_ends(data: bytes) -> bool:
+    """Goes from marker to marker: what looks like an end within one, a thumbnail's, is none."""
+    at = len(JPEG)
+    while (marker := MARKER.search(data, at)) is not None:
+        at = marker.end()
+        if data[at - 1] == END:
+            return True
+        at += int.from_bytes(data[at : at + 2], "big")
+    return False
+
+
+def _png_ends(data: bytes) -> bool:
+    at, view = len(PNG), memoryview(data)
+    while at + 12 <= len(data):
+        kind, end = data[at + 4 : at + 8], at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
+            return False
+        if zlib.crc32(view[at + 4 : end - 4]).to_bytes(4, "big") != view[end - 4 : end]:
+            raise ValueError(f"is a damaged PNG (its part {kind!r} has another checksum)")
+        if kind == b"IEND":
+            return True
+        at = end
+    return False

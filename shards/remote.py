@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import random
@@ -11,12 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urljoin, urlsplit
 
-from heron.shards.errors import RESTORE, ShardError
+from heron.shards.body import Body, Damaged, Slow, Unwritable, timely
+from heron.shards.errors import RESTORE, ShardError, shown
 
 BLOCK = 8 * 2**20  # bytes of a read; of protocols that do not stream, also of a request
 DAMAGED = 2  # a file with other bytes than expected is fetched so many times
+MOST_BYTES = 2**30  # of a file of which nobody knows the size
+PORTS = {"http": 80, "https": 443}
+HOPS = 5  # redirects within a host that are followed
 EXTRA = "pip install 'heron-pretrain[remote]'"
 # What waiting does not mend, by name: the libraries that define them may not be installed.
 HOPELESS = {
@@ -40,12 +45,14 @@ class Retry:
     """How often to try, and how long to wait: for a byte, and between two attempts.
 
     The pause doubles from `pause_s` up to `longest_s`; a random half of it keeps processes apart.
+    An attempt ends where fewer than `slowest` bytes a second come over `timeout_s`.
     """
 
     attempts: int = 5
     pause_s: float = 0.5
     longest_s: float = 30.0
     timeout_s: float = 60.0
+    slowest: float = 10_000
 
     def pause(self, failed: int) -> float:
         """Returns the seconds to wait after so many failed attempts."""
@@ -59,17 +66,14 @@ class Missing(ShardError):
     found = "no such file"
 
 
-class _Damaged(Exception):
-    """What came is not the file that was asked for."""
-
-
-class _Unwritable(Exception):
-    """The disk, not the network, failed: its cause is the fault."""
+class TooLong(ShardError):
+    """A file has more bytes than it may have; no more of them were fetched."""
 
 
 class Remote:
     """The files of a folder that fsspec can reach.
 
+    A redirect to another host is followed where the options say `allow_redirects: true` alone.
     It pickles as its URL and options; every process connects on its own, since connections and
     their threads do not survive a fork.
     """
@@ -99,23 +103,35 @@ class Remote:
         return f"{shown}/{name}" if name else shown
 
     def fetch(
-        self, name: str, stream: BinaryIO, size: int | None = None, sha256: str | None = None
+        self,
+        name: str,
+        stream: BinaryIO,
+        size: int | None = None,
+        sha256: str | None = None,
+        limit: int | None = None,
     ) -> None:
         """Writes a whole file to a stream that is at its beginning.
 
         What came before a connection broke is kept where the server can send the rest. Raises
-        Missing, ShardError where it cannot be had or is another, OSError of the stream.
+        Missing, TooLong where it has more than `limit` bytes, ShardError where it cannot be had or
+        is another, OSError of the stream.
         """
-        body = _Body(stream, size, sha256)
+        most = MOST_BYTES if limit is None else limit
+        body = Body(stream, size, sha256)
 
         def attempt() -> None:
-            for chunk in self._chunks(name, body):
+            for chunk in timely(self._chunks(name, body), self.retry.slowest, self.retry.timeout_s):
+                if size is None and body.written + len(chunk) > most:
+                    raise TooLong(
+                        f"{self.where(name)}: more than {most:,} bytes came; expected {most:,} at "
+                        f"most; {RESTORE}"
+                    )
                 body.write(chunk)
             body.check()
 
         try:
             self._persist(name, attempt, body)
-        except _Unwritable as fault:
+        except Unwritable as fault:
             assert isinstance(fault.__cause__, OSError)
             raise fault.__cause__ from None
 
@@ -126,26 +142,27 @@ class Remote:
 
         def attempt() -> set[str]:
             fs, root = self._connect()
-            return {path.rpartition("/")[2] for path in fs.ls(root, detail=False)}
+            ls = partial(self._call, fs.ls) if fs.async_impl else fs.ls
+            return {path.rpartition("/")[2] for path in ls(root, detail=False)}
 
         return self._persist("", attempt)
 
-    def _persist(self, name: str, attempt: Callable[[], T], body: _Body | None = None) -> T:
+    def _persist(self, name: str, attempt: Callable[[], T], body: Body | None = None) -> T:
         """Tries until it works, or cannot."""
         where, attempts, damaged = self.where(name), self.retry.attempts, 0
         for number in range(1, attempts + 1):
             try:
                 return attempt()
-            except (_Unwritable, ShardError):
+            except (Unwritable, ShardError):
                 raise
             except Exception as fault:  # each library has its own
                 last = self._words(fault)
-                damaged += isinstance(fault, _Damaged)
+                damaged += isinstance(fault, Damaged)
                 if damaged == DAMAGED:
                     raise ShardError(f"{where}: {last}; {RESTORE}") from None
                 if (final := self._final(fault, name, last)) is not None:
                     raise final from (fault if isinstance(fault, BUGS) else None)
-                if body is not None and (isinstance(fault, _Damaged) or _status(fault) == 416):
+                if body is not None and (isinstance(fault, Damaged) or _status(fault) == 416):
                     body.restart()
             if number < attempts:
                 pause = self.retry.pause(number)
@@ -158,12 +175,12 @@ class Remote:
             "is kept"
         )
 
-    def _chunks(self, name: str, body: _Body) -> Iterator[bytes]:
+    def _chunks(self, name: str, body: Body) -> Iterator[bytes]:
         """Yields the bytes from where the body is, or all where the server gives no part."""
         fs, root = self._connect()
         path = self._join(root, name)
         if self._http:
-            yield from self._stream(fs, path, body)
+            yield from self._stream(fs, name, body)
         elif fs.async_impl:
             size = body.size if body.size is not None else int(self._call(fs.info, path)["size"])
             while body.written < size:
@@ -178,26 +195,60 @@ class Remote:
                 while chunk := stream.read(BLOCK):
                     yield chunk
 
-    def _stream(self, fs: Any, path: str, body: _Body) -> Iterator[bytes]:
+    def _stream(self, fs: Any, name: str, body: Body) -> Iterator[bytes]:
         """Streams one request: a part of it that came is not asked for again."""
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if body.written:
             headers["Range"] = f"bytes={body.written}-"
         # A size spares the request that asks for it; block_size 0 means to stream.
-        with closing(fs.open(path, "rb", block_size=0, size=1, headers=headers)) as stream:
+        ask = {"block_size": 0, "size": 1, "headers": headers}
+        ask |= {"allow_redirects": fs.kwargs.get("allow_redirects", False)}
+        path = self._join("", name)
+        stream = fs.open(path, "rb", **ask)
+        for _ in range(HOPS):
+            if 300 <= stream.r.status < 400:
+                stream.close()
+                path = self._redirected(name, path, stream.r.headers.get("Location", ""))
+                stream = fs.open(path, "rb", **ask)
+        with closing(stream):
+            if 300 <= stream.r.status < 400:
+                raise ShardError(
+                    f"{self.where(name)}: {HOPS} redirects, and another; expected the file; give "
+                    "the address where it lies"
+                )
+            if (coding := stream.r.headers.get("Content-Encoding", "identity")) != "identity":
+                raise ShardError(
+                    f"{self.where(name)}: the server sent Content-Encoding {shown(coding)}; "
+                    "expected the bytes of the file as they are; turn compression off at the server"
+                )
             sent = stream.r.headers.get("Content-Range", "")
             if body.written and stream.r.status != 206:
                 body.restart()
             elif body.written and not sent.startswith(f"bytes {body.written}-"):
-                raise _Damaged(f"asked from byte {body.written}, the server sent {sent!r}")
+                raise Damaged(f"asked from byte {body.written}, the server sent {sent!r}")
             while chunk := stream.read(BLOCK):
                 yield chunk
 
+    def _redirected(self, name: str, path: str, location: str) -> str:
+        """Returns where a redirect leads within the host; ShardError where it leaves it."""
+        target = urljoin(path, location)
+        here, there = (
+            (one.scheme, one.hostname, one.port or PORTS.get(one.scheme))
+            for one in map(urlsplit, (path, target))
+        )
+        upgraded = here == ("http", there[1], 80) and there == ("https", here[1], 443)
+        if here == there or upgraded:
+            return target
+        raise ShardError(
+            f"{self.where(name)}: the server redirects to {there[0]}://{there[1]}:{there[2]}; "
+            "expected the file at its own host; give the address where it lies, or allow it with "
+            "data.storage_options: {allow_redirects: true}"
+        )
+
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Calls an asynchronous file system; S3 has timeouts of its own, for a byte."""
-        if not self._s3:
-            kwargs["timeout"] = self.retry.timeout_s
-        return function(*args, **kwargs)
+        longest = self.retry.timeout_s + (BLOCK / self.retry.slowest if self._s3 else 0)
+        return function(*args, timeout=longest, **kwargs)
 
     def _connect(self) -> tuple[Any, str]:
         """Returns the file system of this process, and the folder's path there."""
@@ -252,7 +303,7 @@ class Remote:
 
     def _words(self, fault: BaseException) -> str:
         """Returns a fault on one line, without secrets."""
-        if isinstance(fault, _Damaged):
+        if isinstance(fault, Damaged | Slow):
             return str(fault)
         if isinstance(fault, TimeoutError) and not str(fault):
             return f"nothing came for {self.retry.timeout_s:g} s"
@@ -285,7 +336,7 @@ class Remote:
             missing = Missing(f"{where}: {found}; the manifest lists it; {RESTORE}")
             missing.found = found
             return missing
-        if isinstance(fault, TimeoutError | _Damaged) or status == 416:
+        if isinstance(fault, TimeoutError | Damaged) or status == 416:
             return None
         if isinstance(fault, PermissionError) or status in (401, 403) or "NoCred" in str(kinds):
             return ShardError(
@@ -299,46 +350,6 @@ class Remote:
                 f"{where}: {words}; expected a file; check the address and the storage options"
             )
         return None
-
-
-class _Body:
-    """What came of a file, hashed as it came."""
-
-    def __init__(self, stream: BinaryIO, size: int | None, sha256: str | None) -> None:
-        self.stream, self.size, self.sha256 = stream, size, sha256
-        self.written, self.hash = 0, hashlib.sha256()
-
-    def write(self, chunk: bytes) -> None:
-        """Takes the next bytes, and no more than are expected."""
-        if self.size is not None and self.written + len(chunk) > self.size:
-            raise _Damaged(
-                f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
-                f"{self.sha256}"
-            )
-        try:
-            left = memoryview(chunk)
-            while left:  # a raw file may take a part
-                left = left[self.stream.write(left) :]
-        except OSError as fault:
-            raise _Unwritable from fault
-        self.hash.update(chunk)
-        self.written += len(chunk)
-
-    def restart(self) -> None:
-        """Forgets what came."""
-        self.stream.seek(0)
-        self.written, self.hash = 0, hashlib.sha256()
-
-    def check(self) -> None:
-        """Raises where it is not what was expected."""
-        found, size = self.hash.hexdigest(), self.size
-        wrong = size is not None and self.written != size
-        if wrong or self.sha256 not in (None, found):
-            expected = f"{size:,} bytes" if size is not None else "an index"
-            raise _Damaged(
-                f"{self.written:,} bytes with sha256 {found}; expected {expected} "
-                f"with sha256 {self.sha256}"
-            )
 
 
 def _status(fault: BaseException) -> int | None:

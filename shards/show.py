@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from heron.shards.errors import ShardError
+from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
+from heron.shards.picture import decode
 from heron.shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what a contact sheet can be
@@ -139,7 +139,10 @@ def _pictures(
                     return
                 payload = data[start : start + length].tobytes()
                 if manifest.block_rows is None:
-                    pictures = [(key, Image.open(BytesIO(payload)).convert("RGB"))]
+                    try:
+                        pictures = [(key, Image.fromarray(decode(payload)))]
+                    except ValueError as fault:
+                        raise ShardError(f"{shard.file} sample {key} {fault}; {RESTORE}") from None
                 else:
                     pictures = _raw(key, payload, shard.file)[:count]
                 count -= len(pictures)

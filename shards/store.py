@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from heron.shards.artefact import MOST_BYTES
 from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.remote import Missing, Remote, Retry
@@ -31,7 +32,10 @@ class Store(ABC):
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """Returns a small file, as it is now; Missing where there is none."""
+        """Returns a small file, as it is now; Missing where there is none.
+
+        One of more than MOST_BYTES, a manifest's most, is none that anyone reads.
+        """
 
     @abstractmethod
     def names(self) -> set[str] | None:
@@ -47,8 +51,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def copies(self, *names: str) -> AbstractContextManager[Path]:
-        """Gives a local folder with these files as they are now, without those that are missing."""
+    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+        """Gives a local folder with these files as they are now, without those that are missing.
+
+        Raises TooLong where one is longer than it should be.
+        """
 
     def exists(self, name: str) -> bool:
         """Tells whether there is such a (small) file."""
@@ -72,7 +79,8 @@ class LocalStore(Store):
     def read_bytes(self, name: str) -> bytes:
         """Returns a small file."""
         try:
-            return (self.folder / _plain(name)).read_bytes()
+            with (self.folder / _plain(name)).open("rb") as stream:
+                return stream.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(f"{self.where(name)}: no such file") from None
 
@@ -85,7 +93,7 @@ class LocalStore(Store):
         return LocalFile(self.folder / _plain(name))
 
     @contextmanager
-    def copies(self, *names: str) -> Iterator[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Gives the folder itself: nothing is copied."""
         yield self.folder
 
@@ -104,7 +112,7 @@ class RemoteStore(Store):
     def read_bytes(self, name: str) -> bytes:
         """Fetches a small file every time."""
         stream = BytesIO()
-        self.remote.fetch(_plain(name), stream)
+        self.remote.fetch(_plain(name), stream, limit=MOST_BYTES)
         return stream.getvalue()
 
     def names(self) -> set[str] | None:
@@ -117,15 +125,15 @@ class RemoteStore(Store):
         return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
-    def copies(self, *names: str) -> Iterator[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Gives a temporary folder; the cache would hide what is wrong with the files now."""
         with TemporaryDirectory(prefix="heron-") as made:
             folder = Path(made)
-            for name in names:
+            for name, size in sizes.items():
                 path = folder / _plain(name)
                 try:
                     with path.open("wb", buffering=0) as stream:
-                        self.remote.fetch(name, stream)
+                        self.remote.fetch(name, stream, limit=size)
                 except Missing:
                     path.unlink()
                 except OSError as fault:
@@ -150,6 +158,8 @@ def open_store(
     if isinstance(folder, Store):
         return folder
     text = str(folder)
+    if "\0" in text:
+        raise ShardError(f"{text!r} is no path: it has a zero byte; expected a folder or a URL")
     if isinstance(folder, Path) or "://" not in text or text.startswith("file://"):
         return LocalStore(Path(text.removeprefix("file://")))
     return RemoteStore(Remote(text, options, retry), cache)

@@ -14,7 +14,7 @@ from heron.shards.artefact import sha256
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
-from heron.shards.picture import read_header
+from heron.shards.picture import read_whole
 from heron.shards.tarball import ByteRange, contents
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
@@ -100,10 +100,10 @@ def _member(column: StoredColumn, sample: Sample) -> ByteRange:
 
 
 def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
-    """Returns the shape of a view of one sample, of which a picture's header alone is read."""
+    """Returns the shape of a view of one sample; a picture is looked through, not decoded."""
     try:
         if column.kind == "image":
-            header = read_header(payload)
+            header = read_whole(payload)
             return header.height, header.width, 3
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
         if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from heron.shards.errors import ShardError
+from heron.shards.errors import CONTROL, ShardError, shown
 from heron.shards.index import BLOCK
 
 COMPRESSED = {
@@ -124,8 +124,8 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
                     yield _checked(tar, start - BLOCK, name), ByteRange(start, length)
                 elif info.type != tarfile.DIRTYPE:
                     what = f"no file (type {info.type!r}); pack it again without"
-                    shown = name.decode(errors="replace")
-                    raise ShardError(f"{tar.name}: {shown!r} is {LINKS.get(info.type, what)}")
+                    text = name.decode(errors="replace")
+                    raise ShardError(f"{tar.name}: {text!r} is {LINKS.get(info.type, what)}")
         if renamed:
             raise _broken(tar, at, "ends between a long name and its file")
         _check_end(tar, data, at)
@@ -169,8 +169,8 @@ def _pax(tar: Path, at: int, text: bytes) -> dict[bytes, bytes]:
         if record is None or length < record.end() or text[length - 1 : length] != b"\n":
             raise _broken(tar, at, "has a bad pax header")
         key, value = record[2], text[record.end() : length - 1]
-        if key == b"size" and not value.isdigit():
-            raise _broken(tar, at, f"has a pax header of size {value!r}")
+        if key == b"size" and not re.fullmatch(rb"[0-9]{1,18}", value):
+            raise _broken(tar, at, f"has a pax header of size {shown(value)}")
         if key.startswith(b"GNU.sparse."):
             raise ShardError(f"{tar.name} holds {LINKS[tarfile.GNUTYPE_SPARSE]}")
         if key in (b"path", b"size"):
@@ -189,7 +189,12 @@ def _checked(tar: Path, at: int, name: bytes) -> str:
             "pack it again"
         ) from None
     parts = text.removeprefix("./").split("/")
-    if "\\" in text or "\0" in text or {"", ".", ".."} & set(parts):
+    if CONTROL.search(text):
+        raise ShardError(
+            f"{tar.name} holds {shown(text)} (byte {at}), a name with control characters; rename "
+            "it, and pack it again"
+        )
+    if "\\" in text or {"", ".", ".."} & set(parts):
         raise ShardError(
             f"{tar.name} holds {text!r} (byte {at}), a path out of a folder or with '\\'; "
             "expected FOLDER/KEY.SUFFIX; pack it again from inside its folder"

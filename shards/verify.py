@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.shards.artefact import sha256
-from heron.shards.errors import RESTORE, ShardError
+from heron.shards.errors import RESTORE, ShardError, one_line
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
-from heron.shards.picture import read_header
+from heron.shards.picture import decode as decode_picture
+from heron.shards.picture import read_whole
+from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
 
@@ -42,14 +44,16 @@ class Verification:
             looked += " (extra files were not looked for: HTTP lists no folders)"
         if self.ok:
             return f"{looked}: all as the manifest says"
-        return "\n".join([*self.faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
+        faults = map(one_line, self.faults)
+        return "\n".join([*faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
 
 
-def verify(folder: Path | str | Store) -> Verification:
+def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
-    Of a URL, one shard at a time is fetched, whatever the cache holds. Extra files are found
-    where the protocol lists folders, which HTTP does not.
+    With `decode` every picture is decoded; without, it is looked through for its end. Of a URL, one
+    shard at a time is fetched, whatever the cache holds. Extra files are found where the protocol
+    lists folders, which HTTP does not.
     """
     store = open_store(folder)
     manifest = load_manifest(store)
@@ -60,15 +64,19 @@ def verify(folder: Path | str | Store) -> Verification:
     faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
     seen: dict[str, str] = {}  # key to shard, over the whole data set
     for shard in shards:
-        with store.copies(shard.file, shard.index_file) as copies:
-            tar, index = copies / shard.file, copies / shard.index_file
-            faults += _file_faults(tar, shard.sha256, shard.bytes)
-            faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
-            if tar.exists() and index.exists():
-                try:
-                    faults += _shard_faults(copies, manifest, shard, seen)
-                except ShardError as fault:  # no use in going on with this one
-                    faults.append(str(fault))
+        sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
+        try:
+            with store.copies(sizes) as copies:
+                tar, index = copies / shard.file, copies / shard.index_file
+                faults += _file_faults(tar, shard.sha256, shard.bytes)
+                faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
+                if tar.exists() and index.exists():
+                    try:
+                        faults += _shard_faults(copies, manifest, shard, seen, decode)
+                    except ShardError as fault:  # no use in going on with this one
+                        faults.append(str(fault))
+        except TooLong as fault:
+            faults.append(str(fault))
     return Verification(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
@@ -88,7 +96,7 @@ def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
 
 
 def _shard_faults(
-    folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str]
+    folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str], decode: bool
 ) -> Iterator[str]:
     """Yields faults of what is inside; ShardError where the tar or the index cannot be read on."""
     index = ShardIndex.read(folder / shard.index_file)
@@ -126,7 +134,7 @@ def _shard_faults(
             if zlib.crc32(payload.data) != index.crc32[number, column]:
                 yield f"{sample}: member {member!r} is altered: another crc32"
             try:
-                fault = _member_fault(manifest, column, payload, labels)
+                fault = _member_fault(manifest, column, payload, labels, decode)
             except (ShardError, ValueError) as error:
                 fault = f"member {member!r} {error}"
             if fault is not None:
@@ -136,14 +144,20 @@ def _shard_faults(
 
 
 def _member_fault(
-    manifest: Manifest, column: int, payload: NDArray[np.uint8], labels: NDArray[Any]
+    manifest: Manifest,
+    column: int,
+    payload: NDArray[np.uint8],
+    labels: NDArray[Any],
+    decode: bool,
 ) -> str | None:
     """Says what is wrong with a member of rows that have these labels, or returns None."""
     if column < len(manifest.views):
         view = manifest.views[column]
         if view.kind == "image" and manifest.block_rows is None:
-            header = read_header(payload.tobytes())
+            header = read_whole(payload.tobytes())
             shape = (header.height, header.width, 3)  # grey decodes to RGB too
+            if decode:
+                decode_picture(payload.tobytes())
             if all(want in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
                 return None
             return f"view {view.name!r} is {shape}; expected {view.shape}"

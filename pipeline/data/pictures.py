@@ -15,9 +15,8 @@ from heron.pipeline.config.augmentations import Crop
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import ModelView
 from heron.shards.manifest import View
-from heron.shards.picture import JPEG, Kind, read_header
+from heron.shards.picture import JPEG, PILLOWS, Kind, read_header
 
-PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # that it raises
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
 

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.data.pictures import PILLOWS
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
-from heron.shards.picture import read_header
+from heron.shards.picture import PILLOWS, read_header
 
 MOST_BYTES = 20_000_000  # of a file
 MOST_PIXELS = 64_000_000  # of its picture: 192 MB decoded

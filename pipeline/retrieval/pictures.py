@@ -9,13 +9,13 @@ from PIL import Image
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_run_config
-from heron.pipeline.data.pictures import PILLOWS
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval.given import BOMB
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
+from heron.shards.picture import PILLOWS
 from heron.shards.show import DRAWN
 from heron.shards.store import open_store
 

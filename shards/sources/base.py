@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.artefact import in_words, sha256
-from heron.shards.errors import SourceError
+from heron.shards.errors import CONTROL, SourceError, shown
 from heron.shards.manifest import InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
@@ -189,9 +189,17 @@ class FileSource(Source):
     def loaded(self) -> Loaded:
         """What `load` gave, once in a process."""
         try:
-            return self.load()
+            loaded = self.load()
         except ValidationError as fault:
             raise self.invalid(fault) from None
+        for name in loaded.labels.names:
+            if CONTROL.search(name):
+                raise SourceError(
+                    f"{', '.join(path.name for path in self.files)}: a label has the name "
+                    f"{shown(name)}; expected no control characters and no byte order mark in it; "
+                    "rename it"
+                )
+        return loaded
 
     @property
     def views(self) -> list[View]:

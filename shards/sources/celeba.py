@@ -16,7 +16,7 @@ from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, shown, times
 from heron.shards.manifest import InputFile, Labels
-from heron.shards.picture import read_header
+from heron.shards.picture import read_whole
 from heron.shards.sources.base import (
     WHOLE,
     FileOrFolder,
@@ -29,11 +29,11 @@ from heron.shards.sources.folder import folder_record
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
+IN_WORDS = "0 (train), 1 (val) or 2 (test)"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # whose stem is a key
 BITS = ("-1", "1")
 NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
-END = b"\xff\xd9"  # of a JPEG
 
 
 class CelebA(FileSource):
@@ -99,7 +99,7 @@ class CelebA(FileSource):
             )
         splits = {WHOLE: np.flatnonzero(kept)}
         if partition and not self.merge:
-            number = {file: partition.values[row, 0] for file, row in partition.rows.items()}
+            number = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
             of = np.array([number.get(file, -1) for file in files])
             parts = {s: np.flatnonzero(kept & (of == n)) for n, s in enumerate(SPLITS.values())}
             splits = {split: rows for split, rows in parts.items() if len(rows)}
@@ -132,7 +132,7 @@ class CelebA(FileSource):
 
 
 class _List(NamedTuple):
-    """A list of pictures: the row of each, and uint8 [rows, columns], numbers of its words."""
+    """A list of pictures: the line of each, and uint8 [rows, columns], numbers of its words."""
 
     columns: list[str]
     rows: dict[str, int]
@@ -155,9 +155,7 @@ class _Images(NamedTuple):
     def size(self, name: str, data: bytes) -> tuple[int, int]:
         """Returns height and width of a picture in pixels, from its header."""
         try:
-            header = read_header(data, "JPEG")
-            if END not in data:
-                raise ValueError("is cut short; expected a whole JPEG")
+            header = read_whole(data, "JPEG")
         except ValueError as fault:
             raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD}") from None
         return header.height, header.width
@@ -186,7 +184,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     columns, count, first = ["split"], None, 1
     if counted:
         first, head = next(lines, (1, []))
-        if len(head) != 1 or not head[0].isdecimal():
+        if len(head) != 1 or not re.fullmatch("[0-9]{1,9}", head[0]):
             raise SourceError(
                 f"{where}, line {first}: found {shown(' '.join(head))}; expected the count of "
                 f"pictures alone; give {path.name} as its publisher hands it out"
@@ -196,19 +194,21 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     rows: dict[str, int] = {}
     values = bytearray()
     for number, (file, *cells) in lines:
-        fault = None
+        place, fault = f"{where}, line {number}", None
         if not PICTURE.fullmatch(file):
             fault = f"{shown(file)} cannot name a picture; expected {NAMED}"
         elif file in rows:
-            fault = f"{file} comes again; expected it once"
+            fault = f"{file} is in line {rows[file]} too; expected it once"
+        elif not counted and (len(cells) != 1 or cells[0] not in numbers):
+            fault = f"found {shown(' '.join(cells))} for {file}; expected {IN_WORDS}"
         elif len(cells) != len(columns):
-            fault = f"{len(cells)} values; expected {len(columns)}, one for each column"
+            fault = f"{len(cells)} values; expected {len(columns)}, one for each attribute"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:
-            column, cell = wrong[0]
-            fault = f"{column!r} is {shown(cell)}; expected {' or '.join(words)}"
+            place += f", attribute {wrong[0][0]!r}"
+            fault = f"found {shown(wrong[0][1])}; expected {' or '.join(words)}"
         if fault:
-            raise SourceError(f"{where}, line {number}: {fault}; {DOWNLOAD}")
-        rows[file] = len(rows)
+            raise SourceError(f"{place}: {fault}; {DOWNLOAD}")
+        rows[file] = number
         values.extend(numbers[cell] for cell in cells)
     if count is not None and len(rows) != count:
         raise SourceError(
@@ -217,7 +217,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         )
     if not rows or not columns:
         raise SourceError(
-            f"{where}: {len(columns)} columns of {len(rows)} pictures; expected some; {DOWNLOAD}"
+            f"{where}: {len(columns)} attributes of {len(rows)} pictures; expected some; {DOWNLOAD}"
         )
     return _List(columns, rows, np.frombuffer(values, np.uint8).reshape(len(rows), -1))
 

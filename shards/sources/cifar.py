@@ -121,7 +121,7 @@ class Cifar(FileSource):
         default = "hierarchical" if len(names) > 1 else "multi_class"
         if (self.label_kind or default) == "hierarchical":
             coarse = names[0] if len(names) > 1 else GROUPS
-            parents = self._parents(names, targets)
+            parents = self._parents(names, batches)
             paths = [f"{coarse[p]}/{name}" for p, name in zip(parents, names[-1], strict=True)]
             labels = Labels(kind="hierarchical", names=paths, levels=[coarse, paths])
             targets = np.stack([parents[targets[:, -1]], targets[:, -1]], 1)
@@ -137,7 +137,7 @@ class Cifar(FileSource):
             dataset=edition.name,
         )
 
-    def _parents(self, names: list[list[str]], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _parents(self, names: list[list[str]], batches: dict[str, _Batch]) -> NDArray[np.int64]:
         """Returns the coarse class of each class; CIFAR-100's rows must agree about it."""
         fine = names[-1]
         if len(names) == 1:
@@ -147,15 +147,23 @@ class Cifar(FileSource):
                     "CIFAR-10's; give its own files, or ask for --label-kind multi_class"
                 )
             return np.array([int(name in VEHICLES) for name in fine])
-        pairs = np.unique(labels, axis=0)
-        of = [[names[0][coarse] for coarse in pairs[pairs[:, 1] == n, 0]] for n in range(len(fine))]
-        for name, coarse in zip(fine, of, strict=True):
-            if len(coarse) != 1:
+        parents = np.full(len(fine), -1)
+        for file, batch in batches.items():
+            coarse, of = batch.labels.T
+            new = parents[of] < 0
+            parents[of[new][::-1]] = coarse[new][::-1]  # backwards: a class's first row decides
+            if len(bad := np.flatnonzero(parents[of] != coarse)):
+                row = int(bad[0])
                 raise SourceError(
-                    f"{self._title}: rows of {name!r} are in {' and '.join(coarse) or 'no file'}; "
-                    "expected one coarse class for each; ask for --label-kind multi_class"
+                    f"{self._title}, {file}: row {row} is {fine[of[row]]!r} in "
+                    f"{names[0][coarse[row]]!r}; expected {names[0][parents[of[row]]]!r}, as in "
+                    f"other rows; {DOWNLOAD}"
                 )
-        parents: NDArray[np.int64] = pairs[np.argsort(pairs[:, 1]), 0]
+        if len(bare := np.flatnonzero(parents < 0)):
+            raise SourceError(
+                f"{self._title}: no row is {fine[bare[0]]!r}, so that its coarse class is not "
+                "known; expected rows of every class; ask for --label-kind multi_class"
+            )
         return parents
 
     @property

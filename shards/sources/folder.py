@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +17,7 @@ from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
-from heron.shards.picture import Kind, read_header_of
+from heron.shards.picture import Kind, read_header_of, read_whole
 from heron.shards.sources.base import WHOLE, FileSource, Loaded, Pictures, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
@@ -84,7 +85,10 @@ class Folder(FileSource):
             labels = Labels(kind="hierarchical", names=levels[-1], levels=levels)
 
         def read(row: int) -> bytes:
-            return (self.folder / paths[row]).read_bytes()
+            data = (self.folder / paths[row]).read_bytes()
+            with _of(self.folder, paths[row]):
+                read_whole(data, _kind(paths[row]))
+            return data
 
         member = "png" if _kind(paths[0]) == "PNG" else None
         column = Pictures((len(paths), height, width, 3), read, member)
@@ -217,10 +221,17 @@ def _kind(path: str) -> Kind:
 
 def _size(folder: Path, path: str) -> tuple[int, int]:
     """Returns height and width of a picture in pixels, from its header."""
-    try:
+    with _of(folder, path):
         header = read_header_of(folder / path, _kind(path))
+    return header.height, header.width
+
+
+@contextmanager
+def _of(folder: Path, path: str) -> Iterator[None]:
+    """Says which picture it is that something is wrong with."""
+    try:
+        yield
     except ValueError as fault:
         raise SourceError(
             f"{folder.resolve().name}: {path} {fault}; move it away, or convert it"
         ) from None
-    return header.height, header.width

@@ -105,16 +105,20 @@ class Idx(FileSource):
             mean = mean if self.noise_mean is None else self.noise_mean
             std = std if self.noise_std is None else self.noise_std
 
-            def draw(random: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-                uniform = self.noise_law == "uniform"
-                noise = random.random(shape) if uniform else random.normal(mean, std, shape)
-                noise[random.random(shape) >= self.noise] = 0
-                return noise
+            def draw(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+                out = np.empty((2, len(rows), pixels.shape[1]), np.float32)
+                for number, row in enumerate(rows.tolist()):
+                    # The noise of an image depends on its file and its place there, merged or not.
+                    origin = (0, row) if row < len(images) else (1, row - len(images))
+                    random = np.random.default_rng([self.seed, *origin])
+                    shape, uniform = (2, pixels.shape[1]), self.noise_law == "uniform"
+                    noise = random.random(shape) if uniform else random.normal(mean, std, shape)
+                    noise[random.random(shape) >= self.noise] = 0
+                    out[:, number] = np.clip(pixels[row] / 255 + noise, 0, 1)
+                return out
 
-            views = {
-                name: _Noisy(pixels, len(images), draw, view, self.seed)
-                for view, name in enumerate(("view1", "view2"))
-            }
+            both = _Both(draw)
+            views = {f"view{n + 1}": _Noisy(pixels, both, n) for n in range(2)}
         return Loaded(
             views=views,
             targets=np.concatenate([numbers, test_numbers]).astype(np.int64),
@@ -139,22 +143,27 @@ class _Plain:
 
 @dataclass(frozen=True, eq=False)
 class _Noisy(_Plain):
-    """One of two views with noise: `draw` gives that of both, [2, width]."""
+    """One of two views with noise."""
 
-    train: int  # rows of the first file
-    draw: Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
+    both: _Both
     view: int
-    seed: int
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        pixels = self.pixels[rows]
-        out = np.empty(pixels.shape, np.float32)
-        for number, row in enumerate(rows.tolist()):
-            # The noise of an image depends on its file and its place there, merged or not.
-            origin = (0, row) if row < self.train else (1, row - self.train)
-            noise = self.draw(np.random.default_rng([self.seed, *origin]), (2, pixels.shape[1]))
-            out[number] = np.clip(pixels[number] / 255 + noise[self.view], 0, 1)
-        return out
+        view: NDArray[np.float32] = self.both[rows][self.view]
+        return view
+
+
+@dataclass(eq=False)
+class _Both:
+    """The two views with noise, [2, rows, width]: rows that the second asks for are not redrawn."""
+
+    draw: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    last: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
+        if self.last is None or not np.array_equal(self.last[0], rows):
+            self.last = rows, self.draw(rows)
+        return self.last[1]
 
 
 def _moments(pixels: NDArray[np.uint8]) -> tuple[float, float]:

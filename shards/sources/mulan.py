@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import SourceError
+from heron.shards.errors import CONTROL, DOWNLOAD, SourceError, shown
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, FileSource, Loaded
+from heron.shards.sources.text import parse_number, split_lines
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
-ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.IGNORECASE)
+ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.I | re.A)
 NUMERIC = ("numeric", "real", "integer")
+MOST_VALUES = 1 << 29  # of a file, in float64: a sparse row of two bytes has as many as any other
 
 
 class Mulan(FileSource):
@@ -110,23 +112,46 @@ class _ArffFile(NamedTuple):
 
 
 def read_arff(path: Path) -> _ArffFile:
-    """Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
+    r"""Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
 
-    Raises SourceError where a line is no attribute or row, or a cell no number.
+    Raises SourceError where a line is no attribute or row, a cell no number, or where a value could
+    be meant in two ways; \n and \r\n alone end a line.
     """
     kinds: dict[str, str] = {}
     rows: dict[int, NDArray[np.float64]] | None = None  # by their lines
-    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        text, where = line.strip(), f"{path.name}, line {number}"
+    lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
+    for number, line in enumerate(lines, 1):
+        text, where = line.replace("\t", " ").strip(" "), f"{path.name}, line {number}"
+        if not text or text.startswith("%"):
+            continue
+        if found := CONTROL.search(text):
+            raise SourceError(
+                f"{where}: found {found[0]!r} in {text[max(0, found.start() - 20) :][:40]!r}; "
+                f"expected text in UTF-8, its lines ended by \\n or \\r\\n; save it again so"
+            )
+        keyword = text.partition(" ")[0].lower()
         if rows is not None:
-            if text and not text.startswith("%"):
-                rows[number] = _read_row(where, text, list(kinds))
-        elif text.lower().startswith("@data"):
+            if (len(rows) + 1) * len(kinds) > MOST_VALUES:
+                raise SourceError(
+                    f"{where}: {len(kinds):,} columns of more than {len(rows):,} rows; expected "
+                    f"{MOST_VALUES:,} values at most; part the file"
+                )
+            rows[number] = _read_row(where, text, kinds)
+        elif keyword == "@data":
             rows = {}
-        elif text.lower().startswith("@attribute"):
-            if (parts := ATTRIBUTE.match(text)) is None:
+        elif keyword == "@attribute":
+            if (parts := ATTRIBUTE.fullmatch(text)) is None:
                 raise SourceError(f"{where}: not an @attribute NAME TYPE")
-            kinds[parts[1].strip("'\"")] = parts[2].strip().lower().replace(" ", "")
+            if (name := parts[1].strip("'\"")) in kinds:
+                raise SourceError(
+                    f"{where}: a second attribute {name!r}; expected each name once; rename one"
+                )
+            kinds[name] = parts[2].lower().replace(" ", "")
+        elif keyword != "@relation":
+            raise SourceError(
+                f"{where}: found {shown(text)}; expected @relation, @attribute, @data or a "
+                "comment; mend the line"
+            )
     if not kinds:
         raise SourceError(f"{path.name}: no @attribute lines; expected an ARFF file")
     if not rows:
@@ -134,34 +159,59 @@ def read_arff(path: Path) -> _ArffFile:
     return _ArffFile(path.name, kinds, list(rows), np.stack(list(rows.values())))
 
 
-def _read_row(where: str, text: str, names: list[str]) -> NDArray[np.float64]:
+def _read_row(where: str, text: str, kinds: dict[str, str]) -> NDArray[np.float64]:
     """Returns the values of a row; a sparse one is `{column value, ...}`."""
-    sparse, width = text.startswith("{"), len(names)
-    cells = text.strip("{}").split(",") if sparse else text.split(",")
-    if not sparse and len(cells) != width:
+    names, cells = list(kinds), text.split(",")
+    if text.startswith("{"):
+        given = _sparse_cells(where, text, kinds)
+    elif len(cells) == len(names):
+        given = dict(enumerate(cells))
+    else:
         raise SourceError(
-            f"{where}: {len(cells)} columns; expected {width}, one for each @attribute"
+            f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
         )
-    values = np.zeros(width)
-    for number, cell in enumerate(map(str.strip, cells)):
-        column, value = str(number), cell
-        if sparse:
-            column, _, value = cell.partition(" ")
-            if not cell:
-                continue
-        if not column.isdecimal() or int(column) >= width:
+    values = np.zeros(len(names))
+    for column, cell in given.items():
+        if (value := parse_number(cell.strip(" "))) is None:
             raise SourceError(
-                f"{where}: cell {value.strip()!r} names no column; expected COLUMN VALUE, columns "
-                f"from 0 to {width - 1}"
-            )
-        try:
-            values[int(column)] = float(value)
-        except ValueError:
-            raise SourceError(
-                f"{where}, column {names[int(column)]!r}: found {value.strip()!r}; expected a "
+                f"{where}, column {names[column]!r}: found {shown(cell.strip(' '))}; expected a "
                 "finite number; fill or drop missing values first"
-            ) from None
+            )
+        values[column] = value
     return values
+
+
+def _sparse_cells(where: str, text: str, kinds: dict[str, str]) -> dict[int, str]:
+    """Returns what a sparse row gives, by the numbers of the columns; what it leaves out is 0."""
+    if not text.endswith("}"):
+        raise SourceError(
+            f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
+            f"{DOWNLOAD}, or mend the line"
+        )
+    names, given = list(kinds), dict[int, str]()
+    for cell in text[1:-1].split(",") if text[1:-1].strip(" ") else ():
+        number, _, value = cell.strip(" ").partition(" ")
+        column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
+        if column >= len(names):
+            raise SourceError(
+                f"{where}: cell {shown(value.strip(' '))} names no column; expected COLUMN VALUE, "
+                f"columns from 0 to {len(names) - 1}"
+            )
+        if column in given:
+            raise SourceError(
+                f"{where}: column {names[column]!r} is there twice, as {shown(given[column])} and "
+                f"as {shown(value)}; expected it once; remove one of them"
+            )
+        given[column] = value
+    for column, (name, kind) in enumerate(kinds.items()):
+        # What is left out is 0 of a number, and else the first value that the type names.
+        first = kind.removeprefix("{").partition(",")[0].strip("'\"}")
+        if column not in given and kind not in NUMERIC and parse_number(first) != 0:
+            raise SourceError(
+                f"{where}: column {name!r} of type {shown(kind)} is left out, and stands for its "
+                "first value, which is not 0; expected it in every sparse row; write it out"
+            )
+    return given
 
 
 def _check_attributes(table: _ArffFile, labels: list[str], xml: str) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field, FilePath, field_validator
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, FileSource, Loaded
+from heron.shards.sources.text import parse_number
 
 MISSING = ("", "?", "nan")
 LARGEST = float(np.finfo(np.float32).max)
@@ -90,16 +91,17 @@ class Table(FileSource):
             return True  # the class has a name, so there are names
         at = at if -len(first) <= at < len(first) else -1
         cells = [cell for cell in _without(first, at) if not _is_missing(cell)]
-        words = [cell for cell in cells if _number(cell) is None]
-        if words and len(words) < len(cells):
-            value = next(cell for cell in cells if _number(cell) is not None)
+        words = [cell for cell in cells if parse_number(cell) is None]
+        numbers = [cell for cell in cells if _resembles_number(cell)]
+        if words and numbers:
             raise SourceError(
                 f"{self.csv.name}, line {line}: found {words[0]!r}, as in a header, and "
-                f"{value!r}, as in a row; expected names alone or numbers alone; say which it is "
-                "with --header yes or --header no"
+                f"{numbers[0]!r}, as in a row; expected names alone or numbers alone; say which it "
+                "is with --header yes or --header no"
             )
         return bool(words) or (
-            _number(first[at]) is None and all(_number(row[at]) is not None for _, row in others)
+            parse_number(first[at]) is None
+            and all(parse_number(row[at]) is not None for _, row in others)
         )
 
     def _label_column(self, names: list[str] | None, width: int) -> int:
@@ -123,7 +125,7 @@ class Table(FileSource):
         for row, (line, cells) in enumerate(rows.items()):
             for column, cell in enumerate(cells):
                 missing = _is_missing(cell)
-                value = np.nan if missing else _number(cell)
+                value = np.nan if missing else parse_number(cell)
                 fault = None
                 if value is None or abs(value) > LARGEST:
                     fault = "expected a finite float32; correct it or drop the column first"
@@ -157,7 +159,7 @@ def read_rows(path: Path) -> dict[int, list[str]]:
             reader = csv.reader(stream, skipinitialspace=True, strict=True)
             for cells in reader:
                 if len(cells) > 1 or (cells and cells[0].strip()):
-                    rows[reader.line_num] = [cell.strip() for cell in cells]
+                    rows[reader.line_num] = [cell.strip(" \t") for cell in cells]
     except (csv.Error, UnicodeDecodeError) as fault:
         raise SourceError(
             f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
@@ -171,7 +173,8 @@ def read_rows(path: Path) -> dict[int, list[str]]:
             if width > 1:
                 expected = f"{width}, as in line {first}"
             raise SourceError(
-                f"{path.name}, line {line}: {len(cells)} columns; expected {expected}"
+                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}; "
+                f"expected {expected}"
             )
     return rows
 
@@ -185,7 +188,7 @@ def _classes(file: str, texts: dict[int, str], at: int) -> tuple[list[str], NDAr
                 "expected a class for each row; fill it or drop the row first"
             )
     names = sorted(set(texts.values()))
-    values = {name: _number(name) for name in names}
+    values = {name: parse_number(name) for name in names}
     if None not in values.values():
         names.sort(key=lambda name: values[name] or 0.0)
         for one, other in pairwise(names):
@@ -207,12 +210,13 @@ def _is_missing(cell: str) -> bool:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
-def _number(text: str) -> float | None:
-    """Returns the number in a cell, infinite ones too, or None (Python alone reads 1_000)."""
+def _resembles_number(text: str) -> bool:
+    """Tells whether a cell is a number, or is meant as one, such as 1_000: it is in no header."""
     try:
-        return None if "_" in text else float(text)
+        float(text.replace("_", ""))
     except ValueError:
-        return None
+        return False
+    return True

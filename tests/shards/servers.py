@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import struct
 import threading
@@ -17,10 +18,14 @@ class Fault:
     """What goes wrong in one answer, after so many bytes of its body where it has one.
 
     drop resets the connection, close ends it in good order, stall sends no more until the server
-    ends, cut promises and sends fewer bytes, pad more; flip changes the byte at `after`.
+    ends, cut promises and sends fewer bytes, pad more; flip changes the byte at `after`; endless
+    begins again at the end of the body, slow sends two hundred bytes a second, gzip says that the
+    body is compressed.
     """
 
-    kind: Literal["status", "drop", "close", "stall", "cut", "pad", "flip"]
+    kind: Literal[
+        "status", "drop", "close", "stall", "cut", "pad", "flip", "endless", "slow", "gzip"
+    ]
     after: int = 0
     status: int = 503
 
@@ -32,8 +37,10 @@ class Web:
     files: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     ranges: bool = True
+    redirects: dict[str, str] = field(default_factory=dict)  # by file, where it lies
     need: str | None = None  # the query or header that every request must have
     requests: list[tuple[str, str | None]] = field(default_factory=list)
+    sent: int = 0  # bytes of endless bodies
     url: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -63,6 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if name in web.redirects:
+            self.send_response(302)
+            self.send_header("Location", web.redirects[name])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         data = web.files[name]
         part = asked is not None and web.ranges
         start, _, stop = (asked or "").removeprefix("bytes=").partition("-")
@@ -83,11 +96,22 @@ class _Handler(BaseHTTPRequestHandler):
         if part:
             last = first + len(body) - 1
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Content-Length", str(len(body)))
+        if fault and fault.kind == "gzip":
+            body = bytearray(gzip.compress(body))
+            self.send_header("Content-Encoding", "gzip")
+        if fault is None or fault.kind != "endless":
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if fault is None or fault.kind not in ("drop", "close", "stall"):
+        if fault is None or fault.kind not in ("drop", "close", "stall", "endless", "slow"):
             self.wfile.write(body)
             return
+        while fault.kind == "endless":
+            self.wfile.write(body)
+            web.sent += len(body)
+        for byte in body[fault.after :] if fault.kind == "slow" else b"":
+            self.wfile.write(bytes([byte]))
+            if web.ended.wait(0.005):
+                return
         self.wfile.write(body[: fault.after])
         self.wfile.flush()
         if fault.kind == "stall":

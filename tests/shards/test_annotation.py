@@ -75,6 +75,12 @@ def test_labels(
         ),
         ("txt", [b"a", b" "], "member 'txt' is empty; expected a class name"),
         ("txt", [b"a", b"\xff"], r"member 'txt' is b'\xff'; expected UTF-8"),
+        (
+            "txt",
+            [b"a", b"ca\xef\xbb\xbft"],
+            r"label: sample 1 has the name 'ca\ufefft'; expected names without control characters",
+        ),
+        ("json:k", [b'{"k": "a"}', b'{"k": "b\\ud800"}'], r"sample 1 has the name 'b\ud800'; expe"),
         ("json:k", [b"{", b"{}"], "sample 0 member 'json' is b'{'; expected JSON"),
         ("json:k", [b"[1]", b"{}"], "member 'json' is [1]; expected fields"),
         ("json:k", [b'{"j": 1}', b"{}"], "has no label: 'json' has no field 'k'; found j; take it"),
@@ -107,6 +113,29 @@ def test_labels_that_are_none(
         run(tmp_path, image=["jpg"], label=label)
     assert message in str(raised.value)
     assert {path.name for path in tmp_path.iterdir()} == {"a.tar"}
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    names, mark = tmp_path / "names.txt", b"\xef\xbb\xbf"
+    files = [(f"{n}.txt", mark * n + b"cat") for n in range(2)]
+    write_tar(tmp_path / "a.tar", sorted(files + [(f"{n}.jpg", jpeg(n)) for n in range(2)]))
+    options: dict[str, Any] = {"image": ["jpg"], "label": "txt", "label_names": names}
+    for data, message in [
+        (
+            mark + b"cat\ndog\xe2\x80\xa8cow\n",
+            r"line 2 of .* is 'dog\\u2028cow'; expected a name on",
+        ),
+        (
+            b"cat\n" + mark + b"dog\n",
+            r"line 2 of .* is '\\ufeffdog'; expected a name on every line",
+        ),
+    ]:
+        names.write_bytes(data)
+        with pytest.raises(SourceError, match=message):
+            run(tmp_path, **options)
+    names.write_bytes(mark + b"cat\r\ndog")
+    assert run(tmp_path, **options).manifest.labels.names == ["cat", "dog"]
+    assert labels(tmp_path) == [0, 0]
 
 
 def test_unlabelled_samples_and_given_names(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def lists(*members: str) -> dict[str, bytes]:
 
 NAMED = "cannot name a picture; expected NAME.jpg, its name of letters, digits, '-' and '_'; "
 COUNT = "; expected the count of pictures alone; give list_attr_celeba.txt as its publisher hands"
-NUMBERED = "expected 0 or 1 or 2; download it again"
+IN_WORDS = "expected 0 (train), 1 (val) or 2 (test); download it again"
 BAD_LISTS: list[tuple[dict[str, bytes], str]] = [
     (
         {LISTED: PAGE},
@@ -267,28 +267,31 @@ BAD_LISTS: list[tuple[dict[str, bytes], str]] = [
     ({LISTED: LIST[2:].encode()}, f"{LISTED}, line 1: found 'Bald Young Smiling'{COUNT}"),
     ({LISTED: b"7z\xbc" + bytes(99)}, f"{LISTED}, line 1: found '7z\ufffd\\x00"),
     (line(1, "202599"), f"{LISTED}: 4 rows; expected 202,599, the count in line 1; download it ag"),
+    (line(1, "٤"), f"{LISTED}, line 1: found '٤'{COUNT}"),
+    (line(1, "9" * 5000), f"{LISTED}, line 1: found '9999"),
+    (line(2, "Bald \ufeffYoung Smiling"), r"a label has the name '\ufeffYoung'; expected no con"),
     (line(1, "3"), f"{LISTED}: 4 rows; expected 3, the count in line 1"),
-    (line(4, "000002.jpg 1 -1"), f"{LISTED}, line 4: 2 values; expected 3, one for each column"),
-    (line(6, "a-b_c.jpg 1 1 1 1"), f"{LISTED}, line 6: 4 values; expected 3, one for each colum"),
-    (line(4, "000002.jpg 1 0 -1"), f"{LISTED}, line 4: 'Young' is '0'; expected -1 or 1"),
-    (line(5, "000007.jpg 1 1 1.0"), f"{LISTED}, line 5: 'Smiling' is '1.0'; expected -1"),
-    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: 000001.jpg comes again; expected it once"),
+    (line(4, "000002.jpg 1 -1"), f"{LISTED}, line 4: 2 values; expected 3, one for each attribute"),
+    (line(6, "a-b_c.jpg 1 1 1 1"), f"{LISTED}, line 6: 4 values; expected 3, one for each attri"),
+    (line(4, "000002.jpg 1 0 -1"), f"{LISTED}, line 4, attribute 'Young': found '0'; expected -1"),
+    (line(5, "000007.jpg 1 1 1.0"), f"{LISTED}, line 5, attribute 'Smiling': found '1.0'; expect"),
+    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: 000001.jpg is in line 3 too; expected it on"),
     (line(3, "../x.jpg 1 1 1"), f"{LISTED}, line 3: '../x.jpg' {NAMED}download it again"),
     (line(3, "000001.png 1 1 1"), f"{LISTED}, line 3: '000001.png' {NAMED}"),
     (line(3, "x" * 65 + ".jpg 1"), f"{LISTED}, line 3: '{'x' * 59}… {NAMED}"),
-    ({LISTED: b"0\nBald\n"}, f"{LISTED}: 1 columns of 0 pictures; expected some; download it"),
+    ({LISTED: b"0\nBald\n"}, f"{LISTED}: 1 attributes of 0 pictures; expected some; download it"),
     (line(2, "Bald Young Bald"), f"{LISTED}, {PARTED}: two labels have the name 'Bald'; expected"),
     (lists("a.txt", "b/c.txt"), f"{LISTED}: holds 2 .txt files; expected one; unpack the list and"),
     ({LISTED: lists("a.txt")[LISTED][:-9]}, f"{LISTED}: a zip cut short or damaged (File is not"),
     ({LISTED: zipped({"a.txt": PAGE})}, f"{LISTED}/a.txt: an HTML page (a download quota page?)"),
     ({LISTED: zipped({"a.txt": b"4\nx"})}, f"{LISTED}/a.txt: 0 rows; expected 4, the count in li"),
-    ({PARTED: b"000001.jpg 3\n"}, f"{PARTED}, line 1: 'split' is '3'; {NUMBERED}"),
-    ({PARTED: b"\n000001.jpg -1\n"}, f"{PARTED}, line 2: 'split' is '-1'; {NUMBERED}"),
-    ({PARTED: b"000001.jpg\n"}, f"{PARTED}, line 1: 0 values; expected 1, one for each column"),
+    ({PARTED: b"000001.jpg 3\n"}, f"{PARTED}, line 1: found '3' for 000001.jpg; {IN_WORDS}"),
+    ({PARTED: b"\n000001.jpg -1\n"}, f"{PARTED}, line 2: found '-1' for 000001.jpg; {IN_WORDS}"),
+    ({PARTED: b"000001.jpg\n"}, f"{PARTED}, line 1: found '' for 000001.jpg; {IN_WORDS}"),
     ({PARTED: b"/x.jpg 0\n"}, f"{PARTED}, line 1: '/x.jpg' {NAMED}download it again"),
     (
         {PARTED: b"000001.jpg 0\n000001.jpg 0\n"},
-        f"{PARTED}, line 2: 000001.jpg comes again; expected it once; download it again",
+        f"{PARTED}, line 2: 000001.jpg is in line 1 too; expected it once; download it again",
     ),
 ]
 

@@ -242,6 +242,17 @@ def test_pictures_that_are_no_jpeg(tmp_path: Path, data: bytes) -> None:
         build(source, tmp_path / "out", progress=False)
 
 
+def test_a_jpeg_that_is_cut_behind_its_header(tmp_path: Path) -> None:
+    source = folder(tmp_path, FLAT)
+    whole = jpeg(0, (200, 200))
+    for data in (whole[: len(whole) // 2], whole[:-2]):
+        put(tmp_path / "pets", "train/cat/cut.jpg", data)
+        with pytest.raises(
+            SourceError, match="pets: train/cat/cut.jpg is cut short; expected a wh"
+        ):
+            build(source, tmp_path / "out", progress=False, overwrite=True)
+
+
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     source = folder(tmp_path, FLAT, split_names=["train", "dev"])
     with pytest.raises(SourceError, match="pets: no folder 'dev' for a split; it has test, train;"):

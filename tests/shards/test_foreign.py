@@ -138,6 +138,16 @@ BAD = [
     ),
     ({"jpg": bomb()}, "member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pixels"),
     ({"jpg": png(np.zeros((8, 8), np.uint16))}, "member 'jpg' is a PNG whose grey has 16 bits; ex"),
+    (
+        {"jpg": jpeg(1, 64, 64)[:-2]},
+        "member 'jpg' is cut short; expected a whole JPEG; mend it, or",
+    ),
+    ({"jpg": jpeg(1, 64, 64)[:700]}, "member 'jpg' is cut short; expected a whole JPEG"),
+    ({"jpg": png(1)[:-9]}, "member 'jpg' is cut short; expected a whole PNG"),
+    (
+        {"jpg": png(1)[:-20] + png(1)[-12:]},
+        "member 'jpg' is a damaged PNG (its part b'IDAT' has an",
+    ),
     ({"npy": npy([1, 2])}, "member 'npy' is int64 (2,); expected a vector of float32"),
     ({"npy": npy([[1, 2]], "f4")}, "member 'npy' is float32 (1, 2); expected a vector of flo"),
     ({"npy": npy([1, np.nan], "f4")}, "member 'npy' has a NaN or infinite value; expected fi"),
@@ -275,11 +285,17 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     text = str(verify(folder))
     assert "cats-train-0000.tar: altered: sha256 is" in text
     assert "cats-train-0000.tar sample 000003: member 'jpg' is altered: another crc32" in text
-    assert "2 faults; restore it from a good copy or build or index it again" in text
+    assert "cats-train-0000.tar sample 000003: member 'jpg' is cut short; expected a whole" in text
+    assert "3 faults; restore it from a good copy or build or index it again" in text
     tar.write_bytes(good[:3800])
     assert "cats-train-0000.tar is cut inside '000000.jpg' (" in str(verify(folder))
     write_wds(tar, cats(1, 5))
-    assert "sample 000000: no file '000000.jpg' at byte" in str(verify(folder))
+    first = ShardIndex.read(folder / "cats-train-0000.index.npz").offsets[0, 0]
+    text = str(verify(folder))
+    assert (
+        f"cats-train-0000.tar sample 000000: no file '000000.jpg' at byte {first}, as its" in text
+    )
+    assert "6 faults" in text
     tar.write_bytes(good)
     write_wds(folder / "cats-train-0007.tar", cats(50, 1))
     assert verify(folder).faults == ["cats-train-0007.tar: extra: the manifest does not list it"]
@@ -288,7 +304,8 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     found = ShardIndex.read(path)
     np.savez(path, **{**vars(found), "offsets": found.offsets + 512})
     text = str(verify(folder))
-    assert "sample 000009: no file '000009.jpg' at byte" in text
+    message = f"sample 000009: no file '000009.jpg' at byte {found.offsets[0, 0] + 512}, as its"
+    assert f"cats-validation-0000.tar {message} index says" in text
 
 
 @pytest.mark.parametrize(

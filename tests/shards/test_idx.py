@@ -87,6 +87,21 @@ def test_noise_is_of_the_seed_and_the_row_alone(tmp_path: Path, law: str) -> Non
     assert not np.array_equal(rows["view1"], rows["view2"])
 
 
+def test_the_noise_of_a_row_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = family(tmp_path, view_kind="noise")
+    drawn: list[object] = []
+    draw = np.random.default_rng
+
+    def counted(seed: object) -> np.random.Generator:
+        drawn.append(seed)
+        return draw(seed)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("numpy.random.default_rng", counted)
+    for rows in ((0, 5), (5, 7)):
+        source.read("train", *rows)
+    assert drawn == [[0, 0, row] for row in range(7)]
+
+
 def test_noise_has_the_moments_of_all_pixels(tmp_path: Path) -> None:
     grey = np.full((400, 10, 10), 98, np.uint8)
     grey[::2] = 78  # mean 88, standard deviation 10: far from where the sum is cut

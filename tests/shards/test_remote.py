@@ -7,13 +7,15 @@ import logging
 import pickle
 import re
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heron.shards.body import timely
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.remote import Missing, Remote, Retry
@@ -109,6 +111,119 @@ def test_what_does_not_come_is_an_error_and_leaves_nothing(
         remote.local("a.tar", SIZE, SUM)
     assert "\n" not in str(error.value)
     assert len(site.requests) == requests and left(tmp_path) == []
+
+
+def test_a_body_that_comes_too_slowly(
+    site: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.faults["set/a.tar"] = [Fault("slow")] * 2
+    retry = Retry(attempts=2, pause_s=0.001, timeout_s=0.2, slowest=5000)
+    remote = open_store(f"{site.url}/set", ShardCache(tmp_path / "cache", 10 * SIZE), {}, retry)
+    message = r"a.tar: failed 2 times, the last time with: [0-9]{2} bytes in 0.2[0-9]* s; expected "
+    with pytest.raises(
+        ShardError, match=f"{message}5,000 a second at least; expected the whole fi"
+    ):
+        remote.local("a.tar", SIZE, SUM)
+    (first, _), (second, asked) = site.requests
+    assert first == second and asked is not None  # what came was kept
+    site.faults["set/a.tar"] = [Fault("slow")]
+    slow = Retry(attempts=1, timeout_s=0.2, slowest=50)  # some 150 come
+    site.files["set/a.tar"] = DATA[:60]
+    remote = open_store(f"{site.url}/set", ShardCache(tmp_path / "cache", 10 * SIZE), {}, slow)
+    assert remote.read_bytes("a.tar") == DATA[:60]
+
+
+def test_time_that_is_spent_elsewhere_is_not_the_servers(site: Web) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(4):
+            yield bytes(9)
+
+    came = []
+    for chunk in timely(chunks(), 1e9, 0.05):
+        time.sleep(0.1)  # a disk
+        came.append(chunk)
+    assert len(came) == 4
+
+
+def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heron.shards.store.MOST_BYTES", 3 * SIZE)
+    monkeypatch.setattr("heron.shards.remote.MOST_BYTES", 4 * SIZE)
+    remote = store(f"{site.url}/set", tmp_path)
+
+    def copy(sizes: dict[str, int | None]) -> None:
+        with remote.copies(sizes):
+            pass
+
+    calls: dict[str, Callable[[str], object]] = {
+        "more than 768,000 bytes came; expected 768,000 at most; restore": remote.read_bytes,
+        "more than 1,024,000 bytes came; expected": lambda name: remote.local(name, None, SUM),
+        "more than 256,000 bytes; expected 256,000 bytes": lambda n: remote.local(n, SIZE, SUM),
+        "more than 500 bytes came; expected 500 at most": lambda n: copy({n: 500}),
+    }
+    for message, call in calls.items():
+        site.faults["set/a.tar"], site.sent = [Fault("endless")] * 9, 0
+        with pytest.raises(ShardError, match=f"{site.url}/set/a.tar: {message}"):
+            call("a.tar")
+        assert site.sent < 80 * SIZE and left(tmp_path) == []  # sockets hold some
+
+
+def test_what_is_compressed_on_its_way_is_refused(site: Web, tmp_path: Path) -> None:
+    site.files["set/a.tar"] = bytes(10**7)  # ten thousand bytes on the way
+    site.faults["set/a.tar"] = [Fault("gzip")]
+    with pytest.raises(
+        ShardError, match="a.tar: the server sent Content-Encoding 'gzip'; expected"
+    ):
+        store(f"{site.url}/set", tmp_path).read_bytes("a.tar")
+    assert len(site.requests) == 1
+
+
+def test_redirects_to_another_host_need_leave(site: Web, tmp_path: Path) -> None:
+    with web({"x/b.tar": DATA, "x/c.tar": DATA}) as other:
+        site.files |= {"set/b.tar": b"", "set/c.tar": b"", "set/d.tar": b""}
+        site.redirects = {
+            "set/b.tar": f"{other.url}/x/b.tar?sig=hunter22",
+            "set/c.tar": "/set/a.tar",
+        }
+        site.redirects["set/d.tar"] = "d.tar"
+        remote = store(f"{site.url}/set", tmp_path)
+        message = (
+            f"^{site.url}/set/b.tar: the server redirects to http://127.0.0.1:[0-9]+; expected"
+        )
+        with pytest.raises(ShardError, match=message) as error:
+            remote.local("b.tar", SIZE, SUM)
+        assert "allow_redirects: true" in str(error.value) and "hunter22" not in str(error.value)
+        assert not other.requests and len(site.requests) == 1
+        assert remote.read_bytes("c.tar") == DATA  # within the host
+        with pytest.raises(ShardError, match="d.tar: 5 redirects, and another; expected the file"):
+            remote.read_bytes("d.tar")
+        allowed = store(f"{site.url}/set", tmp_path, allow_redirects=True)
+        with allowed.local("b.tar", SIZE, SUM) as held:
+            assert held.path.read_bytes() == DATA
+        assert other.requests == [("x/b.tar", None)]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "allowed"),
+    [
+        ("https://a.org/x/f", "https://a.org:443/f", True),
+        ("https://a.org/x/f", "https://A.org/f", True),
+        ("https://joe:pw@a.org/x/f", "../f", True),
+        ("https://a.org/x/f", "http://a.org/f", False),
+        ("http://a.org/x/f", "https://a.org/f", True),
+        ("http://a.org/x/f", "https://b.org/f", False),
+        ("http://a.org/x/f", "//b.org/f", False),
+        ("http://a.org/x/f", "http://a.org:81/f", False),
+        ("http://a.org/x/f", "http://a.org@b.org/f", False),
+        ("http://a.org/x/f", "file:///etc/passwd", False),
+    ],
+)
+def test_what_is_another_host(here: str, there: str, allowed: bool) -> None:
+    remote = Remote(here.rpartition("/")[0])
+    if allowed:
+        assert remote._redirected("f", here, there).endswith("/f")
+        return
+    with pytest.raises(ShardError, match="f: the server redirects to .*; expected the file at its"):
+        remote._redirected("f", here, there)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:

@@ -62,9 +62,63 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (ARFF.replace("1,1\n", "2,1\n"), XML, "line 10, column 'calm': found 2; expected a label"),
         (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
         (ARFF.replace("{0 4", "{x 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
-        (ARFF.replace("real", "{red,green}"), XML, "'arm span' is {red,green}; expected numeric"),
+        (
+            ARFF.replace("real", "{red,green}").split("{0 4")[0],
+            XML,
+            "'arm span' is {red,green}; expected numeric",
+        ),
+        (
+            ARFF.replace("real", "{red,green}"),
+            XML,
+            "line 12: column 'arm span' of type '{red,green}' is left out, and stands for its firs",
+        ),
         (ARFF.split("1.5")[0], XML, "tiny.arff: no rows after @data"),
-        ("<html>", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
+        ("% hello", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
+        ("<html>", XML, "tiny.arff, line 1: found '<html>'; expected @relation, @attribute, @data"),
+        (ARFF.replace("@attribute calm", "@attribut calm"), XML, "line 5: found '@attribut calm"),
+        (ARFF.replace("keen", "calm"), XML, "line 6: a second attribute 'calm'; expected each"),
+        (
+            ARFF.replace(", 2 1}", ", 2 1"),
+            XML,
+            "line 12: found a sparse row that ends with '{0 4, 2 1'; expected '}' at its end; down",
+        ),
+        (ARFF.replace(", 2 1}", ", 2 1}}"), XML, "line 12, column 'calm': found '1}'; expected a"),
+        (ARFF.replace("{0 4", "{{0 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (ARFF.replace("{0 4", "{0 4, "), XML, "line 12: cell '' names no column; expected COLUMN"),
+        (
+            ARFF.replace(", 2 1}", ", 2}"),
+            XML,
+            "line 12, column 'calm': found ''; expected a finite",
+        ),
+        (
+            ARFF.replace(", 2 1}", ", 2 1, 0 5}"),
+            XML,
+            "line 12: column 'height' is there twice, as '4' and as '5'; expected it once; remove",
+        ),
+        (
+            ARFF.replace("keen {0,1}", "keen {1, 0}"),
+            XML,
+            "line 12: column 'keen' of type '{1,0}' is left out, and stands for its first value, "
+            "which is not 0; expected it in every sparse row; write it out",
+        ),
+        (ARFF.replace("1.5,2", "1_000,2"), XML, "line 9, column 'height': found '1_000'; expected"),
+        (ARFF.replace("1.5,2", "١,2"), XML, "line 9, column 'height': found '١'; expected a fin"),
+        (ARFF.replace("{0 4", "{٠ 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (ARFF.replace("{0 4", "{" + "0" * 5000 + " 4"), XML, "line 12: cell '4' names no column"),
+        (
+            ARFF.replace("0,1\n-1", "0,1\u2028-1"),
+            XML,
+            r"line 9: found '\u2028' in '1.5,2,0,1\u2028-1,0.25,1,1'; expected text in UTF-8, its "
+            r"lines ended by \n or \r\n; save it again so",
+        ),
+        (ARFF.replace("1.5,2", "1.5\u2028,2"), XML, r"line 9: found '\u2028' in '1.5\u2028,2,0,1'"),
+        (ARFF.replace("1.5,2", "1.5\xa0,2"), XML, r"'height': found '1.5\xa0'; expected a finite"),
+        (ARFF.replace("@attribute calm", "\ufeff@attribute calm"), XML, r"line 5: found '\ufeff'"),
+        (
+            ARFF.replace("height", "he\udce9ght"),
+            XML,
+            r"line 3: found '\udce9' in '@attribute he\ud",
+        ),
         (ARFF, "hello", "tiny.xml: not XML"),
         (ARFF, "<labels/>", "tiny.xml: names no label; expected <label name=...>"),
     ],
@@ -74,6 +128,53 @@ def test_mulan_errors(tmp_path: Path, arff: str, xml: str, message: str) -> None
     with pytest.raises(SourceError) as fault:
         build(source, tmp_path / "out", progress=False)
     assert message in str(fault.value)
+
+
+def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_path: Path) -> None:
+    plain = whole(make("mulan", mulan_options(tmp_path)), "all")
+    marked = "\ufeff" + ARFF.replace("@relation", "@attribute depth numeric\n@relation")
+    text = marked.replace("\n1.5", "\n7,1.5").replace("\n-1", "\n7,-1")
+    text = text.replace("{0 4, 2 1}", "{0 7, 1 4, 3 1}").replace("\n", "\r\n")
+    rows = whole(make("mulan", mulan_options(tmp_path, text) | {"view_kind": "single"}), "all")
+    np.testing.assert_array_equal(rows.views["view1"], [[7, 1.5, 2], [7, -1, 0.25], [7, 4, 0]])
+    np.testing.assert_array_equal(rows.labels, plain.labels)
+
+
+def test_mulan_holds_no_more_values_than_memory_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heron.shards.sources.mulan.MOST_VALUES", 99)
+    source = make("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
+    with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
+        _ = source.splits
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", "\u2028", "\n", "\0", "\udce9"])
+def test_no_control_character_in_a_label(tmp_path: Path, mark: str) -> None:
+    source = arrays_source(tmp_path, label_names=["a", "b", f"c{mark}d", "e"])
+    with pytest.raises(SourceError) as fault:
+        _ = source.splits
+    assert str(fault.value) == (
+        f"tiny.npz: a label has the name {f'c{mark}d'!r}; expected no control characters and no "
+        "byte order mark in it; rename it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("arrays", "npz", "a\0b\nc"),
+        ("arrays", "npy", ["x=a\0b\nc"]),
+        ("idx", "folder", "a\0b\nc"),
+        ("celeba", "images", "a\0b\nc"),
+        ("mulan", "arff", ["a\0b\nc"]),
+    ],
+)
+def test_a_path_with_a_zero_byte(name: str, option: str, value: object) -> None:
+    with pytest.raises(SourceError) as fault:
+        make(name, {option: value})
+    assert "\n" not in str(fault.value) and "\0" not in str(fault.value)
+    assert rf"{name}: " in str(fault.value) and r"a\x00b\nc" in str(fault.value)
 
 
 def test_mulan_files_of_different_sets(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_local_folder_is_used_in_place(folder: Path, own_cache: Path) -> None:
         shard = load_manifest(store).splits["train"][0]
         with store.local(shard.file, shard.bytes, shard.sha256) as held:
             assert held.path == folder / shard.file == Path(store.where(shard.file))
-        with store.copies(shard.file) as there:
+        with store.copies({shard.file: None}) as there:
             assert there == folder
         assert store.exists("manifest.json") and not store.exists("build.json")
         assert store.names() == {path.name for path in folder.iterdir()}
@@ -188,6 +188,12 @@ def test_the_command_line_takes_urls(
         assert "3 shards, 8 rows" in shown and "extra files were not looked for" in shown
         assert main(["shards", "show", url, "--sheet", sheet, "--count", "2"]) == 0
         assert f"MB in {url}" in capsys.readouterr().out and Path(sheet).exists()
+        whole = site.files["faces/train-000001.tar"]
+        site.files["faces/train-000001.tar"] += bytes(9)
+        assert main(["shards", "verify", url]) == 1
+        error = capsys.readouterr().err
+        assert f"{url}/train-000001.tar: more than {len(whole):,} bytes came; expected" in error
+        assert "1 faults" in error
         del site.files["faces/train-000001.tar"]
         assert main(["shards", "verify", url]) == 1
         assert "train-000001.tar: missing: the manifest lists it" in capsys.readouterr().err
@@ -197,3 +203,12 @@ def test_the_command_line_takes_urls(
     for url, text in (("xyz://b", "Protocol not known: xyz"), ("memory://none", "no such file")):
         assert main(["shards", "verify", url]) == 1
         assert f"error: {url}" in (error := capsys.readouterr().err) and text in error
+
+
+@pytest.mark.parametrize("start", ["", "file://", "memory://", "http://"])
+def test_a_place_with_a_zero_byte(start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shards", "verify", f"{start}a\0b"]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        rf"error: '{start}a\x00b' is no path: it has a zero byte; expected a folder or a URL" "\n"
+    )

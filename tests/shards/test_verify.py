@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heron.launch.cli import main
 from heron.shards.build import build, npy
+from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex
+from heron.shards.show import contact_sheet
 from heron.shards.sources import make
 from heron.shards.verify import verify
 from tests.sealed import seal
@@ -180,6 +183,33 @@ def test_a_bomb_is_not_set_off(tmp_path: Path) -> None:
     rewrite(tmp_path, lambda members: members.__setitem__(0, (members[0][0], bomb())))
     found = faults(tmp_path)
     assert "sample 000001: member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pix" in found
+
+
+def test_a_picture_that_is_cut_or_damaged_behind_its_header(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(make("faces", {"train": 4, "test": 0, "size": 64}), tmp_path, progress=False)
+
+    def change(members: list[tuple[str, bytes]]) -> None:
+        (name, first), (other, second) = members[0], members[2]
+        members[0] = (name, first[: len(first) // 2])
+        half = len(second) // 2  # noise in the coded pixels, and whole markers
+        members[2] = (other, second[:half] + bytes(range(1, 200)) + second[half + 199 :])
+
+    assert main(["shards", "verify", str(tmp_path), "--decode"]) == 0
+    rewrite(tmp_path, change)
+    assert main(["shards", "verify", str(tmp_path)]) == 1
+    found = capsys.readouterr().err
+    assert (
+        "train-000000.tar sample 000001: member 'jpg' is cut short; expected a whole JPEG" in found
+    )
+    assert "000002: member 'jpg' is a damaged" not in found  # which its header does not show
+    assert main(["shards", "verify", str(tmp_path), "--decode"]) == 1
+    found = capsys.readouterr().err
+    assert "sample 000001: member 'jpg' is cut short" in found
+    assert "train-000000.tar sample 000002: member 'jpg' is a damaged JPEG (" in found
+    with pytest.raises(ShardError, match="train-000000.tar sample 000001 is cut short; expected a"):
+        contact_sheet(tmp_path, tmp_path / "sheet.png")
 
 
 def test_images(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def arrays_source(folder: Path, rows: int = 40, **options: object) -> Source:
 def mulan_options(
     folder: Path, arff: str = ARFF, xml: str = XML, name: str = "tiny"
 ) -> dict[str, object]:
-    (folder / f"{name}.arff").write_text(arff)
+    (folder / f"{name}.arff").write_bytes(arff.encode(errors="surrogateescape"))
     (folder / "tiny.xml").write_text(xml)
     return {"arff": [folder / f"{name}.arff"], "xml": folder / "tiny.xml"}
 

@@ -1,0 +1,18 @@
+"""Text files of a publisher: their lines and numbers, where Python alone would take more."""
+
+from __future__ import annotations
+
+import re
+
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(inf|nan)", re.I)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Returns the lines of a text, which end with \n or \r\n; a byte order mark begins none."""
+    lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def parse_number(text: str) -> float | None:
+    """Returns a number in plain digits, infinite ones too, or None (of `1_000`, or `١`)."""
+    return float(text) if NUMBER.fullmatch(text) else None
