@@ -9,10 +9,17 @@ REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 LONGEST = 60  # characters of a text in a message
+MESSAGE = 4000  # characters of a whole one
 
 
 class HeronError(Exception):
     """What a user can mend: its message names the thing, what was found, expected, the remedy."""
+
+    def __str__(self) -> str:
+        """Returns the message on one line, whatever characters are in what it quotes of others."""
+        text = " ".join(line.strip() for line in super().__str__().splitlines())
+        text = text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class ShardError(HeronError):
@@ -30,7 +37,10 @@ def times(shape: Iterable[Any]) -> str:
 
 def shown(value: Any) -> str:
     """Returns a value as Python writes it, cut where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # of a whole number with more digits than Python writes
+        text = f"{type(value).__name__} too large to show"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
