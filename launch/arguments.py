@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
@@ -157,12 +158,15 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
 
     def convert(text: str) -> Any:
         try:
-            return adapter.validate_python(text)
+            value = adapter.validate_python(text)
+            if isinstance(value, Path) and not text.isprintable():
+                raise argparse.ArgumentTypeError(f"found {text!r}; expected a path one can print")
+            return value
         except ValidationError as error:
             fault = error.errors()[0]
         message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] != "value_error":  # ours names what was found
-            message = f"found {text!r}; {message[0].lower()}{message[1:]}"
+            message = f"found {text!r}; {message[:1].lower()}{message[1:]}"
         raise argparse.ArgumentTypeError(message)
 
     return convert

@@ -1,6 +1,5 @@
 """`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
 from heron.pipeline.config.sections import Natural
-from heron.shards.artefact import MANIFEST
+from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest
 
 if TYPE_CHECKING:
@@ -65,7 +64,8 @@ def _measured(
                 continue
         except ConfigError:
             continue  # what is there was run with other overrides
-        results = [json.loads((Path(c.run.dir) / "result.json").read_text()) for c in configs]
+        asked = [*table.scores.values()]
+        results = [read_result(Path(c.run.dir) / "result.json", asked) for c in configs]
         scores = {shown: [run[key] for run in results] for shown, key in table.scores.items()}
         scored[name] = pd.DataFrame(scores, table.folds, dtype=float)
     return scored
@@ -84,9 +84,7 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
         if method.schedules:
             given += method.scheduled(config.train.epochs)
             config = load_config(path, given, method.name)
-        is_local = config.data.build is None and "://" not in config.data.path
-        if is_local and not (Path(config.data.path) / MANIFEST).exists():
-            raise ConfigError(f"{config.data.path} holds no shards; {table.data}")
+        config.data.refuse_missing(table.data)
         configs.append(config)
     return configs
 

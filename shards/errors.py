@@ -10,6 +10,7 @@ REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 LONGEST = 60  # characters of a text in a message
+MESSAGE = 4000  # characters of a whole one
 # Characters that end lines, hide, or cannot be written: none stands in a name, or in a message.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
@@ -17,26 +18,23 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 class HeronError(Exception):
     """What a user can mend: its message names the thing, what was found, expected, the remedy."""
 
-
-class DataError(HeronError):
-    """A fault of data, whose names others chose: its message is one line whatever they hold."""
-
     def __str__(self) -> str:
-        """Returns the message, control characters as Python writes them."""
-        return one_line(super().__str__())
+        """Returns the message on one line, whatever characters are in what it quotes of others."""
+        return one_line(re.sub(r"\n +", " ", super().__str__()))  # our own lists are indented
 
 
-class ShardError(DataError):
+class ShardError(HeronError):
     """A folder of shards is missing, damaged, or not what its manifest says."""
 
 
-class SourceError(DataError):
+class SourceError(HeronError):
     """A publisher's file, or an option of the source that reads it, is not what it should be."""
 
 
 def one_line(text: str) -> str:
-    """Returns a text in which control characters are written as Python writes them."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    """Returns a text in which control characters are written as Python writes them, and cut."""
+    text = text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def times(shape: Iterable[Any]) -> str:
@@ -46,7 +44,10 @@ def times(shape: Iterable[Any]) -> str:
 
 def shown(value: Any) -> str:
     """Returns a value as Python writes it, cut where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # of a whole number with more digits than Python writes
+        text = f"{type(value).__name__} too large to show"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

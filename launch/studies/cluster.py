@@ -21,6 +21,9 @@ def joined(address: str | None) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a study is nobody else's business
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: what is timed would wait
+    if not address:  # a Ray of this machine's own listens on no other address than its loopback's
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # nor is it for others on this machine
     import ray
 
     begun: dict[str, object] = {} if address else {"include_dashboard": False}
@@ -32,8 +35,9 @@ def joined(address: str | None) -> Iterator[None]:
     except Exception as error:  # Ray raises no narrower one where its node starts too slowly
         first = str(error).strip().split("\n")[0]  # Ray's own texts run over a page
         raise TrainingError(
-            f"no Ray cluster answers at {address} ({first}); expected HOST:PORT of `ray start "
-            "--head`; without --address one is begun here"
+            f"no Ray cluster answers at {address} ({first}); expected HOST:PORT of "
+            "`RAY_AUTH_MODE=token ray start --head`, and its token here; without --address one is "
+            "begun here"
             if address
             else f"Ray did not begin here ({first}); expected it within 30 s: is the machine busy, "
             "or its memory or /tmp full? Run again, or join one with --address"

@@ -3,11 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from heron.launch.studies.ledger import write_rows
 from heron.launch.studies.study import Asha, Study
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.config.sections import Count
+from heron.pipeline.training.tracking import read_lines
 
 HALVING = "halving.jsonl"  # in a study's folder: a line for each trial that came to a rung
+
+
+class Decided(TypedDict):
+    """A line of `HALVING`; a score that is not finite is null."""
+
+    step: Count
+    trial: str
+    score: float | None
+    goes_on: bool
 
 
 def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool:
@@ -19,7 +31,7 @@ def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool
     many came since. `result` has the rung's `step`, and the trial's scores.
     """
     assert isinstance(study.search, Asha)
-    decided = read_metrics(out / HALVING)
+    decided = read_lines(out / HALVING, Decided)
     step, score = result["step"], float(result[str(study.measure.score)])
     there = [line for line in decided if line["step"] == step]
     for line in there:

@@ -1,6 +1,5 @@
 """What a study's folder says: the study, and a row for each trial that has ended."""
 
-import fcntl
 import json
 import os
 import statistics
@@ -9,17 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heron.launch.studies.rows import ROWS, read_rows
 from heron.launch.studies.study import Study, dump_study
 from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import read_tree
-from heron.pipeline.training.run_lock import NO_LOCKS
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.run_lock import LOCK, try_lock
+from heron.pipeline.training.tracking import read_metrics, read_result
+from heron.shards.artefact import fingerprint, sha256
 from heron.shards.atomic import atomic_write
 
-STUDY, ROWS = "study.yaml", "trials.jsonl"
+STUDY = "study.yaml"
 WARM = 3  # first steps, which are slower than the others
-LOCK = ".lock"
 FREE = ("concurrent", "retries")  # may change between two starts of a study
 
 
@@ -28,17 +28,11 @@ def alone(out: Path) -> Iterator[None]:
     """Refuses, by a ConfigError, that two drivers work in a study's folder; see docs/studies.md."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock, out, "one heron study works in it"):
             raise ConfigError(
                 f"{out} is being worked in by another heron study; wait for its end, or choose "
                 "another --out"
-            ) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            print(f"{out} has no locks ({error}): see to it that one heron study works in it")
+            )
         yield
 
 
@@ -63,14 +57,18 @@ class Ledger:
                     f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
                     "remove it"
                 )
-        self.rows = {row["trial"]: row for row in read_metrics(out / ROWS)}
+        self.rows: dict[str, dict[str, Any]] = {}
+        for _, row in read_rows(out / ROWS, resumed=True):
+            self.rows[row.trial] = row.model_dump(exclude_unset=True)
 
     def begin(self) -> None:
         """Writes the study into its folder: trials begin, nothing refuses them any more."""
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
-        write_rows(self.out / ROWS, self.rows.values())  # without a row that was cut short
+        for row in self.rows.values():  # without one that was cut short; each was whole when read
+            row["fingerprint"] = fingerprint(row)
+        write_rows(self.out / ROWS, self.rows.values())
 
     def append(
         self,
@@ -90,9 +88,9 @@ class Ledger:
             more: further keys of the row.
         """
         path, failed = trial.run / "result.json", status == "failed"
-        result = json.loads(path.read_text()) if path.exists() and not failed else None
+        result = read_result(path) if path.exists() and not failed else None
         launched = {"workers": trial.workers, "strategy": trial.strategy}
-        row = {
+        row: dict[str, Any] = {
             "trial": trial.name,
             "status": status,
             "error": error,
@@ -100,9 +98,11 @@ class Ledger:
             "command": trial.command(rung),
             "run": str(trial.run.relative_to(self.out)),
             "result": result,
+            "result_sha256": None if result is None else sha256(path),
             "measured": None if failed else measure(trial.run, result),
             **more,
         }
+        row["fingerprint"] = fingerprint(row)
         with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
             stream.write((json.dumps(row) + "\n").encode())
             os.fsync(stream.fileno())
@@ -115,9 +115,10 @@ class Ledger:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the lines of a JSONL file, all or none of them."""
+    """Writes the lines of a JSONL file, all or none of them; null where a number is not finite."""
+    finite = (json.loads(json.dumps(row), parse_constant=lambda _: None) for row in rows)
     with atomic_write(path) as stream:
-        stream.writelines((json.dumps(row) + "\n").encode() for row in rows)
+        stream.writelines((json.dumps(row) + "\n").encode() for row in finite)
 
 
 def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -131,8 +132,12 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if not counted:
         return None
     names = {"seconds": "step_s", "samples_per_s": "samples_per_s", "data_wait_s": "data_wait_s"}
+    known = {
+        ours: [row[key] for row in counted if row.get(key) is not None]
+        for key, ours in names.items()
+    }
     return {
-        **{ours: statistics.median(row[key] for row in counted) for key, ours in names.items()},
+        **{ours: statistics.median(values) if values else None for ours, values in known.items()},
         "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
         "counted_steps": len(counted),
     }

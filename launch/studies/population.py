@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.study import Pbt, Range, Study
-from heron.launch.studies.trials import LINEAGE, Trial
+from heron.launch.studies.trials import LINEAGE, Taken, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
+from heron.pipeline.config.sections import Count, Plain
 from heron.pipeline.data.mined import MINED
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.run_lock import RunLock
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.tracking import read_lines
 
 POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
 QUANTILE = 0.25  # of the trials that takes over, and of those that are taken from
@@ -27,6 +29,16 @@ FACTORS = (0.8, 1.2)
 
 Run = Callable[[Sequence[Trial], int], None]
 Say = Callable[[str], None]
+
+Take = TypedDict("Take", {"from": str, "values": Plain})
+
+
+class Decision(TypedDict):
+    """A line of `POPULATION`; a score that is not finite is null."""
+
+    step: Count
+    scores: dict[str, float | None]
+    takes: dict[str, Take]
 
 
 def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None:
@@ -54,7 +66,7 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None
         there = [trial for trial in going if trial.name not in ledger.rows]
         if last or not there or any(rung not in trial.scores() for trial in there):
             return  # the end, or Tune was stopped from outside
-        decided = {line["step"]: line for line in read_metrics(path)}
+        decided = {line["step"]: line for line in read_lines(path, Decision)}
         if rung not in decided:
             score = str(study.measure.score)
             scores = {trial.name: float(trial.scores()[rung][score]) for trial in there}
@@ -144,4 +156,4 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         if mined.is_dir():
             shutil.copytree(mined, run / MINED)
         checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are of no use now
-        write_rows(run / LINEAGE, [*read_metrics(run / LINEAGE), line])
+        write_rows(run / LINEAGE, [*read_lines(run / LINEAGE, Taken), line])

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from heron.launch.studies.ledger import ROWS, STUDY
+from heron.launch.studies.ledger import STUDY
+from heron.launch.studies.rows import AGAIN, ROWS, Row, read_rows, refuse_other_run
 from heron.launch.studies.study import Study, load_study
 from heron.launch.studies.trials import TRIALS, plan
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.training.tracking import read_metrics
+from heron.shards.errors import shown
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
 BATCH, NEGATIVES, SHARE = "batch", "negatives", "batch / workers"
@@ -23,34 +24,23 @@ OF_ROWS = ["status", "error", "command", "run"]  # columns that are neither vari
 LESS = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # of which less is better
 
 
-class Row(BaseModel):
-    """A trial that has ended, as a line of trials.jsonl: see docs/studies.md."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    trial: str
-    status: Literal["done", "failed", "stopped"]
-    error: str | None = None
-    values: dict[str, Any]
-    command: str
-    run: str
-    result: dict[str, Any] | None = None
-    measured: dict[str, Any] | None = None
-
-    def cells(self, folder: Path) -> dict[str, Any]:
-        """Returns the trial's cells by column; of two of one name the first counts."""
-        result, measured = self.result or {}, self.measured or {}
-        workers = int(self.values.get("workers", result.get("world_size", 1)))
-        more: dict[str, Any] = {"workers": workers}
-        for line in read_metrics(folder / self.run / "metrics.jsonl"):
-            if line.get("samples_per_s") and line.get("seconds"):  # as the step counted them
-                rows = round(float(line["samples_per_s"]) * float(line["seconds"]))
-                more |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
-                break
-        cells = {"status": self.status, **self.values}
-        for part in (more, measured, result):
-            cells |= {k: v for k, v in part.items() if v is not None and k not in cells}
-        return cells | {"error": self.error, "command": self.command, "run": self.run}
+def _cells(row: Row, folder: Path) -> dict[str, Any]:
+    """Returns a trial's cells by column; of two of one name the first counts."""
+    result, measured = row.result or {}, row.measured or {}
+    workers = row.values.get("workers", result.get("world_size", 1))
+    if type(workers) is not int or workers < 1:
+        raise StudyError(f"{folder}: trial {row.trial} has {shown(workers)} workers; {AGAIN}")
+    more: dict[str, Any] = {"workers": workers}
+    for line in read_metrics(folder / row.run / "metrics.jsonl"):
+        counted = (line.get("samples_per_s") or 0.0) * (line.get("seconds") or 0.0)
+        if counted and math.isfinite(counted):  # as the step counted them
+            rows = round(counted)
+            more |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
+            break
+    cells = {"status": row.status, **row.values}
+    for part in (more, measured, result):
+        cells |= {k: v for k, v in part.items() if v is not None and k not in cells}
+    return cells | {"error": row.error, "command": row.command, "run": row.run}
 
 
 @dataclass(frozen=True)
@@ -141,15 +131,15 @@ def read_results(folder: Path) -> Results:
         )
     by_trial: dict[str, Row] = {}
     notes = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        row = _row(line, f"{path}, line {number}")
+    for number, row in read_rows(path):
+        refuse_other_run(row, folder, f"{path}, line {number}")
+        if row.fingerprint is None:
+            notes.append(f"Trial {row.trial} has no fingerprint: an earlier edition wrote its row.")
         if row.trial in by_trial:
             notes.append(f"Trial {row.trial} is there twice; its last row counts (line {number}).")
         by_trial[row.trial] = row
     names = sorted(by_trial)
-    cells = [by_trial[name].cells(folder) for name in names]
+    cells = [_cells(by_trial[name], folder) for name in names]
     bare = None if cells else OF_ROWS
     table = pd.DataFrame(cells, index=names, columns=bare, dtype=object)
     keys = list(dict.fromkeys(key for name in names for key in by_trial[name].values))
@@ -166,23 +156,10 @@ def _study(folder: Path) -> Study:
         )
     try:
         return load_study(path)
-    except (ConfigError, UnicodeDecodeError) as error:
+    except ConfigError as error:
         reason = " ".join(str(error).split())
         raise StudyError(
             f"{path} cannot be read: {reason}; run the study again, in a folder of its own"
-        ) from None
-
-
-def _row(line: bytes, where: str) -> Row:
-    try:
-        return Row.model_validate_json(line)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        missing, name = fault["type"] == "missing", ".".join(map(str, fault["loc"]))
-        value = f"{name} is {'missing' if missing else repr(fault['input'])}: " if name else ""
-        raise StudyError(
-            f"{where} is damaged: {value}{fault['msg'][0].lower()}{fault['msg'][1:]}; take the "
-            "line out, and run the study again: it runs what has no row"
         ) from None
 
 

@@ -11,12 +11,22 @@ import yaml
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.sections import Count, Natural, Section, check, parse_override, read_tree
+from heron.pipeline.config.sections import (
+    Count,
+    Natural,
+    PathText,
+    Section,
+    check,
+    parse_override,
+    read_tree,
+)
 
 Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3"]
 OWN = ("run.dir", "run.resume")  # of a trial, which the study gives
 LAUNCHED = ("workers", "strategy")  # what varies and is no key of the experiment
 OPTIONS = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # the study's own
+MOST = 100_000  # trials of a study, and rungs of a population
+Trials = Annotated[Natural, Field(le=MOST)]
 DIGITS = 4  # of a drawn number, so that a command holds the number itself
 
 
@@ -61,7 +71,7 @@ class Random(Section):
     """Trials that each have values of their own, drawn with (`seed`, trial)."""
 
     kind: Literal["random"]
-    trials: Natural
+    trials: Trials
     seed: Count = 0
 
 
@@ -73,11 +83,11 @@ class Asha(Section):
     """
 
     kind: Literal["asha"]
-    trials: Natural
+    trials: Trials
     seed: Count = 0
     steps: Natural
     grace_steps: Natural
-    factor: Annotated[int, Field(ge=2)] = 4
+    factor: Annotated[Natural, Field(ge=2)] = 4
 
     @model_validator(mode="after")
     def _order(self) -> "Asha":
@@ -96,7 +106,7 @@ class Pbt(Section):
     """
 
     kind: Literal["pbt"]
-    trials: Annotated[int, Field(ge=2)]
+    trials: Annotated[Trials, Field(ge=2)]
     seed: Count = 0
     steps: Natural
     every_steps: Natural
@@ -119,9 +129,9 @@ class Measure(Section):
     score: str | None = None
     mode: Literal["max", "min"] = "max"
 
-    def worth(self, score: float) -> float:
-        """Returns a score of which more is better; NaN is worth least."""
-        if math.isnan(score):
+    def worth(self, score: float | None) -> float:
+        """Returns a score of which more is better; NaN or None is worth least."""
+        if score is None or math.isnan(score):
             return -math.inf
         return score if self.mode == "max" else -score
 
@@ -135,7 +145,7 @@ class Study(Section):
     """
 
     title: str
-    base: str
+    base: PathText
     data: str | None = None
     set: dict[str, Any] = {}
     vary: dict[str, Values] = {}
@@ -192,6 +202,14 @@ class Study(Section):
                     f"vary.{key} is a range, and a grid has no end of numbers; expected a list, "
                     "or search: {kind: random, trials: 20}"
                 )
+        lists = [among for among in self.vary.values() if not isinstance(among, Range)]
+        if (
+            kind == "grid"
+            and (trials := len(self.cases or [{}]) * math.prod(map(len, lists))) > MOST
+        ):
+            yield f"the grid has {trials} trials; expected {MOST} at most: vary less"
+        if isinstance(self.search, Pbt) and self.search.steps // self.search.every_steps > MOST:
+            yield f"search compares trials more than {MOST} times; raise every_steps"
         if isinstance(self.search, Asha | Pbt):
             if self.measure.score is None:
                 yield f"search {kind} compares trials; expected measure.score: f1_weighted"

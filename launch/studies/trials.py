@@ -1,6 +1,7 @@
 """The trials of a study: which values each has, what it overrides, and the command of it."""
 
 import itertools
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +10,21 @@ from typing import Any, get_args
 
 import numpy as np
 import yaml
+from typing_extensions import TypedDict
 
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
-from heron.pipeline.training.tracking import read_metrics
-from heron.shards.artefact import MANIFEST
+from heron.pipeline.config.sections import Count, Plain
+from heron.pipeline.training.tracking import Metrics, read_lines
 
 ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own
 AGAIN = "again"  # where a row's command leaves its run, beside the study's
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
 LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and its values then
+
+Taken = TypedDict("Taken", {"step": Count, "from": str, "values": Plain})  # of LINEAGE
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,15 @@ class Trial:
 
     def scores(self) -> dict[int, dict[str, Any]]:
         """Returns what the run has scored so far, by the rung."""
-        return {line["step"]: line for line in read_metrics(self.run / RUNGS)}
+        lines = read_lines(self.run / RUNGS, Metrics)
+        return {
+            line["step"]: {k: math.nan if v is None else v for k, v in line.items()}
+            for line in lines
+        }
 
     def lineage(self) -> list[dict[str, Any]]:
         """Returns what the run has taken over: at which step, from whom, and its values then."""
-        return read_metrics(self.run / LINEAGE)
+        return read_lines(self.run / LINEAGE, Taken)
 
     def current(self) -> "Trial":
         """Returns the trial with the values that it came to, where it has taken over another's."""
@@ -136,10 +144,8 @@ def _refuse_unlaunchable(values: dict[str, Any]) -> None:
 
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
     """Raises a ConfigError that says how to get data that is not there and cannot be made."""
-    for path in dict.fromkeys(c.data.path for c in configs if c.data.build is None):
-        if "://" not in path and not (Path(path) / MANIFEST).exists():
-            how = study.data or f"see the first lines of {study.base}"
-            raise ConfigError(f"{path} holds no shards, and the study trains on them; {how}")
+    for config in configs:
+        config.data.refuse_missing(study.data or f"see the first lines of {study.base}")
 
 
 def _draw(among: Any, random: np.random.Generator) -> Any:

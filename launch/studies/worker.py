@@ -1,6 +1,5 @@
 """What Ray runs of a study: a trial, and in it the workers that train together."""
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from heron.launch.studies.study import Study
 from heron.launch.studies.trials import RUNGS, Trial
 from heron.pipeline.config.errors import Held, TrainingError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.training.tracking import read_result
 
 ERROR = "error.txt"  # in a run's folder: why it cannot be run
 RAY = "ray"  # what Ray writes of a study that is under way, in its folder; nothing reads it again
@@ -160,9 +160,9 @@ def environment(strategy: str, gpus: bool) -> dict[str, str]:
 
 def scores_of(run: Path) -> dict[str, Any]:
     """Returns the numbers of a run's result.json, NaN in place of null, and `step`."""
-    result = json.loads((run / "result.json").read_text())
+    result = read_result(run / "result.json", ["steps"])
     values = {k: math.nan if v is None else v for k, v in result.items()}
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+    numbers = {k: v for k, v in values.items() if type(v) in (int, float)}
     return numbers | {"step": result["steps"]}
 
 

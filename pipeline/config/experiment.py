@@ -18,6 +18,7 @@ from heron.pipeline.config.sections import (
     Count,
     Natural,
     NonNegative,
+    PathText,
     Positive,
     Section,
     Share,
@@ -27,13 +28,13 @@ from heron.pipeline.config.sections import (
     read_tree,
 )
 from heron.pipeline.config.terms import Terms
-from heron.shards.artefact import Fingerprint
+from heron.shards.artefact import MANIFEST, Fingerprint
 
 
 class RunFolder(Section):
     """Where a run leaves what it made."""
 
-    dir: str
+    dir: PathText
     resume: Literal["auto", "force", "never"] = "never"
 
 
@@ -46,7 +47,7 @@ class Protocol(Section):
     """
 
     labelled: Natural | Literal["all"] = "all"
-    folds: Annotated[int, Field(ge=2)] | None = None
+    folds: Annotated[Natural, Field(ge=2)] | None = None
     fold: Count = 0
     seed: Count = 0
     complementary: Natural | None = None
@@ -87,7 +88,7 @@ class ModelView(Section):
 class Cache(Section):
     """Where remote shards are kept, and how many bytes of them; null: see `heron.shards.cache`."""
 
-    dir: str | None = None
+    dir: PathText | None = None
     bytes: Natural | None = None
 
 
@@ -103,7 +104,7 @@ class Data(Section):
     `decode_size` is the side of the square that pictures of several sizes are decoded to.
     """
 
-    path: str
+    path: PathText
     fingerprint: Fingerprint | None = None
     build: dict[str, Any] | None = None
     split: str = "train"
@@ -122,6 +123,12 @@ class Data(Section):
     max_bad_fraction: Share = 0.01
     cache: Cache = Cache()
     storage_options: dict[str, Any] = {}
+
+    def refuse_missing(self, remedy: str) -> None:
+        """Raises a ConfigError where local shards are not there, and nothing says how to build."""
+        local = self.build is None and "://" not in self.path
+        if local and not (Path(self.path) / MANIFEST).exists():
+            raise ConfigError(f"{self.path} holds no shards; {remedy}")
 
     @field_validator("path", "storage_options")
     @classmethod

@@ -26,12 +26,15 @@ def move_renamed(tree: dict[str, Any]) -> None:
         return
     if "canvas" in data:
         data["decode_size"] = data.pop("canvas")
-    groups, autoencoder = model.pop("task_groups", None), model.pop("label_autoencoder", None)
-    if groups is not None:
+    if (groups := model.pop("task_groups", None)) is not None:
         objective["deepmtmv"] = groups
-    if autoencoder and objective.get("c2ae"):
-        objective["c2ae"] |= {"hidden": autoencoder["hidden"], "code": autoencoder["width"]}
-    if isinstance(own := objective.pop("custom", None), dict):
+    if isinstance(autoencoder := model.get("label_autoencoder"), dict):
+        del model["label_autoencoder"]
+        if isinstance(objective.get("c2ae"), dict):
+            code = {"hidden": autoencoder.get("hidden"), "code": autoencoder.get("width")}
+            objective["c2ae"] |= code
+    if isinstance(own := objective.get("custom"), dict):
+        del objective["custom"]
         objective |= own
 
 

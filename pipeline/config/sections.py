@@ -1,28 +1,44 @@
 """YAML as typed sections: reading, overrides, and what a fault says."""
 
 import difflib
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.errors import ConfigError
+from heron.shards.errors import shown
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+LARGEST = 2**63 - 1  # of a whole number: int64's
+BYTES, VALUES, DEPTH = 2**18, 2**16, 40  # of a YAML file, at most; an alias counts as its values
+FAULTS = 8  # that one message lists
+
+
+def _no_control(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a character that cannot be printed; expected a path without; rename it")
+    return text
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=0)]
-Natural = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Natural = Annotated[int, Field(ge=1, le=LARGEST)]
+PathText = Annotated[str, AfterValidator(_no_control)]
 
 
 class Section(BaseModel):
     """A part of the configuration; unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
@@ -42,15 +58,30 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ConfigError(f"key '{key}' is given twice{node.start_mark}; keep one of them")
-        return super().construct_mapping(node, deep)
+        values = super().construct_mapping(node, deep)
+        if len(values) < len(keys):
+            ((twice, _),) = Counter(keys).most_common(1)
+            line = node.start_mark.line + 1
+            raise ConfigError(
+                f"key {shown(twice)} is given twice, from line {line} on; keep one of them"
+            )
+        return values
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ConfigError, yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # of a number too long, a month that is none: PyYAML lets it by
+            raise ConfigError(
+                f"line {node.start_mark.line + 1}: found {shown(node.value)}, which cannot be read "
+                f"({error}); expected a value within the bounds of its type, or text in quotes"
+            ) from None
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.[\d_]+)[eE][-+]?\d+$"),
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.[\d_]+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
 
@@ -59,13 +90,25 @@ def read_tree(path: str | Path, what: str = "configuration", key: str = "data") 
     """Returns the plain values of a YAML file; `what` it is and a `key` of it are for the errors.
 
     Raises:
-        ConfigError: the file is missing, or holds no YAML mapping.
+        ConfigError: the file is missing or cannot be read, or holds no YAML mapping.
     """
     path = Path(path)
-    if not path.is_file():
-        shipped = sorted(str(p) for p in path.parent.glob("*.yaml")) or ["none"]
-        raise ConfigError(f"{what} {path} is not there; found {', '.join(shipped)}")
-    tree = parse_yaml(path.read_text(), str(path))
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(BYTES + 1)
+        if len(raw) > BYTES:
+            raise ConfigError(f"{path} has more than {BYTES} bytes; expected no more: shorten it")
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 ({error}); expected text; save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:  # the second of a NUL in the path
+        if not isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{what} {path} cannot be read ({error}); expected a file") from None
+        found = sorted(str(p) for p in path.parent.glob("*.yaml")) or ["none"]
+        raise ConfigError(f"{what} {path} is not there; found {', '.join(found)}") from None
+    tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds {type(tree).__name__}; expected keys such as '{key}:'")
     return tree
@@ -74,17 +117,59 @@ def read_tree(path: str | Path, what: str = "configuration", key: str = "data") 
 def parse_yaml(text: str, where: str) -> Any:
     """Returns the plain values of some YAML; ConfigError, with `where`, if it is none."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{where} is nested too deeply; expected {DEPTH} levels at most"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not YAML: {error}") from None
+    if fault := _fault(value, (), itertools.count()):
+        raise ConfigError(f"{where}: {fault}")
+    return value
+
+
+def _fault(value: Any, path: tuple[str, ...], seen: Iterator[int]) -> str:
+    """Says where values are too many, too deep, too large or of no plain type, or returns ""."""
+    fault, inside = "", {}
+    if next(seen) > VALUES or len(path) > DEPTH:
+        fault = f"leads to more than {VALUES} values or {DEPTH} levels, aliases written out"
+    elif isinstance(value, dict):
+        if others := [name for name in value if not isinstance(name, str)]:
+            fault = f"has the key {shown(others[0])}; expected text: put it in quotes"
+        inside = value
+    elif isinstance(value, list):
+        inside = {str(place): one for place, one in enumerate(value)}
+    elif isinstance(value, float) and not math.isfinite(value):
+        fault = f"found {value}; expected a finite number"
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        fault = f"found a number of {value.bit_length()} bits; expected {LARGEST} at most"
+    elif not isinstance(value, str | int | float | None):
+        fault = f"found {shown(value)}; expected text, a number or a truth: put it in quotes"
+    if fault:
+        return f"{'.'.join(path) or 'the whole'}: {fault}"
+    return next(
+        filter(None, (_fault(one, (*path, name), seen) for name, one in inside.items())), ""
+    )
+
+
+def _plain(value: Any) -> Any:
+    if fault := _fault(value, (), itertools.count()):
+        raise ValueError(fault)
+    return value
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_plain)]  # any values of a file, in bounds
 
 
 def parse_override(given: str) -> tuple[str, Any]:
     """Returns the dotted key and the value of `key.key=value`; ConfigError if it is no such."""
     key, equals, value = given.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override '{given}' has no '='; expected key=value: optim.lr=0.1")
-    return key, parse_yaml(value, f"override '{given}'")
+        raise ConfigError(f"override {shown(given)} has no '='; expected key=value: optim.lr=0.1")
+    return key, parse_yaml(value, f"override {shown(given)}")
 
 
 def override(tree: dict[str, Any], given: str) -> None:
@@ -102,7 +187,8 @@ def override(tree: dict[str, Any], given: str) -> None:
         section = section[_key_in(section, parent, given)]
         if not isinstance(section, dict | list):
             raise ConfigError(
-                f"override '{given}': '{parent}' holds the value {section!r}, not a section"
+                f"override {shown(given)}: '{parent}' holds the value {shown(section)}, not a "
+                "section"
             )
     section[_key_in(section, last, given)] = value
 
@@ -124,10 +210,10 @@ def _key_in(section: dict[str, Any] | list[Any], part: str, given: str) -> Any:
     """Returns a key of a section, or the index in a list that a number names."""
     if isinstance(section, dict):
         return part
-    if not part.isdigit() or int(part) >= len(section):
+    if not (part.isascii() and part.isdigit() and len(part) < 9 and int(part) < len(section)):
         raise ConfigError(
-            f"override '{given}': '{part}' is no place in a list of {len(section)}; expected 0 to "
-            f"{len(section) - 1}"
+            f"override {shown(given)}: '{part}' is no place in a list of {len(section)}; expected "
+            f"0 to {len(section) - 1}"
         )
     return int(part)
 
@@ -141,8 +227,12 @@ def check(model: type[Some], tree: dict[str, Any], what: str) -> Some:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        faults = [_explain(fault, model) for fault in error.errors()]
-        raise ConfigError("\n".join([f"{what} does not fit:", *faults])) from None
+        faults = [_explain(fault, model) for fault in error.errors()[:FAULTS]]
+        if len(faults) > 1:
+            faults = [f"({number}) {fault}" for number, fault in enumerate(faults, 1)]
+        more = error.error_count() - FAULTS
+        faults += [f"and {more} more"] if more > 0 else []
+        raise ConfigError(f"{what} does not fit: {'; '.join(faults)}") from None
 
 
 def _explain(fault: Any, root: type[BaseModel]) -> str:
@@ -153,12 +243,12 @@ def _explain(fault: Any, root: type[BaseModel]) -> str:
         section = _section(path[:-1], root)
         near = difflib.get_close_matches(path[-1], section, 1, 0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(section)}"
-        return f"  {key}: unknown key; {hint}"
+        return f"{key}: unknown key; {hint}"
     if fault["type"] == "missing":
-        return f"  {key}: missing; expected a value"
+        return f"{key}: missing; expected a value"
     message = fault["msg"].removeprefix("Value error, ")
-    found = "" if isinstance(fault["input"], dict | Section) else f"found {fault['input']!r}; "
-    return f"  {key or 'configuration'}: {found}{message[0].lower()}{message[1:]}"
+    found = "" if isinstance(fault["input"], dict | Section) else f"found {shown(fault['input'])}; "
+    return f"{key or 'configuration'}: {found}{message[:1].lower()}{message[1:]}"
 
 
 def _section(path: Sequence[str], root: type[BaseModel]) -> list[str]:

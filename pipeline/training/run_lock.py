@@ -19,6 +19,22 @@ POLL_S = 0.1
 NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system that has no locks
 
 
+def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
+    """Locks an open file of a folder; returns whether no other process holds it.
+
+    Where the file system has no locks, it says so, and that there be `alone`.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"{folder} has no locks ({error}): see to it that {alone}")
+    return True
+
+
 class RunLock:
     """Locks a run's folder until the context is left, or the process ends in any way.
 
@@ -68,19 +84,9 @@ class RunLock:
     def _wait(self, file: IO[str], stop: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_S
         announced = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                owner = file.read().strip() or "a run that does not say which"
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                print(f"{self._folder} has no locks ({error}): see to it that one run is in it")
-                return
-            else:
-                return
+        while not try_lock(file, self._folder, "one run is in it"):
+            file.seek(0)
+            owner = file.read().strip() or "a run that does not say which"
             if time.monotonic() >= deadline:
                 raise Held(
                     f"{self._folder} is still held by {owner}, after {WAIT_S:.0f} s; expected one "

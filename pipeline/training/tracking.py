@@ -2,11 +2,16 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tqdm import tqdm
 
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.sections import Count, Plain
+from heron.shards.artefact import MOST_BYTES, in_words, parse_json
 from heron.shards.progress import progress_bar
 
 
@@ -79,12 +84,63 @@ class Tracker:
             self.board.close()
 
 
+class Metrics(BaseModel):
+    """A line of metrics.jsonl or of rungs.jsonl: a step, and numbers by their names."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, float | None]
+
+    step: Count
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a metrics.jsonl; none without the file. A line cut short is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    """Returns the rows of a metrics.jsonl: see `read_lines`."""
+    return read_lines(path, Metrics)
+
+
+def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
+    """Returns the lines of a file of JSON objects; none without the file.
+
+    A last line that was cut short is left out. `kind` is the type of a line, for pydantic.
+
+    Raises:
+        TrainingError: a line is none of its kind; names file and line.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    lines, adapter, rows = data.split(b"\n"), TypeAdapter(kind), []
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+            if line.strip():
+                rows.append(parse_json(line))
+                adapter.validate_python(rows[-1], strict=True)
+        except ValueError as error:
+            if number == len(lines):  # nothing ended it
+                return rows[: number - 1]
+            fault = in_words(error) if isinstance(error, ValidationError) else error
+            raise TrainingError(
+                f"{path}, line {number} is damaged: {fault}; expected a line as it was written; "
+                "bring the file back, or take the line out"
+            ) from None
     return rows
+
+
+def read_result(path: Path, numbers: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what a result.json holds; `numbers` of it must be there, as numbers or null.
+
+    Raises:
+        TrainingError: it cannot be read, or is no such result.
+    """
+    try:
+        with path.open("rb") as stream:
+            result = parse_json(stream.read(MOST_BYTES + 1))
+        TypeAdapter(Plain).validate_python(result, strict=True)
+        given = {name: result.get(name, "nothing") for name in numbers}
+        TypeAdapter(dict[str, float | None]).validate_python(given, strict=True)
+    except (OSError, ValueError) as error:
+        fault = in_words(error) if isinstance(error, ValidationError) else error
+        raise TrainingError(
+            f"{path} cannot be read: {fault}; expected the result that a run wrote; bring it back, "
+            "or take it away and run again"
+        ) from None
+    found: dict[str, Any] = result
+    return found

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from heron.launch.cli import main
-from heron.launch.repeats import paired
+from heron.launch.repeats import describe, paired
 from heron.launch.reproduce import reproduce
 from heron.launch.tables import TABLES
+from heron.launch.tables.measured import compare
 from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.objectives.comco import Comco
@@ -156,6 +158,51 @@ def test_a_paired_test_by_hand() -> None:
     assert found.cells() == ["+0.0200", "3.46", "0.074"]
     reverse = paired(theirs, ours)
     assert reverse is not None and (reverse.t, reverse.p) == pytest.approx((-t, found.p))
+
+
+def welch(mean: float, std: float, n: int, other: tuple[float, float, int]) -> float:
+    """Two-sided p of Welch's test by his formula (1947, equation 28), with n - 1 below each."""
+    mu, sigma, m = other
+    a, b = std**2 / n, sigma**2 / m
+    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
+    return float(2 * stats.t.sf(abs(mean - mu) / (a + b) ** 0.5, freedom))
+
+
+@pytest.mark.parametrize("published_runs", [2, 5, 30])
+def test_p_against_the_published_by_hand(published_runs: int) -> None:
+    """Of unequal variances and of as many runs as were published, the standard deviation of n - 1.
+
+    Pooled variances, another number of published runs and a deviation of n give other p.
+    """
+    table = replace(TABLES["scene"], runs=3, published_runs=published_runs)
+    figure = table.methods["DNN"].published[0]
+    assert figure is not None and figure == (0.5902, 0.0122)
+    runs = np.array([0.597, 0.605, 0.622])
+    scores = pd.DataFrame({name: runs for name in table.scores}, table.folds)
+    found = compare(table, {"DNN": scores})["DNN"]["F1"]
+    std = (((runs - runs.mean()) ** 2).sum() / 2) ** 0.5
+    assert (found.mean, found.std) == pytest.approx((0.608, std))
+    other = (0.5902, 0.0122, published_runs)
+    assert found.p == pytest.approx(welch(0.608, std, 3, other), rel=1e-9)
+    pooled = stats.ttest_ind_from_stats(0.608, std, 3, *other, equal_var=True).pvalue
+    wrong = [pooled, welch(0.608, std, 3, (*other[:2], published_runs + 1))]
+    wrong += [welch(0.608, std, 3, (*other[:2], 3)), welch(0.608, std * (2 / 3) ** 0.5, 3, other)]
+    assert all(abs(p / found.p - 1) > 1e-3 for p in wrong)
+
+
+def test_how_many_runs_were_published() -> None:
+    """As the papers say; five where they do not say otherwise."""
+    several = {name: table.published_runs for name, table in TABLES.items()}
+    others = {"yeast": 3, "texture": 3, "dermatology": 3, "cifar10": 1}
+    assert several == dict.fromkeys(TABLES, 5) | others
+
+
+def test_a_paired_deviation_has_one_less_than_its_folds() -> None:
+    """Differences 1 and 3: of n - 1 the square root of 2, of n it would be 1."""
+    found = paired(pd.Series({0: 2.0, 1: 5.0}), pd.Series({0: 1.0, 1: 2.0}))
+    assert found is not None and found.std == pytest.approx(2**0.5)
+    (mean, std, count) = describe(pd.Series([1.0, 3.0, np.nan]))
+    assert (mean, count) == (2.0, 2) and std == pytest.approx(2**0.5)
 
 
 def test_what_no_paired_test_can_be_made_of() -> None:

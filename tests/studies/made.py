@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from heron.shards.artefact import fingerprint
+
 BASE: dict[str, Any] = {"title": "Made up", "base": "configs/frames.yaml"}
 
 
@@ -23,6 +25,11 @@ def trial(name: str, values: Mapping[str, Any], **changes: Any) -> dict[str, Any
         "result": {"f1_weighted": 0.5, "steps": 9, "strategy": "one process", "version": "1"},
         "measured": {"step_s": 1.0, "samples_per_s": 100.0, "peak_memory_bytes": 5 * 10**8},
     } | changes
+
+
+def sealed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line with the fingerprint of what it says."""
+    return {**line, "fingerprint": fingerprint(line)}
 
 
 def study(
@@ -45,7 +52,7 @@ def study(
     if not tree.keys() & {"vary", "cases"}:
         tree["cases"] = [{"trial": number} for number in range(max(1, len(lines)))]
     (folder / "study.yaml").write_text(yaml.safe_dump(tree))
-    (folder / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "trials.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))
     for line in lines:
         run = folder / line["run"]
         run.mkdir(parents=True, exist_ok=True)

@@ -2,18 +2,20 @@
 
 import errno
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heron.launch.studies.ledger import Ledger, alone, measure
+from heron.launch.studies.ledger import Ledger, alone, measure, write_rows
 from heron.launch.studies.results import read_results
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, plan
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.tracking import read_lines
+from heron.shards.artefact import fingerprint, sha256
 
 TREE: dict[str, Any] = {
     "title": "A study",
@@ -46,7 +48,7 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
     trial = plan(ledger.study, ledger.out)[3]
     ran(ledger, trial, 0.5)
     ledger.append(trial, "done")
-    (row,) = read_metrics(tmp_path / "trials.jsonl")
+    (row,) = read_lines(tmp_path / "trials.jsonl")
     assert row["command"].startswith("accelerate launch --config_file launch/accelerate/cpu.yaml ")
     assert row["command"].endswith(f"optim.lr=0.2 train.cpu_threads=1 run.dir={tmp_path}/again/003")
     assert {key: row[key] for key in row if key != "command"} == {
@@ -56,6 +58,8 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
         "values": {"workers": 2, "strategy": "ddp", "seed": 0, "optim.lr": 0.2},
         "run": "trials/003",
         "result": {"accuracy": 0.5, "peak_memory_bytes": 7},
+        "result_sha256": sha256(trial.run / "result.json"),
+        "fingerprint": fingerprint(row),
         "measured": {
             "step_s": 5,
             "samples_per_s": 10.0,
@@ -117,11 +121,11 @@ def test_a_row_that_was_cut_short_is_no_row(tmp_path: Path) -> None:
     assert list(again.rows) == ["000"]
     again.begin()
     again.append(trials[1], "failed", "no disk")
-    assert [row["trial"] for row in read_metrics(path)] == ["000", "001"]
+    assert [row["trial"] for row in read_lines(path)] == ["000", "001"]
     again.forget_failed()
-    assert not again.rows and len(read_metrics(path)) == 2  # it may be refused yet
+    assert not again.rows and len(read_lines(path)) == 2  # it may be refused yet
     again.begin()
-    assert read_metrics(path) == []
+    assert read_lines(path) == []
 
 
 def test_a_folder_holds_one_study(tmp_path: Path) -> None:
@@ -158,3 +162,23 @@ def test_a_file_system_without_locks(
     monkeypatch.setattr("fcntl.flock", refuse)
     with alone(tmp_path):
         assert "see to it that one heron study works in it" in capsys.readouterr().out
+
+
+def test_a_step_without_a_rate_is_no_part_of_the_medians(tmp_path: Path) -> None:
+    """A run writes null for what is not finite; where no step has one, there is no median."""
+    steps = [{"step": n, "loss": 1.0, "seconds": 2.0, "samples_per_s": None} for n in range(6)]
+    steps[4]["samples_per_s"] = 3.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    found = measure(tmp_path, None)
+    assert found is not None
+    assert (found["step_s"], found["samples_per_s"], found["data_wait_s"]) == (2.0, 3.0, None)
+
+
+def test_scores_that_are_not_finite_are_written_as_null(tmp_path: Path) -> None:
+    write_rows(tmp_path / "some.jsonl", [{"step": 1, "scores": {"a": float("nan")}}])
+    (line,) = (tmp_path / "some.jsonl").read_text().splitlines()
+    assert line == '{"step": 1, "scores": {"a": null}}'
+    trial = Trial(study(), tmp_path, "000", {})
+    trial.run.mkdir(parents=True)
+    write_rows(trial.run / "rungs.jsonl", [{"step": 1, "a": float("inf"), "b": 2.0}])
+    assert math.isnan(trial.scores()[1]["a"]) and trial.scores()[1]["b"] == 2.0

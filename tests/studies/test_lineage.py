@@ -12,7 +12,7 @@ from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch.runs import saved_step, steps
 
@@ -26,7 +26,7 @@ def test_a_run_goes_on_from_another_s_weights(tmp_path: Path) -> None:
     taker = frames(tmp_path, "taker", **own)
     pretrain(taker)
     run, source = tmp_path / "taker", tmp_path / "donor" / "checkpoints" / "step-00000004"
-    assert read_metrics(run / LINEAGE) == []
+    assert read_lines(run / LINEAGE) == []
 
     changed = frames(tmp_path, "taker", **own | {"optim": {"kind": "sgd", "lr": 0.08}})
     with pytest.raises(CheckpointError, match=r"optim.lr is 0.01, not 0.08"):
@@ -37,9 +37,7 @@ def test_a_run_goes_on_from_another_s_weights(tmp_path: Path) -> None:
         expected = load_file(source / f"{name}.safetensors")
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
-    assert read_metrics(run / LINEAGE) == [
-        {"step": 4, "from": "donor", "values": {"optim.lr": 0.08}}
-    ]
+    assert read_lines(run / LINEAGE) == [{"step": 4, "from": "donor", "values": {"optim.lr": 0.08}}]
     assert saved_step(run) == 4 and len(list((run / "checkpoints").glob("step-*"))) == 1
 
     more = frames(

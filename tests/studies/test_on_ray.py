@@ -18,7 +18,7 @@ from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.study import load_study
 from heron.launch.studies.trials import plan
 from heron.pipeline.config.experiment import dump_config
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch import runs
 
@@ -26,6 +26,7 @@ WHOLE = pytest.mark.skipif(
     not os.environ.get("HERON_WHOLE_STUDIES"),
     reason="minutes each: HERON_WHOLE_STUDIES=1 for all",
 )
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 LENGTH = 500  # steps: an interruption takes seconds to come through
 LONG = {"train": {"steps": LENGTH, "epochs": 99, "save_every_steps": 5, "timeout_s": 120}}
 
@@ -36,7 +37,7 @@ def address() -> Iterator[str]:
     cluster = subprocess.Popen(
         [sys.executable, "-m", "tests.studies.nodes", "2"],
         cwd=runs.ROOT,
-        env=runs.environment(PYTHONPATH=str(runs.ROOT), RAY_USAGE_STATS_ENABLED="0"),
+        env=runs.environment(PYTHONPATH=str(runs.ROOT), RAY_USAGE_STATS_ENABLED="0", **TOKEN),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -69,7 +70,7 @@ def start(path: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "heron.launch.cli", "study", str(path), *out, *words],
         cwd=runs.ROOT,
-        env=runs.environment(PYTHONPATH=str(runs.ROOT)),
+        env=runs.environment(PYTHONPATH=str(runs.ROOT), **TOKEN),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -77,7 +78,7 @@ def start(path: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def rows(path: Path) -> dict[str, dict[str, Any]]:
-    found = read_metrics(path.parent / "out" / "trials.jsonl")
+    found = read_lines(path.parent / "out" / "trials.jsonl")
     by_name = {row["trial"]: row for row in found}
     assert len(by_name) == len(found)  # none twice
     return by_name
@@ -310,7 +311,7 @@ def test_asha_stops_early_and_goes_on(tmp_path: Path) -> None:
     found = rows(path)
     assert len(found) == 4 and found.items() >= first.items()
     for name, row in found.items():
-        rungs = read_metrics(tmp_path / "out" / row["run"] / "rungs.jsonl")
+        rungs = read_lines(tmp_path / "out" / row["run"] / "rungs.jsonl")
         steps = [rung["step"] for rung in rungs]
         assert steps == [4, 8, 16][: len(steps)]
         assert row["result"]["steps"] == steps[-1] == runs.saved_step(tmp_path / "out" / row["run"])

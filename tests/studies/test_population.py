@@ -19,7 +19,8 @@ from heron.launch.studies.study import Study
 from heron.launch.studies.trials import LINEAGE, RUNGS, Trial, plan
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.training import checkpoint
-from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.tracking import read_lines
+from heron.shards.artefact import fingerprint
 from tests.experiments import FRAMES
 from tests.launch.runs import weights
 
@@ -52,7 +53,7 @@ class Runs:
                 self.ledger.append(trial, "failed", "no disk")
                 continue
             now, run = trial.current(), trial.run
-            told = read_metrics(run / RUNGS)
+            told = read_lines(run / RUNGS)
             if rung not in {line["step"] for line in told}:
                 score = self._train(now, rung)
                 write_rows(run / RUNGS, [*told, {"step": rung, "score": score}])
@@ -79,19 +80,22 @@ class Runs:
 
 def end(out: Path) -> dict[str, Any]:
     """All that a population leaves, apart from the folder's own name."""
-    rows = [json.loads(json.dumps(row).replace(str(out), "")) for row in read_rows(out)]
+    rows = []
+    for row in read_rows(out):
+        assert row.pop("fingerprint") == fingerprint(row)  # which depends on the folder's name
+        rows.append(json.loads(json.dumps(row).replace(str(out), "")))
     runs = sorted((out / "trials").iterdir())
     return {
         "rows": sorted(rows, key=lambda row: str(row["trial"])),
-        "met": read_metrics(out / POPULATION),
+        "met": read_lines(out / POPULATION),
         "weights": {run.name: weights(run)["w"].item() for run in runs},
-        "lineage": {run.name: read_metrics(run / LINEAGE) for run in runs},
-        "scores": {run.name: read_metrics(run / RUNGS) for run in runs},
+        "lineage": {run.name: read_lines(run / LINEAGE) for run in runs},
+        "scores": {run.name: read_lines(run / RUNGS) for run in runs},
     }
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    return read_metrics(out / "trials.jsonl")
+    return read_lines(out / "trials.jsonl")
 
 
 def go(folder: Path, out: Path, **options: Any) -> Runs:
@@ -191,7 +195,7 @@ def test_all_fail(tmp_path: Path) -> None:
     """Nobody meets, so that all can meet where they are run again."""
     out = tmp_path / "out"
     runs = go(tmp_path, out, failing=[(f"{n:03}", 1) for n in range(4)])
-    assert runs.made == [] and read_metrics(out / POPULATION) == []
+    assert runs.made == [] and read_lines(out / POPULATION) == []
     ledger = Ledger(study(tmp_path), out)
     ledger.forget_failed()
     ledger.begin()

@@ -15,9 +15,13 @@ from heron.launch.studies.curves import (
     points,
     worker_curves,
 )
+from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.results import less_is_better, read_results
+from heron.launch.studies.rows import read_rows
+from heron.launch.studies.study import dump_study, load_study
 from heron.launch.studies.text import mean_std, number
 from heron.pipeline.config.errors import StudyError
+from heron.shards.artefact import sha256
 from tests.studies import made
 
 
@@ -215,3 +219,101 @@ def test_the_group_names_the_curves(tmp_path: Path) -> None:
         "w.weight 0.0": 3,
         "w.weight 0.1": 3,
     }
+
+
+def test_a_changed_digit_of_a_row_is_refused(tmp_path: Path) -> None:
+    """By file, trial and remedy, by the report and by a study that goes on."""
+    folder = made.study(tmp_path / "study", [GOOD, made.trial("001", {"optim.lr": 0.2})])
+    path = folder / "trials.jsonl"
+    study, text = load_study(folder / "study.yaml"), path.read_text()
+    (folder / "study.yaml").write_text(dump_study(study))
+    for changed in (
+        text.replace('"f1_weighted": 0.5', '"f1_weighted": 0.9', 1),
+        text.replace('"optim.lr": 0.2', '"optim.lr": 0.3'),
+        text.replace('"error": null, ', "", 1),
+    ):
+        path.write_text(changed)
+        for read in (read_results, lambda out: Ledger(study, out)):
+            with pytest.raises(StudyError) as error:
+                read(folder)
+            number, trial = (2, "001") if "0.3" in changed else (1, "000")
+            said = str(error.value)
+            assert said.startswith(
+                f"{path}, line {number} is damaged: trial {trial} has fingerprint sha256:"
+            )
+            assert said.endswith(
+                "take the line out, and run the study again: it runs what has no row"
+            )
+
+
+def test_any_flipped_bit_of_a_row_is_refused_or_seen(tmp_path: Path) -> None:
+    """A row's end and blanks between its parts are not what it says."""
+    folder = made.study(tmp_path / "study", [GOOD])
+    path = folder / "trials.jsonl"
+    whole = path.read_bytes()
+    sealed = json.loads(whole)
+    for place in range(0, 8 * len(whole), 7):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            rows = [row.model_dump(exclude_unset=True) for _, row in read_rows(path)]
+        except StudyError as error:
+            assert len(str(error).splitlines()) == 1
+        else:
+            assert rows == [sealed]
+
+
+def test_a_row_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Where the run is still there; a row says of which result.json it tells."""
+    folder = made.study(tmp_path / "study", [GOOD])
+    result = folder / "trials" / "000" / "result.json"
+    result.write_text('{"f1_weighted": 0.5}')
+    line = made.sealed(GOOD | {"result_sha256": sha256(result)})
+    (folder / "trials.jsonl").write_text(json.dumps(line) + "\n")
+    assert read_results(folder).notes == []
+    result.write_text('{"f1_weighted": 0.9}')
+    with pytest.raises(StudyError) as error:
+        read_results(folder)
+    assert str(error.value) == (
+        f"{folder}/trials.jsonl, line 1: trial 000 tells of a result.json of sha256 "
+        f"{line['result_sha256'][:12]}…, and {result} has {sha256(result)[:12]}…; expected the "
+        "row's run: bring it back, or take the line out, and run the study again: it runs what has "
+        "no row"
+    )
+    result.unlink()
+    assert len(read_results(folder).table) == 1
+
+
+def test_a_row_of_an_earlier_edition_is_noted(tmp_path: Path) -> None:
+    folder = made.study(tmp_path / "study", [GOOD])
+    (folder / "trials.jsonl").write_text(json.dumps(GOOD) + "\n")
+    assert read_results(folder).notes == [
+        "Trial 000 has no fingerprint: an earlier edition wrote its row."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run": "../other"}, "run is '../other': string should match pattern"),
+        ({"run": "/dev"}, "run is '/dev': string should match pattern"),
+        ({"result": {"f1": 2**70}}, "result is {'f1': 1180591620717411303424}: value error, f1: f"),
+        ({"notes": 1}, "notes is 1: extra inputs are not permitted"),
+        ({"values": {"workers": "two"}}, "trial 000 has 'two' workers; take the line out"),
+        ({"values": {"workers": 0}}, "trial 000 has 0 workers; take the line out"),
+    ],
+)
+def test_what_no_row_says(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = made.study(tmp_path / "study", [GOOD])
+    (folder / "trials.jsonl").write_text(json.dumps(made.sealed(GOOD | change)) + "\n")
+    with pytest.raises(StudyError) as error:
+        read_results(folder)
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_rate_beyond_all_numbers_tells_no_batch(tmp_path: Path) -> None:
+    folder = made.study(tmp_path / "study", [GOOD])
+    line = {"step": 0, "loss": 1.0, "samples_per_s": 1e300, "seconds": 1e300}
+    (folder / "trials" / "000" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "batch" not in read_results(folder).table

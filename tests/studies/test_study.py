@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -160,9 +161,7 @@ def test_a_dry_run_tells_of_data_that_is_not_there(
     path = write(tmp_path, set={"data.path": gone, "data.build": None}, data="ask for it")
     assert main(["study", str(path), "--dry-run"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        told == f"not there yet: {gone} holds no shards, and the study trains on them; ask for it"
-    )
+    assert told == f"not there yet: {gone} holds no shards; ask for it"
 
 
 LAUNCHED = [
@@ -213,7 +212,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"set": {"workers": 1}}, "set has 'workers', which is no key of an experiment; write workers"),
     ({"cases": [{"seed": 1}, {"sed": 1}]}, r"keys \['seed'\] and \['sed'\]; expected the same"),
     ({"search": PBT, "vary": {"seed": [1]}}, "search pbt compares trials; expected measure.score"),
-    ({"small": {"vary": {"seed": []}}}, "small, does not fit:\n  vary.seed"),
+    (
+        {"vary": {f"a.{n}": [*range(100)] for n in range(3)}},
+        "the grid has 1000000 trials; expected",
+    ),
+    ({"search": {"kind": "random", "trials": 10**6}}, "search.random.trials: found 1000000; input"),
+    (
+        {"search": PBT | {"steps": 10**9, "every_steps": 1}, "vary": {"seed": [1]}},
+        "search compares trials more than 100000 times; raise every_steps",
+    ),
+    ({"base": "a\0b"}, "base: found .*; a character that cannot be printed; expected a path"),
+    ({"small": {"vary": {"seed": []}}}, "small, does not fit: .1. vary.seed"),
     ({"small": 3}, "small is 3; expected keys of the study"),
     ({"vary": ["optim.lr"]}, r"vary: found \['optim.lr'\]; input should be a valid dictionary"),
 ]
@@ -310,7 +319,7 @@ def test_a_ray_that_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: Any, **__: Any) -> None:
         raise Exception("The current node timed out during startup.\nMore.")
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=slow))
     found = r"Ray did not begin here \(The current node timed out during startup\.\); expected it"
     with pytest.raises(TrainingError, match=found), joined(None):

@@ -1,0 +1,201 @@
+"""What no configuration may hold: numbers, texts and trees beyond all bounds, each one line."""
+
+from pathlib import Path
+
+import pytest
+
+from heron.launch.cli import main
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import load_config, load_run_config, parse_config
+from heron.pipeline.config.sections import parse_yaml, read_tree
+from tests.config.test_experiment import SMALL
+
+LAUGHS = "a: &a [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: 1e400", "some.yaml: lr: found inf; expected a finite number"),
+        ("optim: {lr: .nan}", "some.yaml: optim.lr: found nan; expected a finite number"),
+        ("a: [1, -.inf]", "some.yaml: a.1: found -inf; expected a finite number"),
+        ("steps: " + "1" * 10**5, "some.yaml: line 1: found '1111"),
+        ("a: {steps: 0x" + "f" * 10**5 + "}", "a.steps: found a number of 400000 bits; expected 9"),
+        ("steps: 9223372036854775808", "steps: found a number of 64 bits; expected 92233720368547"),
+        ("when: 2001-13-45", "some.yaml: line 1: found '2001-13-45', which cannot be read (month"),
+        ("when: 2001-12-15", "when: found datetime.date(2001, 12, 15); expected text, a number or"),
+        ("a: !!int ''", "line 1: found '', which cannot be read (string index out of range); exp"),
+        ("a: !!bool x", "line 1: found 'x', which cannot be read ("),
+        ("1: 2", "some.yaml: the whole: has the key 1; expected text: put it in quotes"),
+        ("a: {~: 2}", "some.yaml: a: has the key None; expected text: put it in quotes"),
+        (
+            "a: !!binary aGk=",
+            "a: found b'hi'; expected text, a number or a truth: put it in quotes",
+        ),
+        ("[" * 10**4, "some.yaml is nested too deeply; expected 40 levels at most"),
+        ("[" * 50 + "]" * 50, "leads to more than 65536 values or 40 levels, aliases written out"),
+        (LAUGHS, "leads to more than 65536 values or 40 levels, aliases written out"),
+        ("a: &a {b: *a}", "leads to more than 65536 values or 40 levels, aliases written out"),
+        ("a: {b: 1, b: 2}", "some.yaml: key 'b' is given twice, from line 1 on; keep one of them"),
+        ("a: *b", "some.yaml is not YAML: found undefined alias 'b' in"),
+        ("a: \0", "some.yaml is not YAML: unacceptable character #x0000: special characters are"),
+        ("a: !!python/object:os.system {}", "is not YAML: could not determine a constructor for"),
+    ],
+    ids=lambda text: text[:20].strip().replace("\0", "NUL") if "." not in text else "",
+)
+def test_yaml_that_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        parse_yaml(text, "some.yaml")
+    said = str(fault.value)
+    assert message in said
+    assert len(said) < 500 and len(said.splitlines()) == 1
+
+
+def test_an_alias_is_read() -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: *a", "some.yaml") == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.timeout(20)
+def test_long_texts_are_read_in_no_time() -> None:
+    """A number's pattern that looks at each digit once; a key that is there twice of thousands."""
+    assert parse_yaml("a: " + "1" * 10**5 + "x", "x") == {"a": "1" * 10**5 + "x"}
+    with pytest.raises(ConfigError, match="key 'k1' is given twice"):
+        parse_yaml("{" + ", ".join(f"k{n}: 1" for n in range(20_000)) + ", k1: 2}", "x")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{key}={2**63}"
+        for key in (
+            "seed",
+            "train.epochs",
+            "train.steps",
+            "train.timeout_s",
+            "model.projection_width",
+            "data.batch.labelled",
+            "data.workers",
+            "data.window_rows",
+            "data.views.0.size",
+            "objective.bce.ramp_epochs",
+            "objective.moco.queue_rows",
+        )
+    ]
+    + [f"{key}={value}" for key in ("optim.lr", "optim.weight_decay") for value in (".inf", ".nan")]
+    + ["objective.bce.weight=1e999", "data.build.noise=.nan", "data.build.rows=1e999"],
+)
+def test_numbers_that_are_too_large(small: Path, override: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError, match=f"^override '{override}': the whole: found .*; expected"):
+        load_config(small, [override])
+    with pytest.raises(ConfigError) as fault:
+        small.write_text(SMALL.replace("{weight: 1}", f"{{weight: {value}}}"))
+        load_config(small)
+    assert "small.yaml: objective.bce.weight: found" in str(fault.value)
+
+
+def test_a_tree_of_python_s_is_bounded_by_the_types() -> None:
+    """What no YAML file was the source of."""
+    tree = read_tree(Path(__file__).parents[2] / "configs" / "frames.yaml")
+    for section, key, value, said in (
+        ("train", "epochs", 2**63, "found 9223372036854775808; input should be less than or equal"),
+        ("train", "epochs", 10**5000, "found int too large to show; input should be less than"),
+        ("train", "steps", 2**63, "input should be less than or equal to 9223372036854775807"),
+        ("optim", "lr", float("inf"), "optim.lr: found inf; input should be a finite number"),
+        ("optim", "momentum", float("nan"), "optim.momentum: found nan; input should be a finite"),
+        ("run", "dir", "a\0b", r"run.dir: found 'a\x00b'; a character that cannot be printed; exp"),
+    ):
+        with pytest.raises(ConfigError) as fault:
+            parse_config(tree | {section: tree.get(section, {}) | {key: value}})
+        assert said in str(fault.value)
+
+
+@pytest.mark.parametrize("key", ["run.dir", "data.path", "data.cache.dir"])
+@pytest.mark.parametrize("character", ["\\0", "\\n", "\\e", "\\x7f", "\\u2028"])
+def test_a_path_with_a_control_character(small: Path, key: str, character: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        load_config(small, [f'{key}="a{character}b"'])
+    said = str(fault.value)
+    assert f"{key}: found 'a\\" in said and "a path without; rename it" in said
+    assert said.isprintable()
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_bytes(b"title: \xff")
+    with pytest.raises(ConfigError, match=r"some.yaml is not UTF-8 \(.*\); expected text; save it"):
+        load_config(path)
+    path.write_bytes(b"a: " + b"x" * 2**18)
+    with pytest.raises(ConfigError, match="some.yaml has more than 262144 bytes; expected no more"):
+        load_config(path)
+    for name, said in (("a\0b", r"a\x00b cannot be read (embedded null"), ("x" * 300, "too long")):
+        with pytest.raises(ConfigError) as fault:
+            load_config(tmp_path / name)
+        assert said in str(fault.value) and str(fault.value).isprintable()
+    with pytest.raises(
+        ConfigError, match=r"cannot be read \(.*Is a directory.*\); expected a file"
+    ):
+        load_config(tmp_path)
+
+
+def test_what_a_message_quotes_stays_on_its_line(small: Path) -> None:
+    """A key with line breaks and an escape sequence, a place in a list that is no number."""
+    with pytest.raises(ConfigError) as fault:
+        load_config(small, ['optim={"a\\n\\u2028\\e[31m": 1}'])
+    assert "optim.a  \\x1b[31m: unknown key; " in str(fault.value)
+    with pytest.raises(ConfigError, match="'²' is no place in a list of 1"):
+        load_config(small, ["data.views.²=1"])
+    with pytest.raises(ConfigError, match="'9999.*' is no place in a list of 1"):
+        load_config(small, [f"data.views.{'9' * 5000}=1"])
+
+
+def test_many_faults_are_counted(small: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(8\) .*; and 92 more$"):
+        load_config(small, [f"model.encoder={{kind: mlp, widths: {[0] * 100}}}"])
+
+
+def test_a_run_of_the_first_edition_with_another_shape(small: Path) -> None:
+    """Keys that were renamed, of a type that they never had, are not taken and not lost."""
+    for override, said in (
+        (
+            "model.label_autoencoder={width: 3}",
+            "objective.c2ae.hidden: found None; input should be",
+        ),
+        (
+            "model.label_autoencoder=3",
+            "model.label_autoencoder is 3; this key is now objective.c2ae",
+        ),
+        ("objective.custom=3", "objective.custom: unknown key; "),
+    ):
+        text = (SMALL + "model: {}\n").replace("bce: {", "c2ae: {weight: 1}, bce: {")
+        key, _, value = override.partition("=")
+        section, name = key.split(".")
+        tree = f"{section}: {{{name}: {value}"
+        small.write_text(
+            text.replace("model: {}", f"{tree}}}")
+            if section == "model"
+            else text.replace("objective: {", f"{tree}, ")
+        )
+        with pytest.raises(ConfigError) as fault:
+            load_run_config(small)
+        assert said in str(fault.value)
+
+
+@pytest.mark.parametrize("option", ["--out", "study"])
+def test_a_path_of_the_command_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", "a\nb.yaml"] if option == "study" else ["study", "x.yaml", "--out", "a\0b"]
+    with pytest.raises(SystemExit) as status:
+        main(words)
+    said = capsys.readouterr().err
+    assert status.value.code == 2 and "expected a path one can print" in said
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,92 @@
+"""Lines of JSON that a run has written: what is read, what a crash may leave, what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.training.tracking import Tracker, read_lines, read_metrics, read_result
+
+GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
+DAMAGED = [
+    (b'{"step": 1, "los\n', "not JSON (line 1: Unterminated string starting at)"),
+    (b"\xff\xfe\n", "not JSON (no UTF-8 at byte 0)"),
+    (b"\0\0\0\n", "not JSON (line 1: Expecting value)"),
+    (b"[1]\n", "Input should be"),
+    (b"3\n", "Input should be"),
+    (b'{"loss": 1}\n', "step: Field required"),
+    (b'{"step": "1", "loss": 1}\n', "step: Input should be a valid integer, found '1'"),
+    (b'{"step": -1}\n', "step: Input should be greater than or equal to 0, found -1"),
+    (b'{"step": 9223372036854775808}\n', "step: Input should be less than or equal to 92233720"),
+    (b'{"step": 1, "loss": "low"}\n', "loss: Input should be a valid number, found 'low'"),
+    (b'{"step": 1, "loss": 1e400}\n', "1e400 is no finite number"),
+    (b'{"step": 1, "loss": NaN}\n', "NaN is no finite number"),
+    (b'{"step": ' + b"1" * 5000 + b"}\n", "Exceeds the limit (4300 digits)"),
+    (b'{"step": 1, "loss": {"a": 1}}\n', "loss: Input should be a valid number"),
+    (b'{"step": 1, "step": 2}\n', "key 'step' is there twice"),
+    (b"[" * 10**5 + b"\n", "nested too deep"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), DAMAGED, ids=[str(line[:16]) for line, _ in DAMAGED])
+@pytest.mark.parametrize("after", [b"", GOOD], ids=["last", "in the middle"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, message: str, after: bytes) -> None:
+    """The last line too, where it is whole: a crash cuts lines short, and changes none."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(GOOD + line + after)
+    with pytest.raises(TrainingError) as fault:
+        read_metrics(path)
+    said = str(fault.value)
+    assert said.startswith(f"{path}, line 2 is damaged: ") and message in said
+    assert said.endswith("bring the file back, or take the line out")
+    assert len(said.splitlines()) == 1 and len(said) < 500
+    with pytest.raises(TrainingError):
+        Tracker(tmp_path, 1, 2, main=True)
+    assert path.read_bytes() == GOOD + line + after
+
+
+@pytest.mark.parametrize("last", [b"", b'{"step": 1, "lo', b'{"step": 1, "a": "\xc3', b"\0\0"])
+def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path, last: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(GOOD + b"\n" + GOOD + last)
+    assert [row["loss"] for row in read_metrics(path)] == [1.5, 1.5]
+    path.write_bytes(last)
+    assert read_metrics(path) == [] == read_metrics(tmp_path / "none.jsonl")
+    path.write_bytes(GOOD.rstrip())  # all of a line but its end
+    assert len(read_metrics(path)) == 1
+
+
+def test_lines_of_any_kind_have_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(b'{"a": {"b": 9223372036854775808}}\n')
+    with pytest.raises(TrainingError, match="line 1 is damaged: a.b: found a number of 64 bits"):
+        read_lines(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "not JSON (line 1: Expecting value)"),
+        (b'{"steps": 3', "not JSON (line 1: "),
+        (b"\xff", "not JSON (no UTF-8 at byte 0)"),
+        (b"[]", "Input should be a valid dictionary, found []"),
+        (b"{}", "steps: Input should be a valid number, found 'nothing'"),
+        (b'{"steps": "3"}', "steps: Input should be a valid number, found '3'"),
+        (b'{"steps": 3, "f1": 1e999}', "1e999 is no finite number"),
+        (b'{"steps": 3, "f1": ' + b"9" * 30 + b"}", "f1: found a number of 100 bits"),
+    ],
+)
+def test_a_result_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TrainingError) as fault:
+        read_result(path, ["steps"])
+    assert str(fault.value).startswith(f"{path} cannot be read: ")
+    assert message in str(fault.value) and len(str(fault.value).splitlines()) == 1
+
+
+def test_a_score_that_is_null_is_a_result(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"steps": 3, "f1": null, "strategy": "ddp"}')
+    assert read_result(tmp_path / "result.json", ["steps", "f1"])["f1"] is None
