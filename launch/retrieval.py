@@ -277,11 +277,11 @@ def serve(
             f"the web page needs the package {missing.name}, which is not installed; install it "
             "with: pip install 'heron-pretrain[serve]'"
         ) from None
-    listening = listen(host, port)  # a taken port is found before the index
-    given = token if token is not None else os.environ.get("HERON_TOKEN") or None
-    token = choose_token(listening, given)
-    retriever = Retriever.open(index, embeddings, run, data)
-    server = make_server(retriever, listening, token=token)
-    print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
-    print("Ctrl-C ends it", flush=True)
-    server.run(sockets=[listening])
+    given = os.environ.get("HERON_TOKEN") or None if token is None else token
+    with listen(host, port) as listening:  # a taken port is found before the index
+        token = choose_token(listening, given)
+        retriever = Retriever.open(index, embeddings, run, data)
+        server = make_server(retriever, listening, token=token)
+        print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
+        print("Ctrl-C ends it", flush=True)
+        server.run(sockets=[listening])

@@ -37,14 +37,14 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers itself what is not let in; a token in the address becomes a cookie."""
-        headers, refusal = Headers(scope=scope), None
+        headers, answer = Headers(scope=scope), self._app
         called = headers.get("host", "")
         if self._hosts and host_name(called) not in self._hosts:
             text = f"this server is not '{called}'; expected {', '.join(self._hosts)}"
-            refusal = JSONResponse({"error": text}, 421)
+            answer = JSONResponse({"error": text}, 421)
         elif self._token is not None and not self._known(self._given(headers)):
-            refusal = self._exchange(scope)
-        await (refusal or self._app)(scope, receive, send)
+            answer = self._exchange(scope)
+        await answer(scope, receive, send)
 
     def _known(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), str(self._token).encode())
@@ -123,7 +123,8 @@ class Lingering:
         """Ends what is sent, then waits for the other side to do the same."""
         if self.is_closing():
             return
-        if self._connection.conn.their_state in (h11.SEND_BODY, h11.ERROR):
+        conn = self._connection.conn
+        if conn.trailing_data[0] or conn.their_state in (h11.SEND_BODY, h11.ERROR):
             self._ended = True
             self._transport.write_eof()
             self._connection.flow.resume_reading()
@@ -140,7 +141,7 @@ class BoundedConnection(H11Protocol):
     """
 
     wait_s = 20.0  # seconds
-    most = 500  # connections
+    most = 400  # connections
     waiting: ClassVar[dict["BoundedConnection", None]] = {}  # of one server, the longest first
 
     def __init__(self, config: Config, server_state: ServerState, *rest: Any, **more: Any) -> None:
@@ -231,6 +232,8 @@ class BoundedConnection(H11Protocol):
             self.wait_for("a body", self.wait_s + LINGER_S)
         elif self.conn.their_state is not h11.IDLE:
             self._stop()
+            if self.conn.trailing_data[0]:  # more than was announced, or a row of requests
+                self.cycle.keep_alive = False
         elif self.conn.trailing_data[0]:
             self.wait_for("a head", self.wait_s)
         else:  # uvicorn's own limit is to come first

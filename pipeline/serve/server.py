@@ -51,7 +51,6 @@ Text = Annotated[str, Query(max_length=LONGEST)]
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
-SPARE = 100  # connections beyond the limit that are being dropped, before a 503
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Limits:
     searches: int = 2  # that run at once, and as many pictures
     uploads: int = 4  # bodies of full size that there is room for; one runs
     waiting: int = 100  # searches and uploads, each, that may wait; the next ones get a 503
-    connections: int = 500  # open at once; more, and those that have been slow for longest go
+    connections: int = 400  # open at once; for more, those that have been slow for longest go
 
 
 class Admission:
@@ -368,7 +367,7 @@ def make_server(
         headers=list(HEADERS.items()),
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections + SPARE,
+        limit_concurrency=2 * limits.connections,  # where none of them is slow; then a 503
         timeout_graceful_shutdown=5,
     )
     return uvicorn.Server(config)
