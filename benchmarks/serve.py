@@ -8,6 +8,9 @@ its next request when the last one is answered. One in ten asks for suggestions,
 where there are any, the others for 24 neighbours of a random sample, every second of those with a
 filter and a relation where there are labels. Clients share the machine with the server, and their
 own work is part of what is measured. Without --index one is made of drawn vectors, without labels.
+
+Then, over drawn faces: 24 cached pictures over one connection, and an honest client beside 500 slow
+ones, which send nothing, or a byte a second, or read nothing, and come back when they are dropped.
 """
 
 import argparse
@@ -29,12 +32,17 @@ from threading import Thread
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from benchmarks.slow_clients import KINDS, SlowClients
 from benchmarks.table import Table
 from benchmarks.vectors import write_embeddings
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.shards.build import build
+from heron.shards.sources import make
 
 START_S = 120  # for the server to load what it needs
+FACES, SHOWN = 200, 24  # drawn ones, and how many a page shows at first
+WAIT_S = 1.0  # an honest client may wait no longer beside the slow ones
 
 
 class Client(Thread):
@@ -131,6 +139,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rows", type=int, default=100_000, help="vectors of a drawn index")
+    parser.add_argument("--slow", type=int, default=500, help="slow clients beside an honest one")
     parser.add_argument("--small", action="store_true", help="three seconds, of 2,000 vectors")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     asked = parser.parse_args(words)
@@ -140,6 +149,10 @@ def main(words: Sequence[str] | None = None) -> int:
         index = asked.index or drawn(Path(scratch), asked.rows)
         with serving(index) as place:
             found = measure(place, asked.clients, asked.seconds)
+        with serving(faces(Path(scratch))) as place:
+            shown = shown_pictures(place)
+            share = asked.seconds / len(KINDS)
+            beside = {kind: honest_waits(place, asked.slow, kind, share) for kind in KINDS}
     numbers: dict[str, Any] = {"clients": asked.clients, "seconds": asked.seconds}
     numbers |= {"count": found["count"], "faults": dict(found["faults"])}
     print(f"{found['count']:,} vectors, {asked.clients} clients, {asked.seconds:g} s\n")
@@ -153,12 +166,77 @@ def main(words: Sequence[str] | None = None) -> int:
         cells = [kind, f"{len(took):,}", f"{len(took) / asked.seconds:,.0f}"]
         cells += [f"{cuts[49] * 1e3:.0f}", f"{cuts[98] * 1e3:.0f}", f"{max(took) * 1e3:.0f}"]
         print(Table.row(cells))
+    numbers |= {"pictures_ms": statistics.median(shown) * 1e3, "pictures_most_ms": max(shown) * 1e3}
+    print(
+        f"\n{SHOWN} cached pictures over one connection: p50 {numbers['pictures_ms']:.0f} ms, most "
+        f"{max(shown) * 1e3:.0f} ms\n"
+    )
+    head = [f"{asked.slow} slow ones", "dropped", "honest answers", "failed", "p50 ms", "most ms"]
+    print(f"{Table.row(head)}\n{'|---' * len(head)}|")
+    for kind, (waits, faults, dropped) in beside.items():
+        found["faults"] += faults
+        row = {"dropped": dropped, "answers": len(waits), "failed": faults.total()}
+        numbers[kind] = row | {
+            "p50_ms": statistics.median(waits) * 1e3,
+            "most_ms": max(waits) * 1e3,
+        }
+        print(Table.row([kind, *(f"{number:,.0f}" for number in numbers[kind].values())]))
     for fault, count in found["faults"].most_common(5):
         print(f"{count:,} × {fault}")
     print(f"\n{found['faults'].total():,} errors")
     if asked.json:
         asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
     return 1 if found["faults"] else 0
+
+
+def shown_pictures(place: str) -> list[float]:
+    """Seconds that the pictures of a page take over one connection, again and again."""
+    line, took = HTTPConnection(place, timeout=START_S), []
+    for _ in range(21):
+        begin = time.perf_counter()
+        for number in range(SHOWN):
+            line.request("GET", f"/api/picture/{number}")
+            answer = line.getresponse()
+            assert answer.read() and answer.status == 200
+        took.append(time.perf_counter() - begin)
+    line.close()
+    return took[1:]  # the first time they are made
+
+
+def honest_waits(
+    place: str, slow: int, kind: str, seconds: float
+) -> tuple[list[float], Counter[str], int]:
+    """Seconds of each answer that an honest client waits for, by a connection of its own; what went
+    wrong with some; and how often slow clients were dropped."""
+    crowd = SlowClients(place, slow, kind)
+    crowd.start()
+    waits, faults, until = [], Counter[str](), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for path in ("/", "/api/picture/3", "/api/neighbours?key=000007"):
+            begin, line = time.perf_counter(), HTTPConnection(place, timeout=START_S)
+            try:
+                line.request("GET", path)
+                answer = line.getresponse()
+                if not answer.read() or answer.status != 200:
+                    faults[f"{answer.status} beside slow clients"] += 1
+            except (OSError, HTTPException) as fault:
+                faults[f"{fault!r} beside slow clients"] += 1
+            line.close()
+            waits.append(time.perf_counter() - begin)
+            faults[f"more than {WAIT_S:g} s beside slow clients"] += waits[-1] > WAIT_S
+            time.sleep(0.02)
+    crowd.end()
+    return waits, faults, crowd.dropped
+
+
+def faces(folder: Path) -> Path:
+    """An index of drawn vectors over drawn faces."""
+    build(make("faces", {"train": FACES, "test": 0}), folder / "faces", progress=False)
+    keys = [f"{number:06d}" for number in range(1, FACES + 1)]
+    write_embeddings(folder / "of faces", FACES, 128, str(folder / "faces"), keys)
+    opened = Embeddings.open(folder / "of faces")
+    build_index(opened, folder / "index of faces", kind="flat", progress=False)
+    return folder / "index of faces"
 
 
 def drawn(folder: Path, rows: int) -> Path:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +44,26 @@ def draw(rows: int, dim: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
         yield out
 
 
-def write_embeddings(folder: Path, rows: int, dim: int) -> None:
-    """A folder of drawn vectors, as `heron embed` writes one."""
+def write_embeddings(
+    folder: Path, rows: int, dim: int, data: str = "drawn", keys: Sequence[str] = ()
+) -> None:
+    """A folder of drawn vectors, as `heron embed` writes one; of shards that have these keys."""
     (folder / "hidden").mkdir(parents=True)
     parts = []
     for number, vectors in enumerate(draw(rows, dim)):
         path = folder / part_name("hidden", number)
         np.save(path, vectors, allow_pickle=False)
         parts.append(Part(count=len(vectors), sha256={"hidden": sha256(path)}))
-    keys = np.array([f"{row:08d}".encode() for row in range(rows)], np.bytes_)
+    named = keys or [f"{row:08d}" for row in range(rows)]
     known, targets = np.zeros(rows, bool), np.zeros((rows, 0), np.uint8)
-    samples = Samples(keys, np.arange(rows, dtype=np.int64), targets, known, [], "none")
+    samples = Samples(
+        np.array(named, np.bytes_), np.arange(rows, dtype=np.int64), targets, known, [], "none"
+    )
     manifest = EmbeddingsManifest(
         format=FORMAT,
         run="drawn",
         checkpoint="0" * 64,
-        data="drawn",
+        data=data,
         data_sha256="0" * 64,
         precision="fp32",
         rows=rows,

@@ -4,6 +4,7 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -254,8 +255,11 @@ def negatives(
 def serve(
     index: IndexFolder,
     *,
-    host: Annotated[str, "address; beyond loopback others search and upload"] = "127.0.0.1",
+    host: Annotated[str, "address; beyond loopback who has the token may search"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
+    token: Annotated[
+        str | None, "what requests have to bring (default: HERON_TOKEN; off loopback a random one)"
+    ] = None,
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
@@ -267,15 +271,17 @@ def serve(
     from heron.pipeline.retrieval.query import Retriever
 
     try:
-        from heron.pipeline.serve.server import address, listen, make_server
+        from heron.pipeline.serve.server import address, choose_token, listen, make_server
     except ModuleNotFoundError as missing:
         raise ConfigError(
             f"the web page needs the package {missing.name}, which is not installed; install it "
             "with: pip install 'heron-pretrain[serve]'"
         ) from None
-    listening = listen(host, port)  # a taken port is found before the index
-    retriever = Retriever.open(index, embeddings, run, data)
-    server = make_server(retriever, listening)
-    print(f"{index}: {len(retriever.samples):,} samples at {address(listening)}")
-    print("Ctrl-C ends it", flush=True)
-    server.run(sockets=[listening])
+    given = os.environ.get("HERON_TOKEN") or None if token is None else token
+    with listen(host, port) as listening:  # a taken port is found before the index
+        token = choose_token(listening, given)
+        retriever = Retriever.open(index, embeddings, run, data)
+        server = make_server(retriever, listening, token=token)
+        print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
+        print("Ctrl-C ends it", flush=True)
+        server.run(sockets=[listening])

@@ -97,6 +97,7 @@ class Term(Section):
     ramp_epochs: Count = 0
 
     needs: ClassVar[Needs] = Needs()
+    repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
 
     def requires(self) -> Needs:
         """Returns what the term needs under its options."""

@@ -26,13 +26,6 @@ from heron.pipeline.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations
 COSINES = 40  # bins of the curve of g by cosine
-TERMS = (
-    "weighted_unsupervised",
-    "nt_xent",
-    "cmc",
-    "input_weighted_unsupervised",
-    "single_view_unsupervised",
-)
 GAMMA = 0.5  # temperature of Assumption 1 where the run has none: the paper's, Section V-A
 HARDENINGS: dict[str, tuple[str, float]] = {  # eta of Assumption 1: none, and those of Figure 4
     "none": ("exp", 0),
@@ -64,19 +57,16 @@ class Temperatures:
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)
-        for name in TERMS:
-            if (term := objective.root.get(name)) is not None:
-                source = f"objective.{name}.tau of {path}"
-                if name == "single_view_unsupervised":
-                    source += ", which compares inputs with projections; here it is projections"
-                return cls(
-                    getattr(term, "tau", GAMMA),
-                    gamma,
-                    getattr(term, "anchors", "all") == "first",
-                    name == "cmc" or getattr(term, "negatives", "all_views") == "cross_view",
-                    source,
-                )
-        return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
+        repelling = {name: term for name, term in objective.terms().items() if term.repels_all}
+        if not repelling:
+            return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
+        name, term = max(repelling.items(), key=lambda one: one[1].weight)
+        source = f"objective.{name}.tau of {path}"
+        if "input_projections" in term.requires().own:
+            source += ", which compares inputs with projections; here it is projections"
+        first = getattr(term, "anchors", "all") == "first"
+        cross_view = getattr(term, "negatives", "all_views") == "cross_view"
+        return cls(getattr(term, "tau", GAMMA), gamma, first, cross_view, source)
 
     def pairs(self, views: int) -> list[tuple[int, int]]:
         """Returns views u of an anchor and j of another sample that the loss pushes apart."""

@@ -24,6 +24,7 @@ class NtXent(Term):
     tau: Temperature = 0.5
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    repels_all: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `nt_xent`."""
@@ -36,6 +37,8 @@ class Cmc(Term):
     tau: Temperature = 0.5
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    repels_all: ClassVar[bool] = True
+    negatives: ClassVar[Negatives] = "cross_view"
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `cmc`."""
@@ -62,6 +65,7 @@ class WeightedUnsupervised(Term):
     negatives: Negatives = "all_views"
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
+    repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings H."""
@@ -86,6 +90,7 @@ class InputWeightedUnsupervised(Term):
     anchors: Anchors = "all"
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "inputs"), views=2)
+    repels_all: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `input_weighted_unsupervised`."""

@@ -6,6 +6,8 @@ page and its API are of one origin; nothing is fetched from elsewhere, and no ot
 """
 
 import asyncio
+import re
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.guard import HEADERS, TimedHead, host_name
+from heron.pipeline.serve.guard import HEADERS, BoundedConnection, Gate
 from heron.shards.errors import ShardError
 
 MOST_HITS = 200
@@ -46,8 +48,9 @@ PAGE = {  # all files that are served, and what they are
 }
 EXPECTED = (RetrievalError, ConfigError, CheckpointError, ShardError, OSError)
 Text = Annotated[str, Query(max_length=LONGEST)]
+CLOSE = {"Connection": "close"}  # what is left of the body is not read
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
-Answers = Callable[[Request], Awaitable[Response]]
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ class Limits:
     """How much one server does at once, and how long it waits."""
 
     upload_bytes: int = 16 * 2**20  # of a body
-    body_s: float = 20.0  # seconds in which a body, or the head of a request, has to arrive
+    body_s: float = 20.0  # in which a head or a body has to arrive, or an answer to be read
     searches: int = 2  # that run at once, and as many pictures
-    uploads: int = 4  # bodies that are read at once
-    waiting: int = 100  # of each of these, how many more may wait; the next ones get a 503
-    connections: int = 500  # open at once
+    uploads: int = 4  # bodies of full size that there is room for; one runs
+    waiting: int = 100  # searches and uploads, each, that may wait; the next ones get a 503
+    connections: int = 400  # open at once; for more, those that have been slow for longest go
 
 
 class Admission:
@@ -74,8 +77,7 @@ class Admission:
     async def __call__(self) -> AsyncIterator[None]:
         """Holds a place, or raises a 503 where as many wait as may."""
         if self._inside >= self._most:
-            text = f"{self._inside} {self._what} are under way or wait; try again in a second"
-            raise HTTPException(503, text, {"Retry-After": "1"})
+            raise busy(f"{self._inside} {self._what} are under way or wait")
         self._inside += 1
         try:
             async with self._free:
@@ -84,21 +86,86 @@ class Admission:
             self._inside -= 1
 
 
+class Uploads:
+    """Reads bodies into room for some; where there is none, the one that takes longest goes."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Begins with none."""
+        self._limits, self._room = limits, limits.uploads * limits.upload_bytes
+        self._arriving: dict[asyncio.Timeout, None] = {}  # the longest first
+
+    @asynccontextmanager
+    async def __call__(self, request: Request) -> AsyncIterator[bytes]:
+        """Holds the bytes of an upload."""
+        data = bytearray()
+        try:
+            await self._read(request, data)
+            yield bytes(data)
+        finally:
+            self._room += len(data)
+
+    async def _read(self, request: Request, data: bytearray) -> None:
+        """Reads a body, refused as soon as it is too long or too slow."""
+        most, seconds = self._limits.upload_bytes, self._limits.body_s
+        kind = request.headers.get("content-type", "none")
+        if kind != BINARY:
+            text = f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
+            raise HTTPException(415, text, CLOSE)
+        text = f"the upload has more than {most:,} bytes; expected at most these"
+        too_large = HTTPException(413, f"{text}; give a smaller file", CLOSE)
+        if int(request.headers.get("content-length", "0")) > most:  # the server saw that it is one
+            raise too_large
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                self._arriving[limit] = None
+                async for chunk in request.stream():
+                    if len(data) + len(chunk) > most:
+                        raise too_large
+                    data += chunk
+                    self._room -= len(chunk)
+                    if self._room < 0:
+                        longest = next(iter(self._arriving))
+                        longest.reschedule(0)
+                        del self._arriving[longest]
+        except TimeoutError:
+            if limit not in self._arriving:
+                raise busy("later uploads need the room of this slow one", CLOSE) from None
+            text = f"the upload did not arrive in {seconds:g} s; found {len(data):,} bytes; "
+            raise HTTPException(408, f"{text}try again, or give a smaller file", CLOSE) from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the upload ended early") from None
+        finally:
+            self._arriving.pop(limit, None)
+        if not data:
+            raise HTTPException(400, "the upload is empty; expected the bytes of one file")
+
+
+def busy(text: str, headers: Mapping[str, str] | None = None) -> HTTPException:
+    """Returns the answer to one who may come back."""
+    more = {"Retry-After": "1"} | dict(headers or {})
+    return HTTPException(503, f"{text}; try again in a second", more)
+
+
 def make_app(
-    retriever: Retriever, limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK
+    retriever: Retriever,
+    limits: Limits | None = None,
+    hosts: Sequence[str] = LOOPBACK,
+    token: str | None = None,
+    cookie: str = "heron",
 ) -> FastAPI:
     """Returns the page and its API; searches run in threads, the model once at a time.
 
     `hosts` are the names by which the server may be called, so that no page elsewhere can reach it
-    through a name of its own that points here; none for any.
+    through a name of its own that points here; none for any. Each request has to bring the `token`,
+    as a rule in the `cookie`, which the address with the token sets.
     """
     limits = limits or Limits()
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
     samples, facts = retriever.samples, about(retriever, limits)
     searching = Admission("searches", limits.searches, limits.waiting)
     drawing = Admission("pictures", limits.searches, limits.waiting * 10)  # a page asks for 200
-    reading = Admission("uploads", limits.uploads, limits.waiting)
-    encoding = Admission("uploads", 1, limits.uploads)
+    encoding, uploaded = Admission("uploads", 1, limits.waiting), Uploads(limits)
     generator = np.random.default_rng()
     samples.keys_with_prefix("", 1)  # sorts the keys now: a first request would stop all others
     thumbnail = lru_cache(THUMBNAILS)(lambda number: _thumbnail(retriever, number))
@@ -133,12 +200,10 @@ def make_app(
 
     @app.post("/api/upload")
     async def upload(request: Request, k: Count = 24, where: Text = "") -> dict[str, Any]:
-        async with reading():  # until it is done, so that no more bodies than these are held
-            data = await _body(request, limits)
-            async with encoding():
-                return await asyncio.to_thread(
-                    lambda: plain(retriever.by_file(data, k, where, name="the upload"))
-                )
+        async with uploaded(request) as data, encoding():
+            return await asyncio.to_thread(
+                lambda: plain(retriever.by_file(data, k, where, name="the upload"))
+            )
 
     @app.get("/api/picture/{number}")
     async def picture(number: int) -> Response:
@@ -152,14 +217,7 @@ def make_app(
         # The page's addresses name the index: what a cache holds is of the same one.
         return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
 
-    @app.middleware("http")
-    async def refuse_other_names(request: Request, answer: Answers) -> Response:
-        called = request.headers.get("host", "")
-        if hosts and host_name(called) not in hosts:
-            text = f"this server is not '{called}'; expected {', '.join(hosts)}"
-            return JSONResponse({"error": text}, 421)
-        return await answer(request)
-
+    app.add_middleware(Gate, hosts=hosts, token=token, cookie=cookie)
     _answer_faults(app)
     return app
 
@@ -203,34 +261,6 @@ def _page_file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
         return Response(data, 200, {"Cache-Control": "no-cache"}, kind)
 
     return answer
-
-
-async def _body(request: Request, limits: Limits) -> bytes:
-    """The bytes of an upload, refused as soon as they are too many or too slow."""
-    kind, most = request.headers.get("content-type", "none"), limits.upload_bytes
-    if kind != BINARY:
-        text = f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
-        raise HTTPException(415, text)
-    close = {"Connection": "close"}  # what is left of the body is not read
-    text = f"the upload has more than {most:,} bytes; expected at most these; give a smaller file"
-    too_large = HTTPException(413, text, close)
-    if int(request.headers.get("content-length", "0")) > most:  # the server checked that it is one
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_s):
-            async for chunk in request.stream():
-                if len(data) + len(chunk) > most:
-                    raise too_large
-                data += chunk
-    except TimeoutError:
-        text = f"the upload did not arrive in {limits.body_s:g} s; found {len(data):,} bytes; "
-        raise HTTPException(408, f"{text}try again, or give a smaller file", close) from None
-    except ClientDisconnect:
-        raise HTTPException(400, "the upload ended early") from None
-    if not data:
-        raise HTTPException(400, "the upload is empty; expected the bytes of one file")
-    return bytes(data)
 
 
 def _answer_faults(app: FastAPI) -> None:
@@ -284,33 +314,60 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def address(listening: socket.socket) -> str:
-    """Returns the URL of the page."""
+def choose_token(listening: socket.socket, given: str | None) -> str | None:
+    """Returns the token that requests have to bring: by default a random one, on loopback none.
+
+    Raises:
+        ConfigError: the one that is given can be guessed, or cannot stand in an address.
+    """
+    if given is None:
+        return None if _on_loopback(listening) else secrets.token_urlsafe(32)
+    if not TOKEN.fullmatch(given):
+        raise ConfigError(
+            f"a token of {len(given)} characters; expected 16 to 200 letters, digits, '-' and '_'; "
+            "give another --token or HERON_TOKEN, or none for a random one"
+        )
+    return given
+
+
+def _on_loopback(listening: socket.socket) -> bool:
+    return listening.getsockname()[0] in LOOPBACK
+
+
+def address(listening: socket.socket, token: str | None = None) -> str:
+    """Returns the URL of the page; the token in it becomes a cookie when it is opened."""
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    found = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    return found if token is None else f"{found}?token={token}"
 
 
 def make_server(
-    retriever: Retriever, listening: socket.socket, limits: Limits | None = None
+    retriever: Retriever,
+    listening: socket.socket,
+    limits: Limits | None = None,
+    token: str | None = None,
 ) -> uvicorn.Server:
-    """Returns a server of the page, to `run(sockets=[listening])`; see `listen`.
+    """Returns a server of the page, to `run(sockets=[listening])`; see `listen`, `choose_token`.
 
-    On loopback it answers to loopback's names alone.
+    On loopback it answers to loopback's names alone; elsewhere it needs a token.
     """
-    limits = limits or Limits()
-    host = listening.getsockname()[0]
+    limits, local = limits or Limits(), _on_loopback(listening)
+    if token is None and not local:
+        raise ValueError("a server that others reach needs a token; see choose_token")
+    bounds = {"wait_s": limits.body_s, "most": limits.connections, "waiting": {}}
+    cookie = f"heron-{listening.getsockname()[1]}"  # a host's ports share their cookies
     config = uvicorn.Config(
-        make_app(retriever, limits, LOOPBACK if host in LOOPBACK else ()),
-        http=type("_TimedHead", (TimedHead,), {"head_s": limits.body_s}),
+        make_app(retriever, limits, LOOPBACK if local else (), token, cookie),
+        http=type("_Bounded", (BoundedConnection,), bounds),
         ws="none",
         lifespan="off",
         loop="asyncio",
-        log_level="warning",
+        log_level="error",  # a client's faults are told to the client
         access_log=False,
         headers=list(HEADERS.items()),
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
+        limit_concurrency=2 * limits.connections,  # where none of them is slow; then a 503
         timeout_graceful_shutdown=5,
     )
     return uvicorn.Server(config)

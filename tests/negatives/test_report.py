@@ -24,7 +24,7 @@ from heron.pipeline.training.page import embedded, page, table
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make
-from tests.negatives.test_measure import drawn
+from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
 

@@ -1,6 +1,7 @@
 """Small indexes with all that `heron serve` shows: pictures, labels, and a model for uploads."""
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -81,14 +82,16 @@ def _vector(model: EmbeddingModel, rows: NDArray[Any]) -> NDArray[np.float32]:
 
 
 @contextmanager
-def running(found: Retriever, limits: Limits | None = None) -> Iterator[str]:
+def running(
+    found: Retriever, limits: Limits | None = None, token: str | None = None
+) -> Iterator[str]:
     """A real server in a thread; its address."""
     listening = listen("127.0.0.1", 0)
-    server = make_server(found, listening, limits)
+    server = make_server(found, listening, limits, token)
     thread = Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        yield address(listening)
+        yield address(listening, token)
     finally:
         server.should_exit = True
         thread.join(10)
@@ -132,6 +135,24 @@ class Site(NamedTuple):
         return self.json(
             f"/api/upload{query}", status, method="POST", body=data, Content_Type=BINARY
         )
+
+
+def begun(site: Site, *lines: str) -> socket.socket:
+    """A connection that has sent some lines."""
+    found = socket.create_connection((urlsplit(site.url).hostname, urlsplit(site.url).port), 5)
+    found.sendall("".join(f"{line}\r\n" for line in lines).encode())
+    return found
+
+
+def answered(line: socket.socket) -> bytes:
+    """An answer, up to its end or that of the connection."""
+    found = b""
+    while not found.endswith(b"}") and (more := line.recv(4_000)):
+        found += more
+    return found
+
+
+POST = "POST /api/upload HTTP/1.1", "Host: localhost", f"Content-Type: {BINARY}"
 
 
 def picture(site: Site, number: int, kind: str = "PNG") -> bytes:

@@ -138,6 +138,20 @@ def test_search_filter_tabs_and_the_way_back(
     expect(page.locator("#query-title")).to_have_text(f"Sample {third}")
 
 
+def test_the_token_opens_the_page_and_leaves_the_address(
+    context: BrowserContext, faces: tuple[str, Retriever]
+) -> None:
+    token = "a-token_of-20-letter"
+    with running(faces[1], token=token) as url:
+        page = opened(context, f"{url}&key=000007")
+        assert len(keys(page)) == 24 and page.url == f"{url.split('?')[0]}?key=000007"
+        expect(page.locator("#hits img").first).to_have_js_property("naturalWidth", 32)
+        assert page.evaluate("document.cookie") == "" and token not in page.content()
+        (kept,) = context.cookies()
+        assert kept["httpOnly"] and kept["sameSite"] == "Strict" and kept["value"] == token
+        page.goto("about:blank")
+
+
 def test_faults_are_told_in_words(context: BrowserContext, faces: tuple[str, Retriever]) -> None:
     page = opened(context, f"{faces[0]}?key=000007&where=Smilin")
     expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")

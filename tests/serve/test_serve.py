@@ -19,7 +19,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.serve.server import BINARY, Limits, listen
 from heron.shards.errors import ShardError
-from tests.serve.served import LIMITS, MARKUP, Site, picture, running
+from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
 
 def test_page_and_its_headers(faces: Site) -> None:
@@ -138,24 +138,6 @@ def test_pictures(faces: Site, frames: Site) -> None:
         assert "no sample has the number" in faces.error(f"/api/picture/{number}", 404)
     assert "number is 'x'" in faces.error("/api/picture/x")
     assert "has no picture" in frames.error("/api/picture/0", 404)
-
-
-def begun(site: Site, *lines: str) -> socket.socket:
-    """A connection that has sent some lines."""
-    found = socket.create_connection((urlsplit(site.url).hostname, urlsplit(site.url).port), 5)
-    found.sendall("".join(f"{line}\r\n" for line in lines).encode())
-    return found
-
-
-def answered(line: socket.socket) -> bytes:
-    """An answer, up to its end or that of the connection."""
-    found = b""
-    while not found.endswith(b"}") and (more := line.recv(4_000)):
-        found += more
-    return found
-
-
-POST = "POST /api/upload HTTP/1.1", "Host: localhost", f"Content-Type: {BINARY}"
 
 
 def test_large_bodies_are_refused_before_they_are_read(faces: Site) -> None:

@@ -1,0 +1,168 @@
+"""What a connection may cost: slow clients keep no other out, and answers wait for nothing."""
+
+import re
+import socket
+import time
+from asyncio import Transport
+from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+import pytest
+
+from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.serve.guard import BoundedConnection, WholeAnswers
+from heron.pipeline.serve.server import BINARY, Limits
+from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
+
+GET = "GET /page.js HTTP/1.1", "Host: localhost"
+SLOW = {  # what a client sends and does not go on with
+    "nothing": (),
+    "a head": ("GET / HTTP/1.1", "Host: localhost"),
+    "a body": (*POST, "Content-Length: 100000", "", "abc"),
+    "a body that nobody asked for": (*GET, "Content-Length: 1000000000", "", "abc"),
+    "a body that is refused": (POST[0], POST[1], "Content-Length: 1000000", "", "abc"),
+}
+
+
+def ended(line: socket.socket, seconds: float) -> float:
+    """Seconds until the server ends a connection, to which a byte is sent ten times a second."""
+    begin = time.monotonic()
+    line.settimeout(0.1)
+    while time.monotonic() - begin < seconds:
+        try:
+            line.send(b"a")
+            while line.recv(65536):
+                pass
+            break
+        except TimeoutError:
+            pass
+        except OSError:
+            break
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_a_byte_a_moment_is_not_enough(faces: Site, what: str) -> None:
+    with begun(faces, *SLOW[what]) as line:
+        assert (0 if what == "a body that is refused" else 0.4) < ended(line, 6) < 4
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_slow_clients_keep_no_other_out(faces: Site, what: str) -> None:
+    with running(faces.found, Limits(connections=40, body_s=20)) as url:
+        site = Site(url, faces.found)
+        slow = [begun(site, *SLOW[what]) for _ in range(150)]
+        begin = time.monotonic()
+        assert site.json("/api/neighbours?key=000007&k=3")["hits"]
+        assert site.upload(picture(faces, 11))["hits"][0]["number"] == 11
+        assert time.monotonic() - begin < 1
+        for line in slow:
+            line.close()
+
+
+def test_bodies_that_never_end_leave_room_for_others(faces: Site) -> None:
+    data = picture(faces, 11)
+    assert 1_000 < len(data) < 10_000
+    with running(faces.found, Limits(upload_bytes=10_000, uploads=2, body_s=20)) as url:
+        site = Site(url, faces.found)
+        slow = [begun(site, *POST, "Content-Length: 9000", "", "a" * 8_000) for _ in range(5)]
+        for line in slow[:3]:  # there is room for two
+            answer = answered(line)
+            assert answer.startswith(b"HTTP/1.1 503") and b"need the room of this" in answer
+            assert b"retry-after: 1" in answer.lower()
+        assert site.upload(data)["hits"][0]["number"] == 11
+        for line in slow:
+            line.close()
+        for _ in range(6):  # the room is given back
+            assert site.upload(data)["hits"][0]["number"] == 11
+
+
+def test_one_who_does_not_read_is_cut_off(faces: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = BoundedConnection.connection_made
+
+    def narrow(connection: BoundedConnection, transport: Transport) -> None:
+        found = transport.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(connection, transport)
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", narrow)
+    monkeypatch.setattr(Samples, "keys_with_prefix", lambda *_: ["a" * 1000] * 300)
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        line.connect((urlsplit(faces.url).hostname, urlsplit(faces.url).port))
+        line.sendall(b"GET /api/samples HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(1)  # it has half a second
+        line.settimeout(5)
+        found = b""
+        with suppress(ConnectionResetError):
+            while more := line.recv(100):
+                found += more
+    whole = re.search(rb"content-length: (\d+)", found, re.I)
+    assert whole and int(whole[1]) > 300_000 > len(found)
+
+
+def test_cached_pictures_come_at_once(faces: Site) -> None:
+    """Heads and bodies in sends of their own waited 44 ms for an acknowledgement each."""
+    connection = HTTPConnection(urlsplit(faces.url).netloc, timeout=5)
+    for _ in range(2):  # the second time they are cached
+        begin = time.monotonic()
+        for number in range(24):
+            connection.request("GET", f"/api/picture/{number}")
+            assert connection.getresponse().read()
+    assert time.monotonic() - begin < 0.5  # 1.06 s before
+    connection.close()
+
+
+def test_answers_are_sent_at_once(faces: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    undelayed: list[bool] = []
+    made = BoundedConnection.connection_made
+
+    def listened(connection: BoundedConnection, transport: Any) -> None:
+        write: Callable[[bytes], None] = transport.write
+
+        def heard(data: bytes) -> None:
+            sent.append(data)
+            write(data)
+
+        transport.write = heard
+        made(connection, transport)
+        found = transport.get_extra_info("socket")
+        undelayed.append(bool(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", listened)
+    for path in ("/api/picture/3", "/page.js", "/nothing"):
+        _, data = faces.ask(path)
+        whole = [one for one in sent if one]
+        assert len(whole) == 1 and whole[0].endswith(data) and whole[0].startswith(b"HTTP/1.1")
+        sent.clear()
+    assert undelayed == [True] * 3
+
+
+def test_a_head_waits_for_its_body_and_for_nothing_else() -> None:
+    ours, theirs = WholeAnswers(h11.SERVER), h11.Connection(h11.CLIENT)
+    ask = h11.Request(method="GET", target="/", headers=[("Host", "a")])
+    ours.receive_data(theirs.send(ask) + theirs.send(h11.EndOfMessage()))
+    assert isinstance(ours.next_event(), h11.Request)
+    assert ours.send(h11.Response(status_code=200, headers=[("Content-Length", "2")])) == b""
+    data = ours.send(h11.Data(data=b"ab"))
+    assert data.startswith(b"HTTP/1.1 200") and data.endswith(b"\r\n\r\nab")
+    assert ours.send(h11.EndOfMessage()) == b""
+
+
+def test_a_refusal_reaches_one_who_still_sends(faces: Site) -> None:
+    with begun(faces, *POST, "Content-Length: 5000000", "") as line:
+        for _ in range(50):  # it goes on after the answer, and is not reset
+            line.sendall(bytes(10_000))
+            time.sleep(0.002)
+        assert answered(line).startswith(b"HTTP/1.1 413")
+    connection = HTTPConnection(urlsplit(faces.url).netloc, timeout=5)
+    connection.request(
+        "POST", "/api/upload", bytes(LIMITS.upload_bytes * 10), {"Content-Type": BINARY}
+    )
+    assert connection.getresponse().status == 413
+    connection.close()
