@@ -24,6 +24,7 @@ from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
+from tests.sealed import seal_files
 from tests.studies import made
 
 
@@ -165,6 +166,7 @@ def studies(folder: Path, run: Path, workload: Workload) -> Path:
                 "unlabelled": line["values"]["data.batch.unlabelled"],
             }
             path.write_text(yaml.safe_dump(tree))
+            seal_files(path.parent)
     return folder
 
 
@@ -215,6 +217,7 @@ def test_other_experiments_are_left_out(tmp_path: Path, run: Path, workload: Wor
     folder = studies(tmp_path / "study", run, workload)
     (path,) = folder.glob("trials/003/checkpoints/step-*/config.yaml")
     path.write_text(path.read_text().replace("projection_width: 8", "projection_width: 9"))
+    seal_files(path.parent)
     shutil.rmtree(folder / "trials" / "004" / "checkpoints")
     _, points, left_out = measured_points([read_results(folder)])
     assert left_out == (
@@ -233,6 +236,7 @@ def test_what_exchanges_more_is_not_modelled(
     tree = yaml.safe_load(path.read_text())
     tree["objective"] |= term
     path.write_text(yaml.safe_dump(tree))
+    seal_files(path.parent)
     with pytest.raises(
         StudyError, match=f"does not know what the memory of {next(iter(term))} exch"
     ):

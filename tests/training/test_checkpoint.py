@@ -275,6 +275,6 @@ def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=f"has the fingerprint {found}; expected {other}, which"):
         resumed(tmp_path, fingerprint=other)
     with pytest.raises(
-        ConfigError, match="data.fingerprint: found '0+'; string should match pattern"
+        ConfigError, match="data.fingerprint: found '0+…; string should match pattern"
     ):
         resumed(tmp_path, fingerprint="0" * 64)
