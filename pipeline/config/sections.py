@@ -212,8 +212,8 @@ def _key_in(section: dict[str, Any] | list[Any], part: str, given: str) -> Any:
         return part
     if not (part.isascii() and part.isdigit() and len(part) < 9 and int(part) < len(section)):
         raise ConfigError(
-            f"override {shown(given)}: '{part}' is no place in a list of {len(section)}; expected "
-            f"0 to {len(section) - 1}"
+            f"override {shown(given)}: {shown(part)} is no place in a list of {len(section)}; "
+            f"expected 0 to {len(section) - 1}"
         )
     return int(part)
 

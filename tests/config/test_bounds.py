@@ -155,7 +155,7 @@ def test_what_a_message_quotes_stays_on_its_line(small: Path) -> None:
     assert "optim.a\\n\\u2028\\x1b[31m: unknown key; " in str(fault.value)
     with pytest.raises(ConfigError, match="'²' is no place in a list of 1"):
         load_config(small, ["data.views.²=1"])
-    with pytest.raises(ConfigError, match="'9999.*' is no place in a list of 1"):
+    with pytest.raises(ConfigError, match="'9+… is no place in a list of 1"):
         load_config(small, [f"data.views.{'9' * 5000}=1"])
 
 
