@@ -20,7 +20,10 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
-multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain"])
+# Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
+LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
+LATER += ["sklearn.linear_model", "torch.utils.tensorboard", "torch._dynamo"]
+multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would
 # leave the other worker idle.
