@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: pretrain test check format lock references
+.PHONY: pretrain test check format lock references mutants
 
 pretrain: $(READY)  ## set up, and run the main job on the embedded data
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
@@ -24,6 +24,9 @@ references: $(READY)  ## every reference loss, to the last digit (another machin
 	rm -rf build/references
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reference_runs build/references
 	$(BIN)/python -m tests.compare_losses build/references tests/references $(RELATIVE)
+
+mutants: $(READY)  ## of 100 faults planted in the code, at least 95 make a test fail: half an hour
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 format: $(READY)
 	$(BIN)/ruff format .

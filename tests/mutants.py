@@ -55,7 +55,7 @@ NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives/fused": [FUSED],
     **dict.fromkeys(
         [f"pipeline/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
-        [UNITS, [METHODS], [RANKS], [REFERENCES]],
+        [[*UNITS, FUSED[1]], [METHODS], [RANKS], [REFERENCES]],
     ),
     **dict.fromkeys(
         [f"pipeline/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
@@ -263,6 +263,8 @@ def stages(file: str) -> list[list[str]]:
     ]
     far = (*SLOW, "tests/launch/", "tests/studies/", "tests/evaluation/", "tests/test_")
     quick = [test for test in direct if not test.startswith(far) and test not in near[0]]
+    if set(near[0]).isdisjoint(SLOW):
+        return [quick + near[0], *near[1:]]
     return [stage for stage in (quick, *near) if stage]
 
 
