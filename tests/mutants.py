@@ -44,7 +44,8 @@ SPEED = {  # module constants that decide how fast, in how much memory or how pa
 SLACK_S = 30.0  # a stage may take three times what it takes without a fault, and this
 
 # The tests near a folder, in stages: the next is run where none of the last has failed.
-UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden", "objective")]
+UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden")]
+UNITS += ["tests/objectives/test_objective.py", "tests/objectives/test_contrast.py"]
 RANKS, MATRIX = (f"tests/distributed/test_{name}.py" for name in ("distribution", "strategies"))
 RUNS, METHODS = "tests/test_pretrain.py", "tests/config/test_methods.py"
 LAUNCHED, KILLED = "tests/launch/test_configurations.py", "tests/training/test_kills.py"
