@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: pretrain test check format fuzz lock references
+.PHONY: pretrain test check format fuzz lock mutants references
 
 pretrain: $(READY)  ## set up, and run the main job on the embedded data
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
@@ -27,6 +27,9 @@ references: $(READY)  ## every reference loss, to the last digit (another machin
 
 fuzz: $(READY)  ## 5,000 draws of files that are anything, anew each time (FUZZ=50000 for more)
 	HERON_FUZZ=$(or $(FUZZ),5000) $(BIN)/python -m pytest tests/test_fuzz.py
+
+mutants: $(READY)  ## of 100 faults planted in the code, at least 95 make a test fail: half an hour
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -3,7 +3,10 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 # Two threads wait for each other longer than they work, most of all under load: one here and in
 # every process that a test starts. It is read when torch and faiss are loaded.
@@ -20,13 +23,28 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
-multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain"])
+# Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
+LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
+LATER += ["sklearn.linear_model", "torch.utils.tensorboard", "torch._dynamo"]
+multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would
 # leave the other worker idle.
 SLOW = ["test_readme", "test_on_ray", "test_strategies", "test_kills", "test_slurm"]
 SLOW += ["test_two_hosts", "test_distribution", "test_pretrain", "test_scaling_benchmark"]
 SLOW += ["test_page"]
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an empty package outside the repository, on the path; forgotten afterwards."""
+    package = tmp_path / "my_lab"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,8 @@ SPEED = {  # module constants that decide how fast, in how much memory or how pa
 SLACK_S = 30.0  # a stage may take three times what it takes without a fault, and this
 
 # The tests near a folder, in stages: the next is run where none of the last has failed.
-UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden", "objective")]
+UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden")]
+UNITS += ["tests/objectives/test_objective.py", "tests/objectives/test_contrast.py"]
 RANKS, MATRIX = (f"tests/distributed/test_{name}.py" for name in ("distribution", "strategies"))
 RUNS, METHODS = "tests/test_pretrain.py", "tests/config/test_methods.py"
 LAUNCHED, KILLED = "tests/launch/test_configurations.py", "tests/training/test_kills.py"
@@ -55,7 +56,7 @@ NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives/fused": [FUSED],
     **dict.fromkeys(
         [f"pipeline/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
-        [UNITS, [METHODS], [RANKS], [REFERENCES]],
+        [[*UNITS, FUSED[1]], [METHODS], [RANKS], [REFERENCES]],
     ),
     **dict.fromkeys(
         [f"pipeline/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
@@ -263,6 +264,8 @@ def stages(file: str) -> list[list[str]]:
     ]
     far = (*SLOW, "tests/launch/", "tests/studies/", "tests/evaluation/", "tests/test_")
     quick = [test for test in direct if not test.startswith(far) and test not in near[0]]
+    if set(near[0]).isdisjoint(SLOW):
+        return [quick + near[0], *near[1:]]
     return [stage for stage in (quick, *near) if stage]
 
 

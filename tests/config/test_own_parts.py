@@ -1,8 +1,6 @@
 """An encoder and an augmentation in files outside the repository, named by their dotted paths."""
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +34,14 @@ class Empty(OwnEncoder):
 
 
 @pytest.fixture
-def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def my_lab(my_lab: Path) -> Path:
     """A folder on the Python path with the guides' files, and one that is wrong."""
-    package = tmp_path / "my_lab"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
     for name, page in GUIDES.items():
         blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
         (code,) = [block for block in blocks if "(Own" in block]
-        (package / f"{name}.py").write_text(code)
-    (package / "wrong.py").write_text(WRONG)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]
+        (my_lab / f"{name}.py").write_text(code)
+    (my_lab / "wrong.py").write_text(WRONG)
+    return my_lab.parent
 
 
 def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from heron.pipeline.config.model import Cnn, Model
 from heron.pipeline.config.terms import Terms
@@ -65,6 +66,24 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     )
     gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
     assert gathered == ["projections", "weights", "labels", "moments"]
+
+
+@pytest.mark.parametrize(("width", "calls"), [(8, 1), (3600, 1), (3700, 2), (7400, 5)])
+def test_gradients_go_in_buckets_of_25_mib(width: int, calls: int) -> None:
+    """A layer of w / 2 x w weights has up to 110 million bytes here."""
+    terms = Terms.model_validate({"bce": {}}).terms()
+    with torch.device("meta"):
+        layers = [width // 2, width]
+        config = Model.model_validate({"encoder": {"kind": "mlp", "widths": layers}})
+        model = Heterogeneous(config, [(4,)], 5, terms)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    (moved,) = [
+        e
+        for e in exchanges(Objective(terms), model, [(4,)], ShardSizes([3, 2], [0, 0]), 5)
+        if e.kind == "gradients"
+    ]
+    assert moved.bytes == 4 * weights
+    assert moved.calls == -(-4 * weights // (25 * 2**20)) == calls
 
 
 def test_bytes_received_count_the_others_parts() -> None:

@@ -1,8 +1,6 @@
 """A term in one file outside the repository, named by its dotted path."""
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +52,14 @@ class Old(Bare):
 
 
 @pytest.fixture
-def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def my_lab(my_lab: Path) -> Path:
     """A folder on the Python path with the guide's file, and one that is wrong."""
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    package = tmp_path / "my_lab"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "losses.py").write_text(code)
+    (my_lab / "losses.py").write_text(code)
     needy = "class Needy(Decoupled):\n    needs = Needs(gathered=('attention',))\n"
     empty = "class Empty(Term):\n    pass\n"
-    (package / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}\n{WRONG}")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]
+    (my_lab / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}\n{WRONG}")
+    return my_lab.parent
 
 
 def train(folder: str, name: str) -> list[float]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.terms import Needs, Term
+from heron.pipeline.config.terms import Needs, Term, named_terms
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 
@@ -67,3 +67,38 @@ def test_a_term_that_gives_none_is_left_out_of_the_sum() -> None:
     assert loss.item() == 6 and set(told) == {"one"}
     with pytest.raises(TrainingError, match="objective: idle gave no loss; expected one that does"):
         Objective({"idle": both["idle"]})(batch(z, 0.0))
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: see docs/objectives.md
+    "c2ae": {"alpha": 0.5, "penalty": 0.5, "scale": 5, "hidden": 512},
+    "cmc": {"tau": 0.5},
+    "comco": {"queue": 8192, "momentum": 0.999, "tau": 0.17, "contrast": 0.3, "neighbours": 1}
+    | {"neighbour_epochs": 100, "warmup_epochs": 1},
+    "debiased": {"tau": 0.5, "tau_plus": 0.1},
+    "deepmtmv": {"every_epochs": 10, "decay": 0.99, "cost": 0.0625, "separation": 1.95}
+    | {"consensus": 0.1},
+    "gce": {"q": 0.7},
+    "hard": {"supervised": True, "tau": 0.5, "beta": 1, "threshold_start": -0.3}
+    | {"threshold_end": 0, "threshold_epochs": 200, "detach": False},
+    "hierarchical": {"tau": 0.1, "constrain": True},
+    "input_weighted_unsupervised": {"tau": 1},
+    "mib": {"beta": 1, "beta_start": 0.001, "beta_epochs": 100},
+    "mulco": {"queue": 8192, "momentum": 0.999, "tau": 0.05},
+    "nt_xent": {"tau": 0.5},
+    "pico": {"queue": 8192, "momentum": 0.999, "tau": 0.07, "contrast": 0.5, "gamma": 0.99}
+    | {"phi_start": 0.95, "phi_end": 0.8, "phi_epochs": 200, "warmup_epochs": 1},
+    "plnl": {"pretrain_epochs": 200, "warmup_epochs": 20, "consistency_epochs": 100, "epochs": 3}
+    | {"sure": 0.99, "neighbours": 500, "share": 0.1},
+    "single_view_unsupervised": {"tau": 1},
+    "supcon": {"tau": 0.1},
+    "weighted_supervised": {"tau": 1, "self_pairs": False},
+    "weighted_unsupervised": {"tau": 1},
+}
+
+
+def test_options_that_are_left_out_are_those_of_the_papers() -> None:
+    for name, term in named_terms().items():
+        options = term().model_dump()
+        assert (options.pop("weight"), options.pop("ramp_epochs")) == (1, 0)
+        numbers = {key: n for key, n in options.items() if isinstance(n, int | float)}
+        assert numbers == DEFAULTS.get(name, {}), name
