@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
+from heron.shards.artefact import FileSum, cache_folder
 from heron.shards.errors import DISK_FULL, ShardError
 
 MOST = 100 * 10**9  # bytes that a cache holds where nobody says how many
@@ -71,8 +71,7 @@ class ShardCache:
         disk's free bytes where that is less. Where all files are in use, `patience_s` is how long
         it waits for others to close some.
         """
-        chosen = folder or os.environ.get("HERON_CACHE") or "~/.cache/heron/shards"
-        self.folder = Path(chosen).expanduser().absolute()
+        self.folder = Path(folder).expanduser().absolute() if folder else cache_folder()
         if limit is None:
             held = sum(state.st_size for _, state in self._files())
             limit = min(MOST, int(OF_FREE * (self._free() + held)))
@@ -84,18 +83,26 @@ class ShardCache:
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def get(self, sha256: str, size: int | None, fetch: Callable[[BinaryIO], None]) -> LocalFile:
+    def get(
+        self,
+        sha256: str,
+        size: int | None,
+        fetch: Callable[[BinaryIO], None],
+        *,
+        of_content: bool = True,
+    ) -> LocalFile:
         """Holds the file with a checksum; where it is not there, one process fetches it.
 
-        `sha256` may be of what identifies the file, where its size in bytes is known. `fetch`
-        writes the file to a stream, and raises where it is not the one asked for. Raises ShardError
-        where too much is in use or the disk is full.
+        One that was altered since is fetched again. `fetch` writes the file to a stream, and raises
+        where it is not the one asked for. Not `of_content`, the checksum is of what identifies the
+        file, and its size alone is compared. Raises ShardError where too much is in use or the disk
+        is full.
         """
         path = self.folder / sha256
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             while True:
-                if (held := self._hold(path, size)) is not None:
+                if (held := self._hold(path, size, of_content)) is not None:
                     return held
                 if (part := self._begin(path)) is not None:
                     return self._fetch(path, part, size, fetch)
@@ -108,7 +115,7 @@ class ShardCache:
             for path, _ in list(self._files()):
                 _evict(path)
 
-    def _hold(self, path: Path, size: int | None) -> LocalFile | None:
+    def _hold(self, path: Path, size: int | None, of_content: bool) -> LocalFile | None:
         """Locks the cached file; None where there is none that is whole."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -119,14 +126,18 @@ class ShardCache:
         if not _lies_at(descriptor, path):  # evicted before we had the lock
             held.close()
             return None
-        if not _intact(path, size):
+        state = os.fstat(descriptor)
+        expected = FileSum(bytes=state.st_size if size is None else size, sha256=path.name)
+        if expected.fault(path, of_content):
             with self._alone():
                 if _lies_at(descriptor, path):
                     log.warning("%s is not as it was fetched; it is fetched again", path)
                     path.unlink()
             held.close()
             return None
-        os.utime(descriptor)  # the time of last use; readers' times may be off (noatime)
+        # The time of last use, which a file system may not keep; that of change stays, by which it
+        # is known that the file was found whole.
+        os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))
         return held
 
     def _begin(self, path: Path) -> FileIO | None:
@@ -197,7 +208,7 @@ class ShardCache:
         Parts go first: where one has no lock, its process was killed.
         """
         files = [(path, state) for path, state in self._files() if path != part]
-        files.sort(key=lambda file: (file[0].suffix != ".part", file[1].st_mtime_ns))
+        files.sort(key=lambda file: (file[0].suffix != ".part", file[1].st_atime_ns))
         count, used = len(files), sum(state.st_size for _, state in files)
         for path, state in files:
             if used + size <= self.limit:
@@ -276,11 +287,3 @@ def _lies_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _intact(path: Path, size: int | None) -> bool:
-    """Compares a cached file with its size; where none is known, it is small: with its checksum."""
-    if size is not None:
-        return path.stat().st_size == size
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == path.name

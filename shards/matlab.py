@@ -109,7 +109,8 @@ class MatlabFile:
             with open(os.dup(stream.fileno()), "r+b") as out:
                 (_unpack_hdf5 if self._hdf5 else _unpack)(self.path, variable, out)
 
-        held = cache.get(hashlib.sha256(repr(identity).encode()).hexdigest(), size, unpack)
+        name = hashlib.sha256(repr(identity).encode()).hexdigest()
+        held = cache.get(name, size, unpack, of_content=False)
         weakref.finalize(self, _leave, held, cache)
         return held.path
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import pytest
 
 import heron.shards.cache
+from heron.shards.artefact import sha256
 from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.store import open_store
@@ -137,14 +138,42 @@ def test_a_file_that_came_between_two_looks_is_not_fetched_again(
         list[int](),
     )
 
-    def blind_once(self: ShardCache, path: Path, size: int | None) -> LocalFile | None:
+    def blind_once(self: ShardCache, *asked: Any) -> LocalFile | None:
         looks.append(1)
-        return look(self, path, size) if len(looks) > 1 else None
+        return look(self, *asked) if len(looks) > 1 else None
 
     take(cache, 0, calls).close()
     monkeypatch.setattr(ShardCache, "_hold", blind_once)
     take(cache, 0, calls).close()
     assert calls == [SUMS[0]] and len(looks) == 2 and kept(cache) == {0}
+
+
+def test_a_file_that_was_altered_in_place_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, calls, read = ShardCache(tmp_path, 3 * SIZE), list[str](), list[Path]()
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return sha256(path)
+
+    monkeypatch.setattr("heron.shards.artefact.sha256", counted)
+    for _ in range(4):
+        take(cache, 0, calls).close()
+    assert calls == SUMS[:1] and read == [tmp_path / SUMS[0]]  # it is read once
+    held = take(cache, 0)
+    with (tmp_path / SUMS[0]).open("r+b") as stream:
+        stream.seek(500)
+        stream.write(b"x")
+    for _ in range(3):
+        take(cache, 0, calls).close()  # which compares the bytes
+    assert calls == SUMS[:1] * 2 and kept(cache) == {0} and len(read) == 3
+    assert f"{tmp_path / SUMS[0]} is not as it was fetched; it is fetched again" in caplog.text
+    held.close()
+    identity = cache.get("f" * 64, SIZE, writer(FILES[1], calls), of_content=False)
+    identity.close()
+    cache.get("f" * 64, SIZE, writer(FILES[1], calls), of_content=False).close()
+    assert calls[2:] == SUMS[1:2] and len(read) == 3
 
 
 def test_a_cached_file_that_was_cut_or_altered_is_fetched_again(
