@@ -1,7 +1,6 @@
 """What is measured of near pairs and their labels: every number against a loop."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,6 @@ def test_confused_labels_by_loops(
         assert at[0] != at[1] or not exclusive
 
 
-@cache
 def test_blocks_make_no_difference(
     found: NearPairs, numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """What pushes pairs apart: g, shares of the repulsion and Assumption 1 against loops."""
 
 import math
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ from tests.negatives.loops import (
 )
 
 
+@cache
 def views_of(e: Embeddings, layer: Any) -> NDArray[np.float64]:
     """[samples, views, dim]."""
     return unit(e.take(layer, np.arange(len(e))).reshape(len(e), 2, 4))
