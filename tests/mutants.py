@@ -60,9 +60,9 @@ NEAR: dict[str, list[list[str]]] = {
     ),
     **dict.fromkeys(
         [f"pipeline/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
-        [[QUEUES], [METHODS], [RANKS], [REFERENCES]],
+        [UNITS[-2:], [QUEUES], [METHODS], [RANKS], [REFERENCES]],
     ),
-    "pipeline/objectives": [[METHODS], [RANKS], [REFERENCES]],
+    "pipeline/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
     "pipeline/distributed/launch": [[LAUNCHED, MATRIX], [RUNS]],
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
