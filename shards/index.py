@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +75,9 @@ class ShardIndex:
         """Parses the bytes of an index that came from `where` (a path or a URL, for messages)."""
         names = [field.name for field in fields(cls)]
         try:
-            with np.load(BytesIO(data), allow_pickle=False) as stored:
-                index = cls(**{name: stored[name] for name in names})
-        except UNREADABLE as fault:
+            stored = read_npz(BytesIO(data), len(data))  # which is not compressed
+            index = cls(**{name: stored[name] for name in names})
+        except (*UNREADABLE, ShardError) as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
@@ -93,6 +93,19 @@ class ShardIndex:
                     f"{REBUILD}"
                 )
         return index
+
+
+def read_npz(stream: BinaryIO, most: int) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of an npz, of at most so many bytes; ShardError or UNREADABLE else."""
+    with zipfile.ZipFile(stream) as archive:
+        if (size := sum(info.file_size for info in archive.infolist())) > most:
+            raise ShardError(f"{size:,} bytes unpacked; expected {most:,} at most")
+        arrays = {}
+        for info in archive.infolist():
+            data = np.frombuffer(archive.read(info), np.uint8)
+            where = f"array {info.filename!r}"
+            arrays[info.filename.removesuffix(".npy")] = array_at(data, 0, len(data), where)
+        return arrays
 
 
 def map_arrays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, FilePath, model_validator
 
-from heron.shards.errors import SourceError
-from heron.shards.index import UNREADABLE
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.index import UNREADABLE, read_npz
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers
 
 LABELS = "labels"
 SPLIT = "split"  # the array that parts the rows
+MOST_UNPACKED = (
+    2**30
+)  # bytes of all arrays of an .npz, or so many times the file's, if that is more
+MOST_FOLD = 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
@@ -137,7 +140,7 @@ class Arrays(FileSource):
 
     @cached_property
     def _npz(self) -> dict[str, NDArray[Any]]:
-        return read_npz(self.npz) if self.npz else {}
+        return open_npz(self.npz) if self.npz else {}
 
     @property
     def _names(self) -> list[str]:
@@ -261,14 +264,15 @@ def _numbers(count: int) -> list[str]:
     return [str(number) for number in range(max(1, count))]
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def open_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Returns the arrays of an .npz by their names; SourceError where it is none."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
-    except UNREADABLE as fault:
-        pickles = "allow_pickle" in str(fault) and zipfile.is_zipfile(path)
-        reason = PICKLES if pickles else "expected what numpy.savez writes"
+        with path.open("rb") as stream:
+            return read_npz(stream, max(MOST_UNPACKED, MOST_FOLD * path.stat().st_size))
+    except (*UNREADABLE, ShardError) as fault:
+        reason = (
+            PICKLES if "pickle" in str(fault) else f"expected what numpy.savez writes ({fault})"
+        )
         raise SourceError(f"{path.name}: cannot be read: {reason}") from None
 
 

@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -20,6 +21,8 @@ from heron.shards.sources.base import Column, FileSource, Loaded, split_ranges
 
 STEMS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")  # in the names of files
 CLASSES = 10
+MOST_BYTES = 1 << 30  # of a file unpacked; EMNIST, the largest of the family, has 640 MB
+CHUNK = 1 << 20
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
 
@@ -208,16 +211,21 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     It has a magic number (two zeros, 8 for unsigned bytes, the number of axes), the axes as
     big-endian uint32, and the bytes. Raises SourceError where it is anything else.
     """
-    data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":  # gzip, whatever the name says
+    start = 4 + 4 * axes
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"  # whatever the name says
+        raw.seek(0)
+        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=raw) if zipped else raw
         try:
-            data = gzip.decompress(data)
+            data = bytearray(stream.read(start))
+            shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
+            size = start + math.prod(shape)
+            # No further than the header says, however far it unpacks; at the end gzip's checksum.
+            while len(data) <= min(size, MOST_BYTES) and (piece := stream.read(CHUNK)):
+                data += piece
         except (OSError, EOFError, zlib.error) as fault:
             raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD}") from None
-    start = 4 + 4 * axes
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
-    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
-    size = start + math.prod(shape)
     if len(data) >= 4 and magic != expected:
         problem = (
             f"magic number 0x{magic:08x}; expected 0x{expected:08x}, an idx file of unsigned bytes "
@@ -225,6 +233,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         )
     elif len(data) < start:
         problem = f"{len(data)} bytes; expected a header of {start} at least"
+    elif size > MOST_BYTES:
+        problem = f"dimensions {times(shape)}; expected {MOST_BYTES:,} bytes at most"
     elif 0 in shape:
         problem = f"dimensions {times(shape)}; expected none of 0"
     elif len(data) != size:

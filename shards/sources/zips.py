@@ -9,6 +9,7 @@ from pathlib import Path
 from heron.shards.errors import DOWNLOAD, SourceError
 
 ZIP = b"PK\x03\x04"  # how a zip begins
+MOST_BYTES = 1 << 27  # of a member; CelebA's longest has 26 MB
 HTML = "an HTML page (a download quota page?)"
 
 
@@ -50,7 +51,12 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
 
 
 def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
-    """Reads a file in a zip, and verifies its checksum."""
+    """Reads a file of at most MOST_BYTES in a zip, and verifies its checksum."""
+    if (size := archive.getinfo(member).file_size) > MOST_BYTES:
+        raise SourceError(
+            f"{path.name}: {member} has {size:,} bytes unpacked; expected {MOST_BYTES:,} at most; "
+            f"{DOWNLOAD} from its publisher"
+        )
     try:
         return archive.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as fault:

@@ -139,6 +139,14 @@ BAD: list[tuple[dict[str, bytes], str]] = [
         {IMAGES: idx(NUMBERS)},
         f"{IMAGES}: magic number 0x00000801; expected 0x00000803, an idx file",
     ),
+    (
+        {f"{LABELS}.gz": gzip.compress(idx(NUMBERS[:7]) + bytes(10**8))},
+        f"{LABELS}.gz: 1,048,584 bytes; expected 15, a header of 8 and 7: something comes after",
+    ),
+    (
+        {IMAGES: gzip.compress(struct.pack(">4I", 0x0803, 1 << 31, 28, 28) + bytes(99))},
+        f"{IMAGES}: dimensions 2147483648 × 28 × 28; expected 1,073,741,824 bytes at most; downl",
+    ),
     ({LABELS: idx(NUMBERS, 0x0901)}, f"{LABELS}: magic number 0x00000901; expected 0x00000801"),
     ({IMAGES: idx(PIXELS)[:9]}, f"{IMAGES}: 9 bytes; expected a header of 16 at least; download"),
     ({IMAGES: b""}, f"{IMAGES}: 0 bytes; expected a header of 16 at least; download it again"),

@@ -256,6 +256,16 @@ def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
             _ = make("arrays", {"npz": path}).views
 
 
+def test_an_npz_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez_compressed(path, view=np.zeros((50_000, 3)))
+    monkeypatch.setattr("heron.shards.sources.arrays.MOST_UNPACKED", 10**5)
+    with pytest.raises(
+        SourceError, match=r"bad.npz: cannot be read: .*1,200,128 bytes unpacked; ex"
+    ):
+        _ = make("arrays", {"npz": path}).views
+
+
 def test_two_cameras_see_one_face_each_in_its_own_way() -> None:
     two = make("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2})
     rows = two.read("train", 0, 20)
