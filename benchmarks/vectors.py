@@ -21,8 +21,7 @@ from heron.pipeline.retrieval.embeddings import (
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
-from heron.shards.artefact import MANIFEST, sha256
-from heron.shards.atomic import save_json
+from heron.shards.artefact import MANIFEST, FileSum
 
 CLUSTERS, INNER = 1000, 16  # Gaussians, and dimensions that each extends in
 PART_ROWS = 65_536
@@ -53,26 +52,25 @@ def write_embeddings(
     for number, vectors in enumerate(draw(rows, dim)):
         path = folder / part_name("hidden", number)
         np.save(path, vectors, allow_pickle=False)
-        parts.append(Part(count=len(vectors), sha256={"hidden": sha256(path)}))
+        parts.append(Part(count=len(vectors), files={"hidden": FileSum.of(path)}))
     named = keys or [f"{row:08d}" for row in range(rows)]
     known, targets = np.zeros(rows, bool), np.zeros((rows, 0), np.uint8)
     samples = Samples(
         np.array(named, np.bytes_), np.arange(rows, dtype=np.int64), targets, known, [], "none"
     )
-    manifest = EmbeddingsManifest(
+    EmbeddingsManifest(
         format=FORMAT,
         run="drawn",
         checkpoint="0" * 64,
         data=data,
-        data_sha256="0" * 64,
+        data_fingerprint=f"sha256:{'0' * 64}",
         precision="fp32",
         rows=rows,
         layers={"hidden": LayerRecord(dim=dim, dtype="float32", views=1)},
         parts=parts,
         samples=samples.save(folder),
         lost={},
-    )
-    save_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+    ).write(folder / MANIFEST)
 
 
 def index_million(folder: Path, out: Path, budget: int) -> dict[str, Any]:

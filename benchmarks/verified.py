@@ -1,8 +1,10 @@
-"""What verification costs: opening a data set unverified, verified for the first time, and again.
+"""What verification costs: opening a folder unverified, verified for the first time, and again.
 
     python -m benchmarks.verified --megabytes 1000
+    python -m benchmarks.verified --megabytes 100 --of index
 
-Vectors in shards of 8,192 rows, opened as training opens them, in turns in one process.
+A data set is vectors in shards of 8,192 rows, opened as training opens them; an index is of kind
+flat, opened as a query opens it. In turns in one process.
 """
 
 import argparse
@@ -10,11 +12,16 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.vectors import write_embeddings
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.index import Index
 from heron.shards.artefact import VERIFIED
 from heron.shards.build import build
 from heron.shards.sources import make
@@ -22,12 +29,31 @@ from heron.shards.sources import make
 WIDTH, ROUNDS = 1024, 15
 
 
-def seconds(folder: Path, verify: bool) -> float:
+def open_data(folder: Path, verify: bool) -> None:
     """Opens a data set, and maybe compares its shards with their checksums."""
-    began = time.perf_counter()
     reader = Reader(folder)
     if verify:
         reader.verify_payloads()
+
+
+def make_data(folder: Path, rows: int) -> None:
+    """Builds a data set of drawn vectors."""
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((rows, WIDTH), np.float32)
+    np.savez(folder / "x.npz", view1=vectors, labels=random.integers(0, 9, rows))
+    build(make("arrays", {"npz": folder / "x.npz"}), folder / "made", progress=False)
+
+
+def make_index(folder: Path, rows: int) -> None:
+    """Builds an index of drawn vectors."""
+    write_embeddings(folder / "vectors", rows, WIDTH)
+    build_index(Embeddings.open(folder / "vectors"), folder / "made", kind="flat", progress=False)
+
+
+def seconds(work: Callable[[Path, bool], object], folder: Path, verify: bool) -> float:
+    """Returns how long it takes to open a folder."""
+    began = time.perf_counter()
+    work(folder, verify)
     return time.perf_counter() - began
 
 
@@ -35,24 +61,27 @@ def main() -> None:
     """Prints medians and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--megabytes", type=int, default=1000)
-    rows = parser.parse_args().megabytes * 10**6 // (4 * WIDTH)
+    parser.add_argument("--of", choices=["data", "index"], default="data")
+    given = parser.parse_args()
+    rows = given.megabytes * 10**6 // (4 * WIDTH)
+    begin, work = (make_data, open_data) if given.of == "data" else (make_index, Index.open)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         os.environ["HERON_CACHE"] = str(folder / "cache")
-        random = np.random.default_rng(0)
-        vectors = random.standard_normal((rows, WIDTH), np.float32)
-        np.savez(folder / "x.npz", view1=vectors, labels=random.integers(0, 9, rows))
-        build(make("arrays", {"npz": folder / "x.npz"}), folder / "data", progress=False)
-        first = seconds(folder / "data", True)
+        begin(folder, rows)
+        (folder / "cache" / VERIFIED).unlink(missing_ok=True)
+        first = seconds(work, folder / "made", True)
         assert (folder / "cache" / VERIFIED).exists()
         turns = list[tuple[float, float]]()
         for _ in range(ROUNDS):
-            turns.append((seconds(folder / "data", False), seconds(folder / "data", True)))
+            turns.append(
+                (seconds(work, folder / "made", False), seconds(work, folder / "made", True))
+            )
         without, again = (statistics.median(column) for column in zip(*turns, strict=True))
         print(
-            f"{rows:,} rows, {len(Reader(folder / 'data').shards)} shards: unverified "
-            f"{1e3 * without:.1f} ms; verified for the first time {1e3 * first:.0f} ms, again "
-            f"{1e3 * again:.1f} ms: {again / without:.2f} times the unverified"
+            f"{given.of} of {rows:,} rows: unverified {1e3 * without:.1f} ms; verified for the "
+            f"first time {1e3 * first:.0f} ms, again {1e3 * again:.1f} ms: {again / without:.2f} "
+            "times the unverified"
         )
 
 

@@ -28,6 +28,7 @@ OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the ind
 OtherRun = Annotated[str | None, "run whose model encodes files (default: the index's)"]
 OtherData = Annotated[str | None, "shards that pictures are in (default: the index's)"]
 Quiet = Annotated[bool, "no progress bar"]
+NoVerify = Annotated[bool, "compare no checksums, only sizes"]
 Size = Annotated[int, BeforeValidator(bytes_of)]
 LOST_SHOWN = 5  # rows that are named on the terminal; the manifest names all
 
@@ -76,6 +77,7 @@ def index(
     queries: Annotated[int, "queries that recall is measured on"] = 1000,
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
+    no_verify: NoVerify = False,
     quiet: Quiet = False,
 ) -> None:
     """Indexes embeddings, and measures the index's recall.
@@ -87,7 +89,7 @@ def index(
     from heron.pipeline.retrieval.kinds import in_bytes
 
     made = build_index(
-        Embeddings.open(embeddings),
+        Embeddings.open(embeddings, not no_verify),
         out,
         layer=layer,
         kind=kind,
@@ -142,6 +144,7 @@ def query(
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Finds the neighbours of a sample, a file or a vector.
 
@@ -157,7 +160,7 @@ def query(
         from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
 
         check_sheet(sheet)
-    retriever = Retriever.open(index, embeddings, run, data)
+    retriever = Retriever.open(index, embeddings, run, data, not no_verify)
     files = retriever.files(file) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
@@ -227,6 +230,7 @@ def negatives(
     anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
     seed: Annotated[int, "seed of the draw of anchors"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Reports false and hard negatives of embeddings.
 
@@ -237,10 +241,11 @@ def negatives(
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.index import Index
 
-    searched = None if index is None else Index.open(index)
+    searched = None if index is None else Index.open(index, not no_verify)
     of_index: Layer = "hidden" if searched is None else searched.manifest.layer
     question = Question(layer or of_index, k, anchors, seed)
-    numbers = report(Embeddings.open(embeddings), question, out, searched, data)
+    opened = Embeddings.open(embeddings, not no_verify)
+    numbers = report(opened, question, out, searched, data)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(

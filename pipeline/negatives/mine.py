@@ -1,6 +1,5 @@
 """Hard negatives back into training: tables of near rows with far labels, made while it goes on."""
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from heron.pipeline.config.errors import CheckpointError, TrainingError
 from heron.pipeline.config.experiment import Negatives
@@ -20,7 +20,7 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.definition import LabelPairs, hard_difference, label_difference
 from heron.pipeline.training import checkpoint
-from heron.shards.artefact import sha256
+from heron.shards.artefact import FileSum, in_words
 from heron.shards.atomic import atomic_write, save_json
 
 SHARED = "meeting"  # a file that tells whether all processes see the folder
@@ -149,7 +149,7 @@ class Miner:
         path.unlink(missing_ok=True)
         with atomic_write(path) as stream:
             np.save(stream, table)
-        save_json(path.with_suffix(".json"), {"sha256": sha256(path)})
+        save_json(path.with_suffix(".json"), FileSum.of(path).model_dump())
         oldest = min([step, *map(_step, checkpoint.complete(self.checkpoints))])
         for old in self.stream.folder.glob("step-*.npy"):
             if _step(old) < (oldest // every - 1) * every:
@@ -203,7 +203,9 @@ def _step(path: Path) -> int:
 def _damage(table: Path) -> str:
     """Returns what is wrong with a table, or ""."""
     try:
-        known = json.loads(table.with_suffix(".json").read_text())["sha256"]
-        return "" if sha256(table) == known else f"{table} is not what was written"
-    except (OSError, ValueError, KeyError) as error:
+        known = table.with_suffix(".json").read_bytes()
+        return FileSum.model_validate_json(known, strict=True).fault(table)
+    except OSError as error:
         return f"{table} cannot be read: {error}"
+    except ValidationError as error:
+        return f"{table.with_suffix('.json')}: {in_words(error)}"

@@ -22,7 +22,7 @@ from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.pipeline.training.page import page
 from heron.shards.atomic import atomic_write
@@ -195,7 +195,8 @@ def find_pictures(
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
     known = embeddings.manifest
     try:
-        pictures = SamplePictures.open(data or known.data, known.run)
+        shards = shards_of(data, known.data, embeddings.folder)
+        pictures = SamplePictures.open(shards, known.run)
         if pictures.of(embeddings.samples, 0) is not None:
             return pictures, ""
         return None, "pictures: the data set has no view of images"

@@ -9,23 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import faiss
 import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
+from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.index import (
-    FAISS_METRICS,
+    AGAIN,
     INDEX,
     Index,
-    IndexFile,
     IndexManifest,
-    check_file,
     gpus,
     prepared,
-    read_faiss,
     set_default,
 )
 from heron.pipeline.retrieval.kinds import (
@@ -37,11 +35,11 @@ from heron.pipeline.retrieval.kinds import (
     Plan,
     VectorSet,
     choose,
+    compared_by,
 )
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import FILES, Samples
-from heron.shards.artefact import MANIFEST, sha256
-from heron.shards.atomic import save_json
+from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.progress import progress_bar
 
 LOCK = ".lock"
@@ -97,14 +95,9 @@ class LayerVectors:
         unit = self.metric == "cosine"
         return prepared(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
 
-    def compared_by(self, plan: Plan) -> Literal["inner_product", "euclidean"]:
-        """Returns what FAISS computes for the metric: see `IndexManifest`."""
-        codes = self.metric == "cosine" and plan.kind == "ivfpq"
-        return "euclidean" if codes or self.metric == "euclidean" else "inner_product"
-
     def empty_index(self, plan: Plan) -> Any:
         """Returns FAISS's index of a plan, without a vector."""
-        metric = FAISS_METRICS[self.compared_by(plan)]
+        metric = FAISS_METRICS[compared_by(self.metric, plan.kind)]
         return faiss.index_factory(self.dim, plan.factory, metric)
 
 
@@ -131,7 +124,7 @@ def build_index(
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
             of the embeddings was altered; the budget is too small; `out` holds something.
     """
-    out, count = Path(out), len(embeddings)
+    out, count, known = Path(out), len(embeddings), embeddings.manifest
     if metric not in METRICS:
         raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
     if not 0 < recall <= 1 or k < 1 or queries < 1:
@@ -163,13 +156,16 @@ def build_index(
             kind=plan.kind,
             metric=metric,
             normalised=metric == "cosine",
-            compared_by=vectors.compared_by(plan),
+            compared_by=compared_by(metric, plan.kind),
             layer=layer,
             dim=vectors.dim,
             count=count,
             embeddings=str(embeddings.folder),
-            embeddings_sha256=embeddings.sha256,
-            **embeddings.manifest.model_dump(include={"checkpoint", "run", "data", "data_sha256"}),
+            embeddings_fingerprint=known.fingerprint,
+            checkpoint=known.checkpoint,
+            run=known.run,
+            data=known.data,
+            data_fingerprint=known.data_fingerprint,
             plan=plan,
             seed=seed,
             faiss=faiss.__version__,
@@ -177,24 +173,16 @@ def build_index(
             recall=measured,
             seconds=seconds,
             files=files,
-        )
-        save_json(work / MANIFEST, manifest.model_dump(mode="json"))
+        ).write(work / MANIFEST)
     return Index(out, manifest, Samples.load(out), index)
 
 
-def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, IndexFile]:
+def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, FileSum]:
     """Copies keys and labels beside the index, and returns what each file there is, by name."""
     for name in FILES:
         shutil.copyfile(embeddings.folder / name, work / name)
-    files = {
-        path.name: IndexFile(bytes=path.stat().st_size, sha256=sha256(path))
-        for path in sorted(work.iterdir())
-        if path.name != LOCK
-    }
-    for name, digest in embeddings.manifest.samples.items():  # as the embeddings were written?
-        written = IndexFile(bytes=files[name].bytes, sha256=digest)
-        check_file(embeddings.folder / name, written)
-    return files
+    embeddings.manifest.check_files(work, embeddings.manifest.samples)
+    return embeddings.manifest.samples | {INDEX: FileSum.of(work / INDEX)}
 
 
 @contextmanager
@@ -228,7 +216,7 @@ def make(
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
     with _timed(seconds, "read"):
-        return read_faiss(path, plan)
+        return read_faiss(path, plan, AGAIN)
 
 
 def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:

@@ -5,6 +5,7 @@ accelerate launch --num_processes 8 -m heron.launch.cli embed runs/celeba --out 
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,14 +14,13 @@ import numpy as np
 import torch
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.config.experiment import Config, Data, load_run_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import build_data
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.launch import start_processes
-from heron.pipeline.retrieval.embedder import Choice, Embedder
+from heron.pipeline.retrieval.embedder import Choice, Embedder, PartManifest
 from heron.pipeline.retrieval.embeddings import (
     FORMAT,
     LAYERS,
@@ -29,7 +29,6 @@ from heron.pipeline.retrieval.embeddings import (
     EmbeddingsManifest,
     Layer,
     LayerRecord,
-    Part,
 )
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
@@ -51,6 +50,10 @@ def embed(
 ) -> Embeddings:
     """Embeds a data set; every process of a launch must call it.
 
+    The run may be of others: parts of its own by dotted path are imported from the Python path,
+    never from the run's folder; no data set is built, and none is fetched that `overrides` do not
+    name.
+
     Raises:
         RetrievalError: `out` holds other embeddings, the data does not fit the model, or an
             embedding is not finite: names the samples.
@@ -64,7 +67,8 @@ def embed(
     checkpoint = locate(run)
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
-    embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice, progress))
+    together(lambda: _check_data(config.data, overrides))
+    embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice))
     for number, other in enumerate(gather_objects(plan)):
         if differ := differences(other, plan):
             raise RetrievalError(
@@ -75,7 +79,7 @@ def embed(
     together(lambda: embedder.run_all(progress))
     records = gather_objects(together(lambda: {n: embedder.record(n) for n in embedder.mine}))
     together(lambda: _finish(embedder, plan, str(run), records) if rank() == 0 else None)
-    return Embeddings.open(out)
+    return Embeddings.open(out, verify=False)  # it has just been written
 
 
 def together(work: Callable[[], T]) -> T:
@@ -106,17 +110,15 @@ def _open(
     device: torch.device,
     out: Path,
     choice: Choice,
-    progress: bool,
 ) -> tuple[Embedder, dict[str, Any]]:
     """Opens model, data and rows; the plan is what tells this embedding from others."""
-    build_data(config.data, progress=rank() == 0 and progress)
     model = EmbeddingModel.open(checkpoint, config, device)
     rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
     seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
     seen["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
         "checkpoint": sha256(checkpoint / "model.safetensors"),
-        "data_sha256": hashlib.sha256(model.reader.store.read_bytes(MANIFEST)).hexdigest(),
+        "data_fingerprint": model.reader.manifest.fingerprint,
         "rows": len(rows),
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
         "split": choice.split,
@@ -129,6 +131,25 @@ def _open(
         "precision": config.train.precision,
     }
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
+
+
+def _check_data(data: Data, overrides: Sequence[str]) -> None:
+    """Refuses a data set that is not there, or is at an address that only the run names.
+
+    A run's configuration may be of others: it starts no build, and nothing is fetched by it.
+    """
+    if "://" in data.path and not any(given.startswith("data.path=") for given in overrides):
+        raise RetrievalError(
+            f"the run names the data set {data.path}, which is fetched only when you give it; "
+            f"expected data.path={data.path} on the command line"
+        )
+    if data.build is not None and "://" not in data.path and not Path(data.path).exists():
+        words = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
+        command = ["heron", "shards", "build", str(data.build.get("source")), "--out", data.path]
+        raise RetrievalError(
+            f"{data.path} is not there; expected the data set of the run, or another by data.path; "
+            f"if you trust the run, build it with: {shlex.join(command + words)}"
+        )
 
 
 def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
@@ -198,26 +219,25 @@ def _finish(
     embedder: Embedder,
     plan: dict[str, Any],
     run: str,
-    records: Sequence[Mapping[int, tuple[Part, dict[int, str]]]],
+    records: Sequence[Mapping[int, PartManifest]],
 ) -> None:
     """Writes the samples, and last the manifest."""
     by_number = {number: found for some in records for number, found in some.items()}
-    lost = {row: why for _, some in by_number.values() for row, why in some.items()}
+    lost = {row: why for found in by_number.values() for row, why in found.lost.items()}
     kept = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
-    manifest = EmbeddingsManifest(
+    EmbeddingsManifest(
         format=FORMAT,
         run=run,
         checkpoint=plan["checkpoint"],
         data=embedder.config.data.path,
-        data_sha256=plan["data_sha256"],
+        data_fingerprint=plan["data_fingerprint"],
         precision=plan["precision"],
         rows=len(kept),
         layers=embedder.layers,
-        parts=[by_number[number][0] for number in range(len(by_number))],
+        parts=[by_number[number].part for number in range(len(by_number))],
         samples=samples_of(embedder.reader, kept).save(embedder.out),
         lost=lost,
-    )
-    save_json(embedder.out / MANIFEST, manifest.model_dump(mode="json"))
+    ).write(embedder.out / MANIFEST)
 
 
 def samples_of(reader: Reader, rows: Rows) -> Samples:

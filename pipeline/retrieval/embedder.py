@@ -1,12 +1,11 @@
 """Parts of an embedding: computed by a process, written while the next is computed."""
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +17,10 @@ from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.collectives import rank, world_size
-from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Part, part_name
+from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
-from heron.shards.artefact import sha256
-from heron.shards.atomic import atomic_write, save_json
+from heron.shards.artefact import Artefact, Count, FileSum
+from heron.shards.atomic import atomic_write
 from heron.shards.progress import progress_bar
 
 
@@ -34,6 +33,19 @@ class Choice:
     layers: Sequence[Layer] | None = None  # to write; None: those that the model has
     dtype: str = "float32"  # of the files
     part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most
+
+
+class PartManifest(Artefact):
+    """A part as it was written, and the rows of it that could not be read."""
+
+    what: ClassVar[str] = "the manifest of a part"
+    error: ClassVar[type[RetrievalError]] = RetrievalError
+    again: ClassVar[str] = "embed it again"
+    versions: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    format: Literal[2]
+    part: Part
+    lost: dict[Count, str]
 
 
 class _PartBatches:
@@ -98,34 +110,25 @@ class Embedder:
             for count in self.run(missing):
                 bar.update(count)
 
-    def _lost(self, number: int) -> Path:
-        """The file of a part's rows that could not be read, and why; it is written last."""
+    def _manifest(self, number: int) -> Path:
+        """The manifest of a part; it is written last."""
         return self.out / f"lost/{number:05d}.json"
 
     def _finished(self, number: int) -> bool:
-        """Returns whether a part is there, whole."""
+        """Returns whether a part is there, as it was written."""
         try:
-            left = len(self.parts[number]) - len(json.loads(self._lost(number).read_bytes()))
-            found = {
-                name: np.load(self.out / part_name(name, number), "r", allow_pickle=False)
-                for name in self.layers
-            }
-        except (OSError, ValueError):
+            found = self.record(number)
+        except RetrievalError:
             return False
-        return all(
-            found[name].shape == (left, layer.dim) and found[name].dtype == layer.dtype
-            for name, layer in self.layers.items()
-        )
+        files, rows = found.part.files, found.part.count + len(found.lost)
+        if files.keys() != self.layers.keys() or rows != len(self.parts[number]):
+            return False
+        faults = (file.fault(self.out / part_name(n, number)) for n, file in files.items())
+        return not any(faults)
 
-    def record(self, number: int) -> tuple[Part, dict[int, str]]:
-        """Returns what the manifest says of a part, and its lost rows."""
-        paths = {name: self.out / part_name(name, number) for name in self.layers}
-        lost = json.loads(self._lost(number).read_text())
-        part = Part(
-            count=len(self.parts[number]) - len(lost),
-            sha256={name: sha256(path) for name, path in paths.items()},
-        )
-        return part, {int(row): why for row, why in lost.items()}
+    def record(self, number: int) -> PartManifest:
+        """Returns what was written of a part."""
+        return PartManifest.read(self._manifest(number))
 
     def run(self, missing: Sequence[int]) -> Iterator[int]:
         """Embeds the parts that are missing; yields the rows of every batch that is done."""
@@ -166,6 +169,7 @@ class Embedder:
     ) -> None:
         """Writes a part: its rows that could be read, all of them finite."""
         kept = ~np.isin(rows, np.array(list(lost), np.int64))
+        files = dict[Layer, FileSum]()
         for name, array in arrays.items():
             vectors = array[kept] if lost else array
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
@@ -182,5 +186,7 @@ class Embedder:
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as stream:
                 np.save(stream, vectors, allow_pickle=False)
-        self._lost(number).parent.mkdir(exist_ok=True)
-        save_json(self._lost(number), lost)
+            files[name] = FileSum.of(path)
+        self._manifest(number).parent.mkdir(exist_ok=True)
+        part = Part(count=int(kept.sum()), files=files)
+        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest(number))

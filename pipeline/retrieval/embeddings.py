@@ -1,25 +1,24 @@
 """Embeddings on disk: arrays of vectors in parts, whose they are, and what made them."""
 
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.samples import Samples
-from heron.shards.artefact import MANIFEST, Record, sha256
+from heron.pipeline.retrieval.samples import FILES, Samples, mapped_array
+from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
 
-FORMAT: Literal[1] = 1  # of the manifests of embeddings and of indexes
+FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
 AGAIN = "embed again, into an empty folder"
 PLAN = "plan.json"  # what an unfinished embedding is to become
 BLOCK = 65_536  # vectors read at a time
 Layer = Literal["hidden", "projection", "weight"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
-R = TypeVar("R", bound=Record)
+Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
 
 
 class LayerRecord(Record):
@@ -29,60 +28,58 @@ class LayerRecord(Record):
     `weight` HeroCon's H(z), of each view a unit vector, side by side (`views` of them).
     """
 
-    dim: int
+    dim: Width
     dtype: Literal["float32", "float16"]
-    views: int
+    views: Width
 
 
 class Part(Record):
-    """Vectors of consecutive samples: how many, and the checksum of each layer's file."""
+    """Vectors of consecutive samples: how many, and each layer's file."""
 
-    count: int
-    sha256: dict[str, str]
+    count: Count
+    files: dict[Layer, FileSum]
 
 
-class EmbeddingsManifest(Record):
+class EmbeddingsManifest(Artefact):
     """What a folder of embeddings holds.
 
-    `checkpoint` is the sha256 of the weights, `data_sha256` that of the data set's manifest;
-    `lost` are the rows that could not be read, by number, and why.
+    `checkpoint` is the sha256 of the weights, `data_fingerprint` that of the data set; `lost` are
+    the rows that could not be read, by number, and why.
     """
 
-    format: Literal[1]
+    what: ClassVar[str] = "the manifest of embeddings"
+    error: ClassVar[type[RetrievalError]] = RetrievalError
+    again: ClassVar[str] = AGAIN
+    versions: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    format: Literal[2]
     run: str
-    checkpoint: str
+    checkpoint: Sha256
     data: str
-    data_sha256: str
+    data_fingerprint: Fingerprint
     precision: str
-    rows: int
-    layers: dict[Layer, LayerRecord]
+    rows: Count
+    layers: dict[Layer, LayerRecord] = Field(min_length=1)
     parts: list[Part]
-    samples: dict[str, str]
-    lost: dict[int, str]
+    samples: dict[str, FileSum]
+    lost: dict[Count, str]
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any(part.files.keys() != self.layers.keys() for part in self.parts):
+            raise ValueError(f"a part has not one file of each layer: {', '.join(self.layers)}")
+        if sorted(self.samples) != sorted(FILES):
+            raise ValueError(f"samples are {sorted(self.samples)}; expected {', '.join(FILES)}")
+        if (found := sum(part.count for part in self.parts)) != self.rows:
+            raise ValueError(f"parts of {found:,} vectors; expected {self.rows:,}")
+        return self
 
-def read_manifest(folder: Path, record: type[R], what: str, remedy: str, again: str) -> R:
-    """Reads the manifest of a folder.
-
-    `what` it should be, the `remedy` where there is none, and how it is made `again` are for the
-    message of the RetrievalError.
-    """
-    path = folder / MANIFEST
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise RetrievalError(
-            f"{path} cannot be read: {error.strerror}; expected {what}; {remedy}"
-        ) from None
-    try:
-        return record.model_validate_json(text)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = "".join(f"{name}: " for name in fault["loc"])
-        raise RetrievalError(
-            f"{path}: {where}{fault['msg']}, found {fault['input']!r:.40}; expected {what} of "
-            f"format {FORMAT}; {again}"
-        ) from None
+    @property
+    def files(self) -> dict[str, FileSum]:
+        """Every file of the folder, by name."""
+        parts = enumerate(self.parts)
+        named = {part_name(k, n): file for n, part in parts for k, file in part.files.items()}
+        return self.samples | named
 
 
 class Embeddings:
@@ -98,15 +95,15 @@ class Embeddings:
         """Maps the samples; see `open`."""
         self.folder, self.manifest = Path(folder), manifest
         self.samples = Samples.load(self.folder)
-        self._starts = np.cumsum([0, *(part.count for part in manifest.parts)])
+        self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
                 f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {AGAIN}"
             )
 
     @classmethod
-    def open(cls, folder: str | Path) -> Self:
-        """Opens a folder of embeddings.
+    def open(cls, folder: str | Path, verify: bool = True) -> Self:
+        """Opens a folder of embeddings; compares sizes of its files, with `verify` all bytes.
 
         Raises:
             RetrievalError: it holds none, or they are unfinished or damaged.
@@ -115,12 +112,9 @@ class Embeddings:
         remedy = "give the folder that `heron embed` wrote"
         if (folder / PLAN).exists():
             remedy = "this is an unfinished `heron embed`; run the same again to finish it"
-        return cls(folder, read_manifest(folder, EmbeddingsManifest, "embeddings", remedy, AGAIN))
-
-    @cached_property
-    def sha256(self) -> str:
-        """The checksum of the manifest, which holds those of all else."""
-        return sha256(self.folder / MANIFEST)
+        manifest = EmbeddingsManifest.read(folder / MANIFEST, remedy)
+        manifest.check_files(folder, manifest.files, verify)
+        return cls(folder, manifest)
 
     def __len__(self) -> int:
         """Returns how many samples there are."""
@@ -135,30 +129,10 @@ class Embeddings:
             )
         return self.manifest.layers[name]
 
-    def verify(self) -> None:
-        """Compares every file with its checksum, a pass over all bytes.
-
-        Raises:
-            RetrievalError: names the files that were altered.
-        """
-        wanted = dict(self.manifest.samples)
-        for number, part in enumerate(self.manifest.parts):
-            wanted |= {part_name(layer, number): digest for layer, digest in part.sha256.items()}
-        found = {name: self.folder / name for name in wanted}
-        bad = [n for n, path in found.items() if not path.exists() or sha256(path) != wanted[n]]
-        if bad:
-            raise RetrievalError(
-                f"{self.folder}: {', '.join(bad)} is not what was written; "
-                f"bring it back, or {AGAIN}"
-            )
-
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
         """Maps the vectors of a part, as they are stored."""
         known, path = self.layer(layer), self.folder / part_name(layer, number)
-        try:
-            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise RetrievalError(f"{path} cannot be read: {error}; {AGAIN}") from None
+        found = mapped_array(path, AGAIN)
         shape = (self.manifest.parts[number].count, known.dim)
         if found.shape != shape or found.dtype != known.dtype:
             raise RetrievalError(
@@ -181,6 +155,21 @@ class Embeddings:
             mine = parts == number
             out[mine] = self._part(layer, number)[numbers[mine] - self._starts[number]]
         return out
+
+
+def shards_of(given: str | None, named: str, by: Path) -> str:
+    """Returns the shards that were given, else those that a manifest names.
+
+    Raises:
+        RetrievalError: the manifest of the folder `by` names an address, which is not fetched
+            unless it is given.
+    """
+    if given is None and "://" in named:
+        raise RetrievalError(
+            f"{by} names the data set {named}, which is fetched only when you give it; expected "
+            f"--data {named}"
+        )
+    return named if given is None else given
 
 
 def part_name(layer: str, number: int) -> str:

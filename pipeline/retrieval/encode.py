@@ -1,6 +1,5 @@
 """A file through the model: decoded with limits, brought to its input as the shards' rows are."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from heron.pipeline.retrieval.index import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate
-from heron.shards.artefact import MANIFEST, sha256
+from heron.shards.artefact import sha256
 from heron.shards.manifest import View
 from heron.shards.show import DRAWN
 
@@ -51,12 +50,10 @@ class FileEncoder:
         known = config.data.model_copy(update={"path": data})
         config = config.model_copy(update={"data": known})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
-        found = hashlib.sha256(model.reader.store.read_bytes(MANIFEST)).hexdigest()
-        if found != index.data_sha256:
+        if (found := model.reader.manifest.fingerprint) != index.data_fingerprint:
             raise RetrievalError(
-                f"{data}: the sha256 of its manifest is {found[:12]}; expected "
-                f"{index.data_sha256[:12]}, that of the data set that was embedded; give it "
-                "(--data), or embed this one"
+                f"{data} has the fingerprint {found[:19]}; expected {index.data_fingerprint[:19]}, "
+                "that of the data set that was embedded; give it (--data), or embed this one"
             )
         return cls(model, index.layer)
 

@@ -5,33 +5,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer, read_manifest
-from heron.pipeline.retrieval.kinds import Kind, Metric, Plan
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer, Width
+from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
+from heron.pipeline.retrieval.kinds import Compared, Kind, Metric, Plan, compared_by
 from heron.pipeline.retrieval.recall import Numbers, Recall, Vectors
-from heron.pipeline.retrieval.samples import Samples
-from heron.shards.artefact import Record, sha256
+from heron.pipeline.retrieval.samples import FILES, Samples
+from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Sha256
 
 INDEX = "index.faiss"
-FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
 AGAIN = "build the index again with `heron index`"
+Setting = Annotated[int, Field(ge=1, le=2**31 - 1)]  # FAISS's nprobe or efSearch
 
 
-class IndexFile(Record):
-    """A file of the index."""
-
-    bytes: int
-    sha256: str
-
-
-class IndexManifest(Record):
+class IndexManifest(Artefact):
     """What an index holds, how it was made, and how well it finds.
 
     `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
@@ -40,27 +35,48 @@ class IndexManifest(Record):
     inner product prefers codes that are longer than the vector they stand for.
     """
 
-    format: Literal[1]
+    what: ClassVar[str] = "the manifest of an index"
+    error: ClassVar[type[RetrievalError]] = RetrievalError
+    again: ClassVar[str] = AGAIN
+    versions: ClassVar[tuple[int, ...]] = (2,)
+
+    format: Literal[2]
     kind: Kind
     metric: Metric
     normalised: bool
-    compared_by: Literal["inner_product", "euclidean"]
+    compared_by: Compared
     layer: Layer
-    dim: int
-    count: int
-    checkpoint: str  # the sha256 of the model's weights
+    dim: Width
+    count: Count
+    checkpoint: Sha256  # of the model's weights
     embeddings: str
-    embeddings_sha256: str  # of their manifest, which has those of all its files
+    embeddings_fingerprint: Fingerprint
     run: str
     data: str
-    data_sha256: str
+    data_fingerprint: Fingerprint
     plan: Plan
-    seed: int
+    seed: Count
     faiss: str
-    search: dict[str, int]  # the setting that reaches the target of recall
+    search: dict[str, Setting]  # that reaches the target of recall
     recall: Recall | None
     seconds: dict[str, float]  # what each step took
-    files: dict[str, IndexFile]
+    files: dict[str, FileSum]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        plan = self.plan
+        pairs = [
+            ("kind", self.kind, plan.kind),
+            ("normalised", self.normalised, self.metric == "cosine"),
+            ("compared_by", self.compared_by, compared_by(self.metric, self.kind)),
+            ("search", [*self.search], [plan.setting] if plan.setting else []),
+            ("subvectors of a dimension", self.dim % (plan.subvectors or 1), 0),
+            ("files", sorted(self.files), sorted([INDEX, *FILES])),
+        ]
+        for name, found, wanted in pairs:
+            if found != wanted:
+                raise ValueError(f"{name}: {found}, expected {wanted}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -102,20 +118,19 @@ class Index:
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
         """Opens a folder that `heron index` wrote.
 
-        `verify` compares all files with their checksums, a pass over all bytes; their sizes are
-        always compared. FAISS is handed no file that fails. `gpu` searches without a filter on all
-        GPUs that faiss-gpu sees (unmeasured; `hnsw` stays on the processor).
+        `verify` compares all files with their checksums, once (see `FileSum.fault`); their sizes
+        are always compared. FAISS is handed no file that fails. `gpu` searches without a filter on
+        all GPUs that faiss-gpu sees (unmeasured; `hnsw` stays on the processor).
 
         Raises:
             RetrievalError: there is no index, or a file is foreign, truncated or altered.
         """
         folder = Path(folder)
         remedy = "give a folder that `heron index` wrote"
-        manifest = read_manifest(folder, IndexManifest, "an index", remedy, AGAIN)
-        for name, file in manifest.files.items():
-            check_file(folder / name, file, verify)
+        manifest = IndexManifest.read(folder / MANIFEST, remedy)
+        manifest.check_files(folder, manifest.files, verify)
         samples = Samples.load(folder)
-        faiss_index = read_faiss(folder / INDEX, manifest.plan)
+        faiss_index = read_faiss(folder / INDEX, manifest.plan, AGAIN)
         pairs = [
             ("vectors", faiss_index.ntotal, manifest.count),
             ("dimensions", faiss_index.d, manifest.dim),
@@ -138,12 +153,12 @@ class Index:
         mine, other = self.manifest, embeddings.manifest
         pairs = [
             ("checkpoint", mine.checkpoint, other.checkpoint),
-            ("data", mine.data_sha256, other.data_sha256),
-            ("keys", mine.files["keys.npy"].sha256, other.samples.get("keys.npy", "none")),
+            ("data", mine.data_fingerprint, other.data_fingerprint),
+            ("keys", mine.files["keys.npy"].sha256, other.samples["keys.npy"].sha256),
             ("dimension", str(mine.dim), str(embeddings.layer(mine.layer).dim)),
-            ("manifest", mine.embeddings_sha256, embeddings.sha256),
+            ("fingerprint", mine.embeddings_fingerprint, other.fingerprint),
         ]
-        if differ := [f"{name} {b[:12]}, not {a[:12]}" for name, a, b in pairs if a != b]:
+        if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
             raise RetrievalError(
                 f"{embeddings.folder} is not what {self.folder} was built from: "
                 f"{'; '.join(differ)}; expected the embeddings {mine.embeddings}; {AGAIN}"
@@ -225,6 +240,11 @@ class Index:
             index = faiss.downcast_index(index.storage) if plan.kind == "hnsw" else index
             params = faiss.SearchParameters(**chosen)
         found: tuple[Vectors, Numbers] = index.search(queries, k, params=params)
+        if not -1 <= found[1].min(initial=-1) <= found[1].max(initial=-1) < len(self):
+            raise RetrievalError(
+                f"{self.folder / INDEX} holds a vector of number {found[1].max()}; expected 0 to "
+                f"{len(self) - 1}; {AGAIN}"
+            )
         return found
 
     def _queries(self, vectors: ArrayLike) -> Vectors:
@@ -260,10 +280,14 @@ class Index:
                 f"numbers {numbers.min()} to {numbers.max()}; expected 0 to {len(self) - 1}, "
                 f"those of the vectors in {self.folder}"
             )
-        if self.manifest.plan.lists:
-            with self._lock:  # where each vector lies is worked out at the first call: 8 N bytes
-                self.faiss.make_direct_map()
-        found: Vectors = self.faiss.reconstruct_batch(numbers)
+        try:
+            if self.manifest.plan.lists:
+                with self._lock:  # the first call works out where each vector lies: 8 N bytes
+                    self.faiss.make_direct_map()
+            found: Vectors = self.faiss.reconstruct_batch(numbers)
+        except RuntimeError as error:  # FAISS refuses numbers beyond N, and one that is not there
+            text = " ".join(str(error).split())
+            raise RetrievalError(f"{self.folder / INDEX}: {text}; {AGAIN}") from None
         return found
 
 
@@ -290,43 +314,6 @@ def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str
     if not unit:
         return np.ascontiguousarray(vectors)
     return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32)
-
-
-def check_file(path: Path, file: IndexFile, verify: bool = True) -> None:
-    """Refuses a file that is missing, of another size, or has another checksum (RetrievalError)."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise RetrievalError(f"{path} cannot be read: {error.strerror}; {AGAIN}") from None
-    if size != file.bytes:
-        raise RetrievalError(
-            f"{path} has {size:,} bytes; expected {file.bytes:,}: it is truncated or foreign; "
-            f"bring it back, or {AGAIN}"
-        )
-    if verify and (found := sha256(path)) != file.sha256:
-        raise RetrievalError(
-            f"{path} has the checksum {found[:12]}; expected {file.sha256[:12]}: it was altered; "
-            f"bring it back, or {AGAIN}"
-        )
-
-
-def read_faiss(path: Path, plan: Plan) -> Any:
-    """Reads FAISS's index, or maps it: pages are then read when a search asks for them.
-
-    Raises:
-        RetrievalError: FAISS cannot read it.
-    """
-    flags = 0 if plan.table else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
-    if plan.mapped and plan.lists:
-        flags |= faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
-    elif plan.mapped:
-        flags |= faiss.IO_FLAG_MMAP_IFC
-    try:
-        return faiss.read_index(str(path), flags)
-    except RuntimeError as error:
-        raise RetrievalError(
-            f"{path}: FAISS {faiss.__version__} cannot read it: {error}; {AGAIN}"
-        ) from None
 
 
 def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:

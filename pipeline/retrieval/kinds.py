@@ -2,16 +2,17 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.shards.artefact import Record
+from heron.shards.artefact import Count, Record
 
 Kind = Literal["flat", "ivf", "ivfpq", "hnsw"]
 Asked = Literal["flat", "ivf", "ivfpq", "hnsw", "auto"]
 Metric = Literal["cosine", "inner_product", "euclidean"]
+Compared = Literal["inner_product", "euclidean"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
@@ -23,6 +24,7 @@ LINKS = 32  # of HNSW, a vector and level; twice as many on the lowest
 BITS = 8  # of a subvector's code
 BLOCK = 16_384  # vectors handled at a time
 WORKSPACE = 48 * 2**20  # FAISS's tables of distances, 4,096 x 1,024 of them a thread, and slack
+Number = Annotated[int, Field(ge=0, le=2**31 - 1)]  # that FAISS can hold
 PQ_SAMPLE = POINTS * 2**BITS  # vectors that the codes are learnt from
 
 
@@ -30,17 +32,28 @@ class Plan(Record):
     """What an index is made of, and the bytes that this takes."""
 
     kind: Kind
-    lists: int = 0  # of an inverted file, into which k-means puts the vectors
-    subvectors: int = 0  # that product quantisation codes a vector as
-    bits: int = 0  # of the code of each
-    links: int = 0  # of HNSW
-    training: int = 0  # vectors that k-means learns from
+    lists: Number = 0  # of an inverted file, into which k-means puts the vectors
+    subvectors: Number = 0  # that product quantisation codes a vector as
+    bits: int = Field(0, ge=0, le=BITS)  # of the code of each
+    links: Number = 0  # of HNSW
+    training: Count = 0  # vectors that k-means learns from
     table: bool = False  # whether FAISS keeps the products of centroids and codes, for speed
-    index_bytes: int  # predicted, of the index when it is open
-    build_bytes: int  # predicted, at most while it is built, the mapped embeddings included
-    memory_bytes: int  # the budget
+    index_bytes: Count  # predicted, of the index when it is open
+    build_bytes: Count  # predicted, at most while it is built, the mapped embeddings included
+    memory_bytes: Count  # the budget
     mapped: bool = False  # from its file, as the index outgrows the budget
     why: str  # this kind
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        codes, lists = self.kind == "ivfpq", self.kind in ("ivf", "ivfpq")
+        there = {"lists": lists, "training": lists, "subvectors": codes, "bits": codes}
+        for name, wanted in (there | {"links": self.kind == "hnsw"}).items():
+            if (getattr(self, name) > 0) != wanted:
+                raise ValueError(f"{name} of {self.kind}: {getattr(self, name)}")
+        if (self.table and not codes) or (self.mapped and self.links):
+            raise ValueError(f"{self.kind} has a table, or is mapped")
+        return self
 
     @property
     def factory(self) -> str:
@@ -77,6 +90,12 @@ class VectorSet(Record):
     def trainable(self) -> int:
         """How many vectors may be trained on."""
         return self.count - self.held_out
+
+
+def compared_by(metric: Metric, kind: Kind) -> Compared:
+    """Returns what FAISS computes for a metric: see `IndexManifest`."""
+    codes = metric == "cosine" and kind == "ivfpq"
+    return "euclidean" if codes or metric == "euclidean" else "inner_product"
 
 
 def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) -> Plan:

@@ -16,11 +16,12 @@ from PIL import Image
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import hard_difference
 from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.filters import parse
 from heron.pipeline.retrieval.given import File
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.samples import Samples
+from heron.shards.artefact import MANIFEST
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
     from heron.pipeline.retrieval.encode import FileEncoder
@@ -54,7 +55,8 @@ class Retriever:
         """Puts together what `open` finds; `without` says why there are no embeddings."""
         self.index, self.embeddings, self._without = index, embeddings, without
         self.run = index.manifest.run if run is None else str(run)
-        self.data = index.manifest.data if data is None else str(data)
+        self._given = None if data is None else str(data)
+        self.data = self._given or index.manifest.data
         self._lock = Lock()  # the shards' readers keep open files in an order of use
 
     @classmethod
@@ -64,18 +66,25 @@ class Retriever:
         embeddings: str | Path | None = None,
         run: str | Path | None = None,  # whose model encodes files
         data: str | Path | None = None,  # the shards that pictures are in
+        verify: bool = True,  # compare the checksums of index and embeddings
     ) -> Self:
         """Opens an index, and the embeddings that it was built of where they are there.
 
         Embeddings, run and data are by default those that the index names; model and shards are
-        opened when a query needs them.
+        opened when a query needs them. Shards at an address must be given: they are not fetched
+        because an index says so.
 
         Raises:
-            RetrievalError: there is no sound index, or `embeddings` are not those of the index.
+            RetrievalError: there is no sound index, its embeddings were altered, or `embeddings`
+                are not those of the index.
         """
-        opened = Index.open(Path(index))
+        opened = Index.open(Path(index), verify)
+        where = Path(embeddings or opened.manifest.embeddings)
+        if embeddings is None and not (where / MANIFEST).exists():
+            gone = f"{where / MANIFEST} cannot be read: it is not there"
+            return cls(opened, None, gone, run, data)
+        found = Embeddings.open(where, verify)
         try:
-            found = Embeddings.open(embeddings or opened.manifest.embeddings)
             opened.check(found)
         except RetrievalError as fault:
             if embeddings is not None:
@@ -179,7 +188,7 @@ class Retriever:
         from heron.pipeline.retrieval.encode import FileEncoder
 
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return FileEncoder.open(self.run, self.data, self.index.manifest, precision)
+        return FileEncoder.open(self.run, self._shards, self.index.manifest, precision)
 
     def picture(self, number: int) -> Image.Image | None:
         """Returns the picture of a sample, RGB, or None where there are only vectors.
@@ -195,7 +204,11 @@ class Retriever:
     def _pictures(self) -> "SamplePictures":
         from heron.pipeline.retrieval.pictures import SamplePictures
 
-        return SamplePictures.open(self.data, self.run)
+        return SamplePictures.open(self._shards, self.run)
+
+    @property
+    def _shards(self) -> str:
+        return shards_of(self._given, self.index.manifest.data, self.index.folder)
 
     def _answer(
         self,

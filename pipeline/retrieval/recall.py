@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Annotated
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from heron.pipeline.evaluation.knn import exact_nearest, without_own
-from heron.shards.artefact import Record
+from heron.shards.artefact import Count, Record
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
+Share = Annotated[float, Field(ge=0, le=1)]
 GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
 NEAR_BEST = 0.005  # where the target is out of reach
 STEP = 1.15  # settings nearer than this are not told apart
@@ -21,8 +24,8 @@ PAIRS = 4096  # of vectors that are compared at a time
 class RecallPoint(Record):
     """Recall of one setting (nprobe, efSearch), and the milliseconds that a query took."""
 
-    setting: int
-    recall: float
+    setting: Count
+    recall: Share
     ms: float
 
 
@@ -32,10 +35,10 @@ class Recall(Record):
     `value` is that of the chosen setting; `reached` says whether it is the target or more.
     """
 
-    k: int
-    queries: int
-    target: float
-    value: float
+    k: Count
+    queries: Count
+    target: Share
+    value: Share
     reached: bool
     curve: list[RecallPoint]
 

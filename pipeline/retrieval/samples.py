@@ -1,21 +1,32 @@
 """Which samples the rows of an array of embeddings are: keys, row numbers, labels."""
 
 import difflib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import label_difference
-from heron.shards.artefact import sha256
-from heron.shards.atomic import atomic_write
+from heron.shards.artefact import FileSum, Record, in_words
+from heron.shards.atomic import atomic_write, save_json
+from heron.shards.errors import RESTORE, ShardError
+from heron.shards.index import array_at
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
+AGAIN = "make it again"
+BLOCK = 2**20  # keys that are looked at a time
+
+
+class LabelNames(Record):
+    """What labels are: see `heron.shards.manifest.Labels`."""
+
+    kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
+    names: list[str]
 
 
 @dataclass(frozen=True)
@@ -116,15 +127,14 @@ class Samples:
                 "data set again"
             )
 
-    def save(self, folder: Path) -> dict[str, str]:
-        """Writes the arrays to a folder, and returns the checksum of each file by name."""
+    def save(self, folder: Path) -> dict[str, FileSum]:
+        """Writes the arrays to a folder, and returns what was written by name."""
         arrays: tuple[NDArray[Any], ...] = self.keys, self.rows, self.targets, self.known
         for name, array in zip(FILES, arrays, strict=False):
             with atomic_write(folder / name) as stream:
                 np.save(stream, array, allow_pickle=False)
-        with atomic_write(folder / FILES[-1]) as stream:
-            stream.write(json.dumps({"kind": self.kind, "names": self.names}).encode())
-        return {name: sha256(folder / name) for name in FILES}
+        save_json(folder / FILES[-1], {"kind": self.kind, "names": self.names})
+        return {name: FileSum.of(folder / name) for name in FILES}
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -133,20 +143,52 @@ class Samples:
         Raises:
             RetrievalError: a file is missing, or not what it should be.
         """
+        keys, rows, targets, known = (mapped_array(folder / name, AGAIN) for name in FILES[:-1])
+        path = folder / FILES[-1]
         try:
-            keys, rows, targets, known = (
-                np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in FILES[:-1]
-            )
-            labels = json.loads((folder / FILES[-1]).read_text())
-            found = cls(keys, rows, targets, known, labels["names"], labels["kind"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RetrievalError(
-                f"{folder} cannot be read: {error}; expected {', '.join(FILES)}; make it again"
-            ) from None
-        shapes = [array.shape for array in (rows, targets[:, :0], known)]
-        if shapes != [(len(keys),), (len(keys), 0), (len(keys),)]:
-            raise RetrievalError(
-                f"{folder}: {len(keys)} keys, {len(rows)} rows, {len(targets)} targets and "
-                f"{len(known)} flags; expected as many of each; make it again"
-            )
+            labels = LabelNames.model_validate_json(path.read_bytes(), strict=True)
+        except (OSError, ValidationError) as error:
+            what = in_words(error) if isinstance(error, ValidationError) else error.strerror
+            raise RetrievalError(f"{path} cannot be read: {what}; {AGAIN}") from None
+        found = cls(keys, rows, targets, known, labels.names, labels.kind)
+        if fault := found._fault():
+            raise RetrievalError(f"{folder}: {fault}; {AGAIN}")
         return found
+
+    def _fault(self) -> str:
+        """Returns what of the arrays is not what it should be, or ""."""
+        count, width = len(self), len(self.names)
+        wanted: list[tuple[str, NDArray[Any], str, tuple[int, ...]]] = [
+            ("keys", self.keys, f"|S{self.keys.itemsize}", (count,)),
+            ("rows", self.rows, "<i8", (count,)),
+            ("targets", self.targets, "|u1", (count, width)),
+            ("known", self.known, "|b1", (count,)),
+        ]
+        for name, array, dtype, shape in wanted:
+            if array.dtype.str != dtype or array.shape != shape:
+                return f"{name} are {array.dtype.str} {array.shape}; expected {dtype} {shape}"
+        if self.rows.min(initial=0) < 0:
+            return f"row {self.rows.min()} is below 0"
+        for name, array in (("target", self.targets), ("flag", self.known.view(np.uint8))):
+            if array.max(initial=0) > 1:
+                return f"a {name} is {array.max()}; expected 0 or 1"
+        if self.exclusive and (self.targets.sum(1, dtype=np.int64) != self.known).any():
+            return f"a sample has not one class, with labels of kind {self.kind}"
+        try:
+            for first in range(0, count, BLOCK):  # a zero after each, so that none ends in the next
+                block = self.keys[first : first + BLOCK]
+                block.astype(f"S{block.itemsize + 1}").tobytes().decode()
+        except UnicodeDecodeError:
+            return "a key is no UTF-8"
+        return ""
+
+
+def mapped_array(path: Path, again: str) -> NDArray[Any]:
+    """Maps the array of an npy file; raises a RetrievalError where it is none."""
+    try:
+        data = np.memmap(path, np.uint8, "r")
+        return array_at(data, 0, len(data), str(path))
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f"{path} cannot be read: {error}; {again}") from None
+    except ShardError as error:
+        raise RetrievalError(f"{str(error).removesuffix(f'; {RESTORE}')}; {again}") from None

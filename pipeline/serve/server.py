@@ -236,7 +236,7 @@ def about(retriever: Retriever, limits: Limits) -> dict[str, Any]:
         "data": Path(retriever.data).name,
         "recall": measured,
         "names": retriever.samples.names,
-        "of": manifest.embeddings_sha256[:12],
+        "of": manifest.embeddings_fingerprint[7:19],
         "longest": LONGEST,
         "pictures": pictures,
         "upload_bytes": limits.upload_bytes,

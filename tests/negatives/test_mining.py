@@ -183,9 +183,24 @@ def test_tables_of_an_earlier_run_are_set_aside(straight: Path, tmp_path: Path) 
 def test_a_lost_table_is_an_error(straight: Path, tmp_path: Path) -> None:
     short = again(tmp_path, straight, run={"resume": "auto"})
     pretrain(short.model_copy(update={"train": short.train.model_copy(update={"steps": 5})}))
-    (tmp_path / "run/negatives" / table_name(4)).unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000004.npy cannot be read.*bring it back"):
-        pretrain(again(tmp_path, straight, run={"resume": "auto"}))
+    table = tmp_path / "run/negatives" / table_name(4)
+    data, sums = table.read_bytes(), table.with_suffix(".json").read_text()
+
+    def refused(message: str) -> None:
+        with pytest.raises(CheckpointError, match=f"{message}.*; .* drawn from it; bring it back"):
+            pretrain(again(tmp_path, straight, run={"resume": "auto"}))
+
+    table.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refused("step-00000004.npy is altered: its sha256 is .*; expected")
+    table.write_bytes(data[:-1])
+    refused("step-00000004.npy has .* bytes; expected")
+    table.unlink()
+    refused("step-00000004.npy: No such file or directory")
+    table.write_bytes(data)
+    table.with_suffix(".json").write_text(sums.replace('"bytes": ', '"bytes": -'))
+    refused("step-00000004.json: bytes: Input should be greater than or equal to 0")
+    table.with_suffix(".json").unlink()
+    refused("step-00000004.npy cannot be read")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -24,7 +24,7 @@ from heron.pipeline.retrieval.embeddings import (
     part_name,
 )
 from heron.pipeline.retrieval.samples import Samples
-from heron.shards.artefact import MANIFEST, sha256
+from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.atomic import save_json
 from tests.experiments import FRAMES, merge
 
@@ -89,23 +89,23 @@ def embeddings(
     starts = np.linspace(0, len(made), PARTS + 1).astype(int).tolist()
     parts, layers = [], {}
     for number, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-        digests = {}
+        files = dict[Layer, FileSum]()
         for layer, array in vectors.items():
             part = np.ascontiguousarray(array[first:last], np.float32)
             path = folder / part_name(layer, number)
             path.parent.mkdir(exist_ok=True)
             np.save(path, part, allow_pickle=False)
-            digests[layer] = sha256(path)
+            files[layer] = FileSum.of(path)
             layers[layer] = LayerRecord(dim=array.shape[1], dtype="float32", views=views)
-        parts.append(Part(count=last - first, sha256={str(k): v for k, v in digests.items()}))
+        parts.append(Part(count=last - first, files=files))
     known_values: dict[str, Any] = {
         "run": "runs/made",
         "checkpoint": "c" * 64,
         "data": "data/made",
-        "data_sha256": "d" * 64,
+        "data_fingerprint": f"sha256:{'d' * 64}",
         "precision": "fp32",
     }
-    record = EmbeddingsManifest(
+    EmbeddingsManifest(
         format=FORMAT,
         rows=len(made),
         layers=layers,
@@ -113,8 +113,7 @@ def embeddings(
         samples=made.save(folder),
         lost={},
         **(known_values | manifest),
-    )
-    save_json(folder / MANIFEST, record.model_dump(mode="json"))
+    ).write(folder / MANIFEST)
     return Embeddings.open(folder)
 
 

@@ -1,6 +1,8 @@
 """Every row once, as the model sees it; the same on any number of processes; a crash resumes."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.nn.functional import normalize
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
@@ -25,6 +28,7 @@ from heron.shards.manifest import Labels
 from tests import ranks
 from tests.experiments import frames
 from tests.retrieval import made
+from tests.sealed import seal
 
 SMALL = Choice(part_rows=64)
 ROWS = 370  # of train and test
@@ -81,7 +85,7 @@ def test_samples_are_the_rows_in_the_manifests_order(run: Path, whole: Embedding
     assert samples.known.all()
     assert samples.find(samples.key(123)) == 123
     assert whole.manifest.layers["projection"].views == 2
-    whole.verify()
+    Embeddings.open(whole.folder)
 
 
 def embed_here(run: str, out: str) -> int:
@@ -116,10 +120,15 @@ def test_a_crash_costs_the_parts_that_were_not_written(
     with pytest.raises(RetrievalError, match="an unfinished `heron embed`; run the same again"):
         Embeddings.open(out)
     (out / "hidden" / "00001.npy").write_bytes(b"cut short")
+    altered = bytearray((out / "hidden" / "00002.npy").read_bytes())
+    altered[-1] ^= 1  # of its size and shape
+    (out / "hidden" / "00002.npy").write_bytes(altered)
+    listed = out / "lost" / "00000.json"
+    seal(listed, part=json.loads(listed.read_text())["part"] | {"count": 63})
     written[:] = []
     monkeypatch.setattr(Embedder, "_write", noted)
     embed(run, out, SMALL, progress=False)
-    assert written == [1, 3, 4, 5]
+    assert written == [0, 1, 2, 3, 4, 5]
     assert files(out) == files(whole.folder)
 
 
@@ -151,6 +160,26 @@ def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(RetrievalError, match="holds drawn, thesis.txt; expected an empty"):
         embed(run, tmp_path, SMALL, progress=False)
+
+
+def test_a_run_of_others_builds_and_fetches_no_data(run: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    message = (
+        f"{gone} is not there; expected the data set of the run, or another by data.path; if you "
+        f"trust the run, build it with: heron shards build frames --out {gone} "
+        "--classes=4 --seed=1 --test=70 --train=300"
+    )
+    shutil.copytree(locate(run), tmp_path / "foreign")
+    config = tmp_path / "foreign" / "config.yaml"
+    tree = yaml.safe_load(config.read_text())
+    for name in ("state.json", "COMPLETE"):  # weights of others, without a manifest
+        (tmp_path / "foreign" / name).unlink()
+    for path, said in ((str(gone), message), ("http://127.0.0.1:9/x", "fetched only when you")):
+        tree["data"]["path"] = path
+        config.write_text(yaml.safe_dump(tree))
+        with pytest.raises(RetrievalError, match=re.escape(said)):
+            embed(tmp_path / "foreign", tmp_path / "out", SMALL, progress=False)
+    assert not gone.exists()
 
 
 def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
@@ -202,7 +231,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_named(
     assert found.manifest.lost == {70: "sample 70 is altered"}
     assert found.samples.rows.tolist() == [row for row in range(ROWS) if row != 70]
     assert [part.count for part in found.manifest.parts] == [64, 63, 64, 64, 64, 50]
-    found.verify()
+    Embeddings.open(found.folder)
 
 
 def test_damage_is_found(run: Path, tmp_path: Path) -> None:
@@ -211,20 +240,25 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
     data = bytearray(part.read_bytes())
     data[-1] ^= 1
     part.write_bytes(data)
-    with pytest.raises(RetrievalError, match=r"projection/00002.npy is not what was written"):
-        found.verify()
+    with pytest.raises(RetrievalError, match="projection/00002.npy is altered: its sha256.*bring"):
+        Embeddings.open(found.folder)
     part.write_bytes(data[:-4])
-    with pytest.raises(RetrievalError, match="00002.npy cannot be read"):
+    with pytest.raises(
+        RetrievalError,
+        match=r"00002.npy: an array of float32 \(64, 16\) at byte 0 is cut or too long; embed",
+    ):
         list(found.blocks("projection"))
     np.save(part, np.zeros((64, 2), np.float32))
     with pytest.raises(RetrievalError, match=r"is float32 \(64, 2\); expected float32 \(64, 16\)"):
         list(found.blocks("projection"))
     manifest = json.loads((found.folder / "manifest.json").read_text())
     (found.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 9}))
-    with pytest.raises(RetrievalError, match="manifest.json: format: .*expected embeddings of f"):
+    with pytest.raises(RetrievalError, match="manifest.json: format is 9; .* reads 2; embed again"):
         Embeddings.open(found.folder)
     (found.folder / "manifest.json").write_bytes(b"\xff")
-    with pytest.raises(RetrievalError, match="manifest.json: Invalid JSON: .*expected embeddings"):
+    with pytest.raises(
+        RetrievalError, match="json: not JSON .*expected the manifest of embeddings"
+    ):
         Embeddings.open(found.folder)
     with pytest.raises(RetrievalError, match="cannot be read: .*give the folder that `heron emb"):
         Embeddings.open(tmp_path)

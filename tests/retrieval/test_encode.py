@@ -314,7 +314,7 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
         Retriever.open(index, data=tmp_path / "none").by_file(PICTURE)
     build(make("faces", {"train": 9, "test": 0, "size": 32}), tmp_path / "data", progress=False)
     fresh = Retriever.open(index, data=tmp_path / "data")
-    with pytest.raises(RetrievalError, match="the sha256 of its manifest is .*; expected .* embed"):
+    with pytest.raises(RetrievalError, match="has the fingerprint sha256:.*; expected sha.* embed"):
         fresh.by_file(PICTURE)
     with pytest.raises(
         RetrievalError, match="row 29 of .* is 'no sample'; expected '.*', as the i"

@@ -1,6 +1,5 @@
 """What an index refuses: vectors, options, damaged files, those of another model."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import INDEX, Index
 from tests.retrieval.made import clustered, unlabelled
+from tests.sealed import seal
 
 N = 1500
 
@@ -76,29 +76,32 @@ def damage(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def edit(**changes: Any) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        path = folder / "manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return apply
+    return lambda folder: seal(folder / "manifest.json", **changes)
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (damage(lambda x: x[:-1]), "has 96,044 bytes; expected 96,045: it is truncated or foreign"),
-        (damage(lambda x: x[:-1] + b"\7"), "has the checksum .*; expected .*: it was altered"),
-        (damage(lambda x: b"ours" + x[4:]), "it was altered; bring it back, or build the index"),
-        (lambda f: (f / INDEX).unlink(), "index.faiss cannot be read: No such file"),
-        (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy has the checksum"),
+        (damage(lambda x: x[:-1]), "has 96,044 bytes; expected 96,045; bring it back, or build"),
+        (
+            damage(lambda x: x[:-1] + b"\7"),
+            "faiss is altered: its sha256 is .*; expected .*; br",
+        ),
+        (damage(lambda x: b"ours" + x[4:]), "expected .*; bring it back, or build the index again"),
+        (lambda f: (f / INDEX).unlink(), "index.faiss: No such file or directory; bring it back"),
+        (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy is altered: its sha256"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json cannot be read.*heron index"),
         (
             lambda f: (f / "manifest.json").write_text("{"),
-            "manifest.json: Invalid JSON: .*expected an index of format 1",
+            r"manifest.json: not JSON \(line 1: .*expected the manifest of an index; build the i",
         ),
         (
-            edit(format=2),
-            "format: .*, found 2; expected an index of format 1; build the index again",
+            edit(format=1),
+            "format is 1; this version of heron reads 2; build the index again",
+        ),
+        (
+            lambda f: (f / "manifest.json").write_text('{"format": 2, "fingerprint": "x"}'),
+            "its fingerprint is 'x', its content has sha256:.*; expected the manifest of an index",
         ),
         (edit(surprise=1), "surprise: Extra inputs are not permitted"),
     ],
@@ -123,7 +126,10 @@ def test_damage_is_found_before_faiss_reads(
     [
         ({"count": N + 1}, "vectors: 1500, expected 1501; samples: 1500, expected 1501"),
         ({"dim": 8}, "dimensions: 16, expected 8"),
-        ({"compared_by": "euclidean"}, "the metric of FAISS: 0, expected 1"),
+        (
+            {"metric": "euclidean", "normalised": False, "compared_by": "euclidean"},
+            "the metric of FAISS: 0, expected 1",
+        ),
     ],
 )
 def test_a_manifest_of_another_index(
@@ -138,7 +144,7 @@ def test_a_manifest_of_another_index(
 def test_embeddings_of_another_model(embeddings: Embeddings, index: Index, tmp_path: Path) -> None:
     index.check(embeddings)
     other = unlabelled(tmp_path / "other", clustered(N), checkpoint="e" * 64)
-    with pytest.raises(RetrievalError, match="checkpoint eeeeeeeeeeee, not cccccccccccc; manifest"):
+    with pytest.raises(RetrievalError, match="checkpoint e{19}, not c{19}; fingerprint sha"):
         index.check(other)
     fewer = unlabelled(tmp_path / "fewer", clustered(N)[:, :8], keys=[f"k{n}" for n in range(N)])
     with pytest.raises(RetrievalError, match=r"keys .*, not .*; dimension 8, not 16"):
@@ -176,5 +182,5 @@ def test_altered_samples_are_not_copied(tmp_path: Path) -> None:
     embeddings = unlabelled(tmp_path / "e", clustered(40))
     path = tmp_path / "e" / "labels.json"
     path.write_text(path.read_text().replace("multi_label", "multi-label"))
-    with pytest.raises(RetrievalError, match=r"labels.json has the checksum .* it was altered"):
+    with pytest.raises(RetrievalError, match=r"labels.json is altered: its sha256 .*bring it back"):
         build_index(embeddings, tmp_path / "i", progress=False)

@@ -253,7 +253,7 @@ def test_without_the_embeddings_the_index_gives_the_vector(
     others = made.embeddings(moved, {"hidden": x}, np.ones((N, 1)), ["a"], checkpoint="b" * 64)
     foreign = Retriever.open(tmp_path / "index")
     assert "is not what" in foreign.by_key("s007", 9).query.vector
-    with pytest.raises(RetrievalError, match=f"checkpoint {'b' * 12}, not {'c' * 12}"):
+    with pytest.raises(RetrievalError, match=f"checkpoint {'b' * 19}, not {'c' * 19};"):
         Retriever.open(tmp_path / "index", others.folder)
 
 
