@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from heron.pipeline.config.experiment import METHODS, Config, load_config
@@ -151,7 +152,14 @@ def make(folder: str, names: list[str]) -> list[str]:
         method, strategy, world, train = runs()[name]
         assert world == collectives.world_size()
         choose(strategy)
-        pretrain(experiment(Path(folder), method, name, **train))
+        config = experiment(Path(folder), method, name, **train)
+        # Weights and noise in float64 from the first: float32's last digit is the processor's.
+        double = config.train.precision == "fp64"
+        torch.set_default_dtype(torch.float64 if double else torch.float32)
+        try:
+            pretrain(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
         made.append(json.dumps(values(Path(folder) / name), indent=0))
     return made
 

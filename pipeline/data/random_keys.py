@@ -45,9 +45,13 @@ def uniforms(
 
 
 def normals(rng_keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
-    """Returns standard normal numbers (Box and Muller 1958); see `uniforms`."""
-    radius, angle = uniforms(rng_keys, salt, 2 * count).chunk(2, 1)
-    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)
+    """Returns standard normal numbers (Box and Muller 1958); see `uniforms`.
+
+    In float64, and rounded: float32's logarithm and cosine differ in the last digit from one kind
+    of processor to the next, and with them the batches.
+    """
+    radius, angle = uniforms(rng_keys, salt, 2 * count).double().chunk(2, 1)
+    return ((-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)).float()
 
 
 def _mix(x: Integers) -> Integers:

@@ -81,6 +81,9 @@ def globalise(
         known["paths"] = [batch.paths]
     if not needs.features <= known.keys():
         _refuse(objective, known)
+    targets = batch.targets
+    if any(x.dtype == torch.float64 for tensors in features.values() for x in tensors):
+        targets = targets.double()  # or losses of logits and labels would be rounded to float32
     return GlobalBatch(
         own=ByName("own", known),
         gathered=ByName(
@@ -94,7 +97,7 @@ def globalise(
                 for name in needs.labelled
             },
         ),
-        targets=gather(batch.targets, sizes.labelled),
+        targets=gather(targets, sizes.labelled),
         rows=_own(sizes.rows),
         labelled=_own(sizes.labelled),
         labelled_at=sizes.labelled_at.to(batch.targets.device),
