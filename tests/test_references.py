@@ -7,8 +7,9 @@ from tests.compare_losses import differences
 from tests.reference_runs import runs, write
 
 REFERENCES = Path(__file__).parent / "references"
+# c2ae-2 is left out: the order of its equal scores, and so its AUC, is the processor's.
 SAMPLE = ["herocon", "plnl", "pico", "comco", "deepmtmv", "mib", "h-scl-tau", "himulcone", "hcl"]
-SAMPLE += ["herocon-2", "plnl-2", "mulco-soft-2", "c2ae-2", "herocon-zero2-cut", "herocon-ddp-cut"]
+SAMPLE += ["herocon-2", "plnl-2", "mulco-soft-2", "c2ae", "herocon-zero2-cut", "herocon-ddp-cut"]
 
 
 def test_the_sample_is_that_of_the_committed_losses(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def _fault(text: str, at: int, found: str, expected: str) -> RetrievalError:
     """Points at a character of the filter."""
     line = re.sub(r"\s", " ", text)
     return RetrievalError(
-        f"the filter cannot be read at character {at + 1}: {found}; expected {expected}\n"
-        f"  {line}\n  {' ' * at}^"
+        f"the filter cannot be read at character {at + 1}: {found}; expected {expected}; "
+        f"in: {line[:at]}⟨here⟩{line[at:]}"
     )
 
 

@@ -1,6 +1,7 @@
 """Rows by number: what is read is what was stored, wherever it lies."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +98,8 @@ def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
     config = frames(tmp_path, data={"views": [{"stored": "view1"}] * 2})
     build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
     streams = open_streams(config)
-    index = streams.reader.indexes[0]
-    index.lengths[:] += 1  # blocks that are longer than their headers say
+    index = streams.reader.indexes[0]  # of blocks that are longer than their headers say:
+    streams.reader.indexes[0] = replace(index, lengths=index.lengths + 1)
     with pytest.raises(ShardError, match=r"^[^\n]*is cut or too long[^\n]*$"):
         list(batches(ProcessBatches(streams, 0, 0, 1), 0, 2, workers=1, pin=False))
 
