@@ -268,6 +268,7 @@ def serve(
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Shows an index as a web page.
 
@@ -285,7 +286,7 @@ def serve(
     given = os.environ.get("HERON_TOKEN") or None if token is None else token
     with listen(host, port) as listening:  # a taken port is found before the index
         token = choose_token(listening, given)
-        retriever = Retriever.open(index, embeddings, run, data)
+        retriever = Retriever.open(index, embeddings, run, data, not no_verify)
         server = make_server(retriever, listening, token=token)
         print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)

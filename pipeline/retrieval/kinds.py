@@ -24,6 +24,7 @@ LINKS = 32  # of HNSW, a vector and level; twice as many on the lowest
 BITS = 8  # of a subvector's code
 BLOCK = 16_384  # vectors handled at a time
 WORKSPACE = 48 * 2**20  # FAISS's tables of distances, 4,096 x 1,024 of them a thread, and slack
+MOST_TABLE = 2**31  # bytes: FAISS keeps no larger one
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]  # that FAISS can hold
 PQ_SAMPLE = POINTS * 2**BITS  # vectors that the codes are learnt from
 
@@ -53,7 +54,14 @@ class Plan(Record):
                 raise ValueError(f"{name} of {self.kind}: {getattr(self, name)}")
         if (self.table and not codes) or (self.mapped and self.links):
             raise ValueError(f"{self.kind} has a table, or is mapped")
+        if self.table and self.table_bytes >= MOST_TABLE:
+            raise ValueError(f"a table of {self.table_bytes:,} bytes; expected less than 2 GiB")
         return self
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the products of centroids and codes, which FAISS keeps with `table`."""
+        return 4 * self.lists * self.subvectors << self.bits
 
     @property
     def factory(self) -> str:
@@ -207,7 +215,7 @@ def _inverted_file(
     mapped = max(size, learning) + reading > budget
     resident = fixed if mapped else size
     table_bytes = 4 * lists * subvectors * 2**bits
-    fits = reading + resident + table_bytes <= budget and table_bytes < 2**31
+    fits = reading + resident + table_bytes <= budget and table_bytes < MOST_TABLE
     table = bool(subvectors) and vectors.euclidean and fits
     resident += table_bytes if table else 0
     return Plan(

@@ -149,6 +149,7 @@ def test_a_manifest_is_typed_and_bounded(
         ("hnsw", {"links": 0}),
         ("hnsw", {"mapped": True}),
         ("ivf", {"table": True}),
+        ("ivfpq", {"table": True, "subvectors": 2**24}),
         ("ivf", {"index_bytes": -1}),
         ("ivf", {"training": -1}),
     ],
