@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from heron.shards.dotted import suggest
-from heron.shards.errors import SourceError
+from heron.shards.errors import CONTROL, SourceError
 
 
 class UsageError(Exception):
@@ -159,7 +159,7 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
             value = adapter.validate_python(text)
-            if isinstance(value, Path) and not text.isprintable():
+            if isinstance(value, Path) and CONTROL.search(text):
                 raise argparse.ArgumentTypeError(f"found {text!r}; expected a path one can print")
             return value
         except ValidationError as error:

@@ -10,7 +10,6 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 
 import argparse
 import json
-import math
 import sys
 import time
 import traceback
@@ -33,7 +32,7 @@ from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.streams import build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed import collectives, grad_cache
-from heron.pipeline.distributed.agreement import agree, run_facts
+from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
 from heron.pipeline.distributed.launch import end, fail, prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
@@ -54,7 +53,6 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
-from heron.shards.artefact import fingerprint
 from heron.shards.errors import HeronError
 
 EXPECTED = (HeronError, OSError)
@@ -130,7 +128,8 @@ class Trainer:
             self.data = streams.reader.manifest.fingerprint
             if data.verify and local_main:
                 streams.reader.verify_payloads()
-        agree({"data": self.data}, math.inf)  # one may build for long: the watchdog looks on
+        collectives.barrier()  # notices at once who is gone
+        agree({"data": self.data}, self.config.train.timeout_s)
         used = np.concatenate([streams.rows, streams.roles.test])
         self.skipped = Skipped(used, data.max_bad_fraction)
         for found in collectives.gather_objects(streams.reader.lost):
@@ -177,7 +176,8 @@ class Trainer:
         config, model, snapshot = self.config, self.model, None
         self.damaged = list[str]()
         if config.run.resume != "never":
-            snapshot, self.damaged = checkpoint.resume(self.saved, config, self.data)
+            with self.watchdog.busy():
+                snapshot, self.damaged = checkpoint.resume(self.saved, config, self.data)
         self.done = done = snapshot.position.step if snapshot else 0
         if done > self.steps:
             raise CheckpointError(
@@ -323,7 +323,7 @@ class Trainer:
             "precision": config.train.precision,
             "contrast": fused.describe(self.device),
             "version": __version__,
-            "fingerprint": fingerprint(run_facts(config) | {"data_set": self.data}),
+            "fingerprint": run_fingerprint(config, self.data),
         }
         if self.main:
             report = write_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -105,9 +106,9 @@ class Labels(Record):
             raise ValueError("labels have names unless, and only unless, their kind is none")
         if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
             raise ValueError("names of hierarchical labels are those of their last level")
-        for number, name in enumerate(self.names):
-            if name in self.names[:number]:
-                raise ValueError(f"two labels have the name {name!r}; expected a name for each")
+        if len(set(self.names)) != len(self.names):
+            (name, _), *_ = Counter(self.names).most_common(1)
+            raise ValueError(f"two labels have the name {name!r}; expected a name for each")
         return self
 
     @property
@@ -260,8 +261,9 @@ class Manifest(Artefact):
             return f"{int(rows.sum())} rows; expected {shard.samples}"
         if (rows[:-1] != most).any() or not 1 <= rows[-1] <= most:
             return f"samples of {int(rows.min())} to {int(rows.max())} rows; expected {most}"
-        if min(index.offsets.min(), index.lengths.min()) < 0:
-            return "a member lies before the beginning of the tar"
+        offsets, lengths = index.offsets, index.lengths
+        if ((offsets < 0) | (lengths < 0) | (lengths > shard.bytes - offsets)).any():
+            return "a member lies before the beginning of the tar, or behind its end"
         return self.labels.fault(index.labels, shard.samples)
 
     def rows(self, split: str) -> int:

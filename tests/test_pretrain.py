@@ -12,11 +12,10 @@ from torch import Tensor
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.distributed.agreement import run_facts
+from heron.pipeline.distributed.agreement import run_fingerprint
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.tracking import read_metrics
-from heron.shards.artefact import fingerprint
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
 from tests import ranks
@@ -66,8 +65,9 @@ def test_five_steps_are_those_of_one_process(straight: Path, world: int) -> None
     alone = json.loads((straight / "run" / "result.json").read_text())
     many = json.loads((straight / f"world{world}" / "result.json").read_text())
     data = load_manifest(straight / "frames").fingerprint
-    here = run_facts(frames(straight, "elsewhere")) | {"data_set": data}
-    assert many["fingerprint"] == fingerprint(here) != alone["fingerprint"]  # which has a map
+    resumed = frames(straight, "elsewhere", run={"resume": "auto"}, train={"timeout_s": 9})
+    expected = run_fingerprint(resumed, data)
+    assert many["fingerprint"] == expected != alone["fingerprint"]  # which has a map
     assert many["world_size"] == world
     assert set(scores) == {many["f1_weighted"]}
     assert many["f1_weighted"] == pytest.approx(alone["f1_weighted"], abs=0.02)

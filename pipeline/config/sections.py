@@ -13,7 +13,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.errors import ConfigError
-from heron.shards.errors import shown
+from heron.shards.errors import CONTROL, shown
 
 LARGEST = 2**63 - 1  # of a whole number: int64's
 BYTES, VALUES, DEPTH = 2**18, 2**16, 40  # of a YAML file, at most; an alias counts as its values
@@ -21,7 +21,7 @@ FAULTS = 8  # that one message lists
 
 
 def _no_control(text: str) -> str:
-    if not text.isprintable():
+    if CONTROL.search(text):
         raise ValueError("a character that cannot be printed; expected a path without; rename it")
     return text
 

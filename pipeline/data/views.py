@@ -21,7 +21,7 @@ from heron.pipeline.data.pictures import input_shape
 from heron.pipeline.data.random_keys import normals, uniforms
 from heron.pipeline.data.reader import Reader
 
-AGAIN = 1_000_003
+REPEAT_SALT = 1_000_003
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 
 
@@ -67,7 +67,7 @@ class Views:
             for place, augmentation in enumerate(augmentations):
                 name, options = augmentation.name, augmentation.options
                 # One that is there again draws other numbers than before.
-                again = AGAIN * [one.name for one in augmentations[:place]].count(name)
+                again = REPEAT_SALT * [one.name for one in augmentations[:place]].count(name)
                 if isinstance(options, OwnAugmentation):
                     salt = zlib.crc32(f"{number} {name}".encode()) + again
                     x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))

@@ -22,10 +22,11 @@ import numpy as np
 import torch
 
 import heron
-from heron.pipeline.config.errors import LOST, STOPPED, TrainingError
+from heron.pipeline.config.errors import LOST, STOPPED, Lost, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed.collectives import default_store, rank, world_size
 from heron.pipeline.distributed.watchdog import leave
+from heron.shards.artefact import fingerprint
 from heron.shards.dotted import loaded_files
 
 HERE = {  # what may differ from host to host, and changes no number
@@ -46,6 +47,15 @@ def run_facts(config: Config) -> dict[str, Any]:
         for key in keys:
             del tree[section][key]
     return {**tree, "versions": versions()}
+
+
+def run_fingerprint(config: Config, data: str) -> str:
+    """Returns what two runs share whose numbers are the same: see `run_facts`."""
+    facts = run_facts(config) | {"data": {**run_facts(config)["data"], "fingerprint": data}}
+    del facts["run"]  # how it is resumed
+    for key in ("timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
+        del facts["train"][key]
+    return fingerprint(facts)
 
 
 def versions() -> dict[str, str]:
@@ -77,10 +87,18 @@ def agree(mine: Mapping[str, Any], timeout_s: float) -> None:
         timeout_s: how long to wait for all processes.
 
     Raises:
-        TrainingError: on every process: some differ, and in which keys; or did not come in time.
+        TrainingError: on every process: some differ, and in which keys.
+        Lost: some did not come in time.
     """
     if world_size() == 1:
         return
+    try:
+        _compare(mine, timeout_s)
+    except RuntimeError as error:  # of a store that rank 0 has taken away
+        raise Lost(f"rank 0 ended while all compared what they train: {error}") from None
+
+
+def _compare(mine: Mapping[str, Any], timeout_s: float) -> None:
     store, me, world = default_store(f"heron-agree-{next(_calls)}"), rank(), world_size()
     if me == 0:
         store.set("first", json.dumps(mine, sort_keys=True))
@@ -101,7 +119,7 @@ def agree(mine: Mapping[str, Any], timeout_s: float) -> None:
     if store.add("heard", 1) == world:
         store.set("done", "")
     if me == 0:
-        with suppress(TrainingError):  # whoever has not heard it ends for want of the store
+        with suppress(Lost):  # whoever has not heard it ends for want of the store
             _wait(store, "done", (), LEAVING_S)
     raise TrainingError(
         f"the processes would not train the same run: {' | '.join(lines)}; expected "
@@ -112,16 +130,17 @@ def agree(mine: Mapping[str, Any], timeout_s: float) -> None:
 
 def _wait(store: Any, key: str, ranks: Iterable[int], timeout_s: float) -> None:
     """Waits for a key, and names the ranks that did not come in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause = time.monotonic() + timeout_s, 0.01
     while not store.check([key]):
         if time.monotonic() > deadline:
             absent = [n for n in ranks if key == "first" or not store.check([f"came-{n}"])]
-            raise TrainingError(
+            raise Lost(
                 f"rank {', '.join(map(str, absent[:8]))} did not say within {timeout_s:g} s what "
                 "it trains; expected an answer of all; look at that process's log, or raise "
                 "train.timeout_s"
             )
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)  # rank 0 has the store of thousands
 
 
 def differences(expected: Any, found: Any, key: str = "") -> list[str]:

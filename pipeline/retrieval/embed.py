@@ -4,7 +4,6 @@ accelerate launch --num_processes 8 -m heron.launch.cli embed runs/celeba --out 
 """
 
 import hashlib
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,9 +32,9 @@ from heron.pipeline.retrieval.embeddings import (
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
-from heron.shards.artefact import MANIFEST, sha256
+from heron.shards.artefact import MANIFEST, parse_json, sha256
 from heron.shards.atomic import save_json
-from heron.shards.errors import ShardError
+from heron.shards.errors import ShardError, shown
 
 ROLES = "labelled", "unlabelled", "test"
 T = TypeVar("T")
@@ -196,10 +195,11 @@ def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
     path = out / PLAN
     if path.exists():
         try:
-            begun = json.loads(path.read_bytes())
+            if not isinstance(begun := parse_json(path.read_bytes()), dict):
+                raise ValueError(f"found {shown(begun)}")
         except ValueError as error:
             raise RetrievalError(
-                f"{path} is no JSON: {error}; expected the plan of an unfinished embedding; remove "
+                f"{path} is no plan: {error}; expected the plan of an unfinished embedding; remove "
                 "the folder, or give another --out"
             ) from None
         if differ := differences(begun, plan):

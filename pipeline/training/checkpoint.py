@@ -15,7 +15,7 @@ from heron.pipeline.distributed.agreement import differences, versions
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
-from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Sha256
+from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
@@ -71,8 +71,8 @@ class CheckpointManifest(Artefact):
 
     format: Literal[2, 4]
     position: Position
-    files: dict[str, FileSum] = {}
-    sha256: dict[str, Sha256] = {}
+    files: dict[FileName, FileSum] = {}
+    sha256: dict[FileName, Sha256] = {}
     data: Fingerprint | Literal[""] = ""
     made_with: dict[str, str] = {}
 
@@ -230,7 +230,8 @@ def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, li
             manifest = CheckpointManifest.read(folder / chosen / STATE)
             seen = manifest.fingerprint
             refused = _changes(folder / chosen, manifest, config, data)
-            if refused and config.run.resume != "force":
+            unfit = any("model." in line for line in refused)  # for its weights
+            if refused and (unfit or config.run.resume != "force"):
                 raise CheckpointError(
                     f"{folder / chosen} was made with {'; '.join(refused)}; run with "
                     f"{folder / chosen / 'config.yaml'} and its data, with run.resume=force to go "

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.errors import LOST, STOPPED, TrainingError
+from heron.pipeline.config.errors import LOST, STOPPED, Lost, TrainingError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.distributed import agreement
 from heron.pipeline.distributed.agreement import agree, code_sha256, run_facts
@@ -76,13 +76,15 @@ def absence() -> str:
         return ""
     try:
         agree({}, 0.5)
-    except TrainingError as error:
+    except Lost as error:
         return str(error)
     return "nothing was missed"
 
 
 def test_a_rank_that_says_nothing_is_named() -> None:
-    assert ranks.run(2, absence)[0].startswith("rank 1 did not say within 0.5 s what it trains")
+    first, _, third = ranks.run(3, absence)
+    assert first == third
+    assert first.startswith("rank 1 did not say within 0.5 s what it trains; expected an answer")
 
 
 def alone(port: int, timeout_s: int) -> subprocess.Popen[str]:

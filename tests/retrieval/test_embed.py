@@ -155,7 +155,7 @@ def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path:
     with pytest.raises(RetrievalError, match="rows_sha256 .*give another --out"):
         embed(run, tmp_path / "drawn", drawn, ["data.protocol.seed=1"], progress=False)
     (tmp_path / "drawn" / "plan.json").write_text("{")
-    with pytest.raises(RetrievalError, match="plan.json is no JSON: .*remove the folder, or give"):
+    with pytest.raises(RetrievalError, match="plan.json is no plan: .*remove the folder, or give"):
         embed(run, tmp_path / "drawn", drawn, progress=False)
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(RetrievalError, match="holds drawn, thesis.txt; expected an empty"):

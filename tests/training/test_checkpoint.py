@@ -23,6 +23,7 @@ from tests.experiments import frames
 from tests.sealed import seal
 
 SAVING = {"steps": 9, "save_every_steps": 3, "keep_checkpoints": 3}
+SUM = {"bytes": 1, "sha256": "0" * 64}
 TEXTS = {"config.yaml": "seed: 0\n", "model.json": "{}"}
 
 
@@ -104,6 +105,8 @@ def resumed(tmp_path: Path, **data: Any) -> None:
         ({"position": {"step": 2**64, "epoch": 0, "step_in_epoch": 0}}, "position.step: .* less"),
         ({"files": {}}, "lists no model.safetensors, optimizer.safetensors, memories.safetensors"),
         ({"files": {"model.safetensors": {"bytes": 1, "sha256": ""}}}, "sha256: String should"),
+        ({"files": {"../model.safetensors": SUM}}, r"files...*: String should match pattern"),
+        ({"files": {"a\0b": SUM}}, "files.*: String should match pattern"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
         (None, "its fingerprint is 'sha256:.*, its content has sha256:"),
     ],
@@ -149,6 +152,9 @@ def test_a_run_goes_on_with_its_own_data_alone(
     with pytest.raises(CheckpointError, match="another configuration: optim.lr is .*, not 0.01"):
         pretrain(frames(tmp_path, train=changed, run={"resume": "auto"}, **options))
     assert pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options))
+    wider: dict[str, Any] = {"model": {"projection_width": 9}}
+    with pytest.raises(CheckpointError, match="model.projection_width is .*, not 9"):
+        pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options, **wider))
     said = capsys.readouterr().out
     assert "going on all the same: it was made with another configuration: optim.lr is" in said
     assert "going on all the same: it was made with other data: fingerprint" in said
