@@ -64,6 +64,7 @@ NEAR: dict[str, list[list[str]]] = {
     ),
     "pipeline/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
+    "pipeline/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
     "pipeline/distributed/launch": [[LAUNCHED, MATRIX], [RUNS]],
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
     "pipeline/distributed/zero": [[MATRIX], [RUNS]],
