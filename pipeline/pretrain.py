@@ -176,8 +176,8 @@ class Trainer:
         config, model, snapshot = self.config, self.model, None
         self.damaged = list[str]()
         if config.run.resume != "never":
-            with self.watchdog.busy():
-                snapshot, self.damaged = checkpoint.resume(self.saved, config, self.data)
+            known = self.saved, config, self.data, self.watchdog
+            snapshot, self.damaged = checkpoint.resume(*known)
         self.done = done = snapshot.position.step if snapshot else 0
         if done > self.steps:
             raise CheckpointError(

@@ -25,12 +25,13 @@ MANIFEST = "manifest.json"
 MOST_BYTES = 64 * 2**20  # of a manifest: some 200,000 shards
 MOST_REMEMBERED = 8 * 2**20  # bytes of what is remembered to be whole: some 130,000 files
 VERIFIED = "verified"  # where it is remembered, in the cache's folder
-LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1  # int64's
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}$")]  # and no path
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
+_found_whole: set[str] = set()  # by this process: the cache's folder may not be writable
 
 
 class Record(BaseModel):
@@ -54,7 +55,7 @@ class FileSum(Record):
         """Returns what of a file is not as it was written, or "".
 
         The size is always compared. The checksum is compared with `read`, once: a file that was
-        found whole is not read again while its inode, size and time of change stay the same.
+        found whole is not read again while its inode, size and time of modification stay.
         """
         try:
             found = path.stat()
@@ -64,7 +65,7 @@ class FileSum(Record):
             return f"{path} has {found.st_size:,} bytes; expected {self.bytes:,}"
         state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self.sha256
         line = hashlib.sha256(repr(state).encode()).hexdigest()
-        if not read or line in _remembered():
+        if not read or line in _found_whole or line in _remembered():
             return ""
         try:
             digest = sha256(path)
@@ -231,6 +232,7 @@ def _lines(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
 
 def _remember(line: str) -> None:
     """Adds a state, in one write; where too much is remembered, it begins anew."""
+    _found_whole.add(line)
     path = cache_folder() / VERIFIED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,4 +240,4 @@ def _remember(line: str) -> None:
         with path.open("w" if full else "a") as stream:
             stream.write(f"{line}\n")
     except OSError:
-        return  # the file is read again the next time
+        return  # another process reads the file again

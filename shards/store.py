@@ -144,6 +144,11 @@ class RemoteStore(Store):
             yield folder
 
 
+def is_remote(path: str) -> bool:
+    """Returns whether a data set lies behind a URL, and is fetched."""
+    return "://" in path and not path.startswith("file://")
+
+
 def open_store(
     folder: str | Path | Store,
     cache: ShardCache | None = None,
@@ -160,7 +165,7 @@ def open_store(
     text = str(folder)
     if "\0" in text:
         raise ShardError(f"{text!r} is no path: it has a zero byte; expected a folder or a URL")
-    if isinstance(folder, Path) or "://" not in text or text.startswith("file://"):
+    if isinstance(folder, Path) or not is_remote(text):
         return LocalStore(Path(text.removeprefix("file://")))
     return RemoteStore(Remote(text, options, retry), cache)
 

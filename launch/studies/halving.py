@@ -7,8 +7,8 @@ from typing_extensions import TypedDict
 
 from heron.launch.studies.ledger import write_rows
 from heron.launch.studies.study import Asha, Study
-from heron.pipeline.config.sections import Count
 from heron.pipeline.training.tracking import read_lines
+from heron.shards.artefact import Count
 
 HALVING = "halving.jsonl"  # in a study's folder: a line for each trial that came to a rung
 

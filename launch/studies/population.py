@@ -15,12 +15,13 @@ from heron.launch.studies.study import Pbt, Range, Study
 from heron.launch.studies.trials import LINEAGE, Taken, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
-from heron.pipeline.config.sections import Count, Plain
+from heron.pipeline.config.sections import Plain
 from heron.pipeline.data.mined import MINED
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.tracking import read_lines
+from heron.shards.artefact import Count
 
 POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
 QUANTILE = 0.25  # of the trials that takes over, and of those that are taken from

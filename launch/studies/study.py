@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import (
-    Count,
     Natural,
     PathText,
     Section,
@@ -20,6 +19,7 @@ from heron.pipeline.config.sections import (
     parse_override,
     read_tree,
 )
+from heron.shards.artefact import Count
 
 Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3"]
 OWN = ("run.dir", "run.resume")  # of a trial, which the study gives

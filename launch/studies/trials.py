@@ -15,8 +15,9 @@ from typing_extensions import TypedDict
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
-from heron.pipeline.config.sections import Count, Plain
+from heron.pipeline.config.sections import Plain
 from heron.pipeline.training.tracking import Metrics, read_lines
+from heron.shards.artefact import Count
 
 ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own

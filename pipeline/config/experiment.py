@@ -15,7 +15,6 @@ from heron.pipeline.config.model import Model
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
     BelowOne,
-    Count,
     Natural,
     NonNegative,
     PathText,
@@ -28,7 +27,7 @@ from heron.pipeline.config.sections import (
     read_tree,
 )
 from heron.pipeline.config.terms import Terms
-from heron.shards.artefact import MANIFEST, Fingerprint
+from heron.shards.artefact import MANIFEST, Count, Fingerprint
 
 
 class RunFolder(Section):

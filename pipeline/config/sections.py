@@ -13,9 +13,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.errors import ConfigError
+from heron.shards.artefact import LARGEST
 from heron.shards.errors import CONTROL, shown
 
-LARGEST = 2**63 - 1  # of a whole number: int64's
 BYTES, VALUES, DEPTH = 2**18, 2**16, 40  # of a YAML file, at most; an alias counts as its values
 FAULTS = 8  # that one message lists
 
@@ -30,7 +30,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Natural = Annotated[int, Field(ge=1, le=LARGEST)]
 PathText = Annotated[str, AfterValidator(_no_control)]
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
 
 from heron.pipeline.config.model import Model
-from heron.pipeline.config.sections import Count, Named, Section
+from heron.pipeline.config.sections import Named, Section
+from heron.shards.artefact import Count
 from heron.shards.dotted import load_class, suggest
 
 if TYPE_CHECKING:

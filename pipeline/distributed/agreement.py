@@ -51,7 +51,8 @@ def run_facts(config: Config) -> dict[str, Any]:
 
 def run_fingerprint(config: Config, data: str) -> str:
     """Returns what two runs share whose numbers are the same: see `run_facts`."""
-    facts = run_facts(config) | {"data": {**run_facts(config)["data"], "fingerprint": data}}
+    facts = run_facts(config)
+    facts["data"]["fingerprint"] = data
     del facts["run"]  # how it is resumed
     for key in ("timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
         del facts["train"][key]

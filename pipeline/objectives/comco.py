@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from heron.pipeline.config.sections import Count, Natural
+from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.terms import Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked, log1m_exp
@@ -16,6 +16,7 @@ from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import strips, unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
+from heron.shards.artefact import Count
 
 
 class Comco(MomentumTerm):

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from heron.pipeline.config.sections import Count, Natural, Share
+from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
@@ -17,6 +17,7 @@ from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.mulco import mulco
+from heron.shards.artefact import Count
 
 
 class Disambiguation(nn.Module):

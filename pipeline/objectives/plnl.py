@@ -9,13 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.sections import Count, Natural, Share
+from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec, by_stream
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked, log1m_exp
 from heron.pipeline.objectives.memory import Memory, RunSpec
+from heron.shards.artefact import Count
 
 NETWORKS = 2
 SALT = 5000  # of the dropout of the second encoder

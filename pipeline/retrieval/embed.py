@@ -17,6 +17,7 @@ from heron.pipeline.config.experiment import Config, Data, load_run_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.distributed.agreement import differences
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.retrieval.embedder import Choice, Embedder, PartManifest
@@ -31,10 +32,11 @@ from heron.pipeline.retrieval.embeddings import (
 )
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.training.pretrained import locate
-from heron.shards.artefact import MANIFEST, parse_json, sha256
+from heron.pipeline.training.pretrained import locate, weights_sha256
+from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError, shown
+from heron.shards.store import is_remote
 
 ROLES = "labelled", "unlabelled", "test"
 T = TypeVar("T")
@@ -69,10 +71,10 @@ def embed(
     together(lambda: _check_data(config.data, overrides))
     embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice))
     for number, other in enumerate(gather_objects(plan)):
-        if differ := differences(other, plan):
+        if differ := differences(plan, other):
             raise RetrievalError(
-                f"rank {number} would embed something else: {differ}; expected the same on all; "
-                "is the run still training? give a checkpoint's folder"
+                f"rank {number} would embed something else: {'; '.join(differ)}; expected the same "
+                "on all; is the run still training? give a checkpoint's folder"
             )
     together(lambda: _begin(embedder, plan) if rank() == 0 else None)
     together(lambda: embedder.run_all(progress))
@@ -97,12 +99,6 @@ def together(work: Callable[[], T]) -> T:
     return found
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Returns the entries in which two plans differ, as text."""
-    differ = [key for key in wanted if found.get(key) != wanted[key]]
-    return "; ".join(f"{key} {found.get(key)}, not {wanted[key]}" for key in differ)
-
-
 def _open(
     checkpoint: Path,
     config: Config,
@@ -116,7 +112,7 @@ def _open(
     seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
     seen["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
-        "checkpoint": sha256(checkpoint / "model.safetensors"),
+        "checkpoint": weights_sha256(checkpoint),
         "data_fingerprint": model.reader.manifest.fingerprint,
         "rows": len(rows),
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
@@ -137,7 +133,7 @@ def _check_data(data: Data, overrides: Sequence[str]) -> None:
 
     A run's configuration may be of others: it starts no build, and nothing is fetched by it.
     """
-    if "://" in data.path and not any(given.startswith("data.path=") for given in overrides):
+    if is_remote(data.path) and not any(given.startswith("data.path=") for given in overrides):
         raise RetrievalError(
             f"the run names the data set {data.path}, which is fetched only when you give it; "
             f"expected data.path={data.path} on the command line"
@@ -202,10 +198,10 @@ def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
                 f"{path} is no plan: {error}; expected the plan of an unfinished embedding; remove "
                 "the folder, or give another --out"
             ) from None
-        if differ := differences(begun, plan):
+        if differ := differences(plan, begun):
             raise RetrievalError(
-                f"{out} holds embeddings of another kind: {differ}; expected the same, to go on "
-                "with; give another --out, or remove the folder"
+                f"{out} holds embeddings of another kind: {'; '.join(differ)}; expected the same, "
+                "to go on with; give another --out, or remove the folder"
             )
         return
     if found := sorted(p.name for p in out.iterdir()):

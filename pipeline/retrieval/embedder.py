@@ -112,7 +112,7 @@ class Embedder:
 
     def _manifest(self, number: int) -> Path:
         """The manifest of a part; it is written last."""
-        return self.out / f"lost/{number:05d}.json"
+        return self.out / f"parts/{number:05d}.json"
 
     def _finished(self, number: int) -> bool:
         """Returns whether a part is there, as it was written."""

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.samples import FILES, Samples, mapped_array
 from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.shards.store import is_remote
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
 AGAIN = "embed again, into an empty folder"
@@ -164,7 +165,7 @@ def shards_of(given: str | None, named: str, by: Path) -> str:
         RetrievalError: the manifest of the folder `by` names an address, which is not fetched
             unless it is given.
     """
-    if given is None and "://" in named:
+    if given is None and is_remote(named):
         raise RetrievalError(
             f"{by} names the data set {named}, which is fetched only when you give it; expected "
             f"--data {named}"

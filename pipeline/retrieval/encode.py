@@ -18,8 +18,7 @@ from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vecto
 from heron.pipeline.retrieval.index import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.checkpoint import complete
-from heron.pipeline.training.pretrained import locate
-from heron.shards.artefact import sha256
+from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.manifest import View
 from heron.shards.show import DRAWN
 
@@ -168,9 +167,9 @@ def _with_weights(run: str, wanted: str) -> Path:
     """Finds the checkpoint of a run that has these weights."""
     newest = locate(run)
     folders = dict.fromkeys([newest, *complete(Path(run) / "checkpoints")])
-    found = (path for path in folders if sha256(path / "model.safetensors") == wanted)
+    found = (path for path in folders if weights_sha256(path) == wanted)
     if (folder := next(found, None)) is None:
-        other = sha256(newest / "model.safetensors")
+        other = weights_sha256(newest)
         raise RetrievalError(
             f"{newest} has weights of sha256 {other[:12]}; expected {wanted[:12]}, those that the "
             "index was made with; give their run or checkpoint (--run), or embed and index again"

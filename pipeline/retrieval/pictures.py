@@ -17,7 +17,7 @@ from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
 from heron.shards.picture import PILLOWS
 from heron.shards.show import DRAWN
-from heron.shards.store import open_store
+from heron.shards.store import is_remote, open_store
 
 
 class SamplePictures:
@@ -36,7 +36,7 @@ class SamplePictures:
         Raises:
             ShardError: they are missing or damaged.
         """
-        if "://" in data:
+        if is_remote(data):
             try:
                 known = load_run_config(locate(run) / "config.yaml").data
                 cache = ShardCache(known.cache.dir, known.cache.bytes)

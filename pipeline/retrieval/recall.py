@@ -2,19 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Annotated
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from heron.pipeline.config.sections import Share
 from heron.pipeline.evaluation.knn import exact_nearest, without_own
 from heron.shards.artefact import Count, Record
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
-Share = Annotated[float, Field(ge=0, le=1)]
 GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
 NEAR_BEST = 0.005  # where the target is out of reach
 STEP = 1.15  # settings nearer than this are not told apart

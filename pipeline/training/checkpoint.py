@@ -76,16 +76,21 @@ class CheckpointManifest(Artefact):
     data: Fingerprint | Literal[""] = ""
     made_with: dict[str, str] = {}
 
+    def sums(self, folder: Path) -> dict[str, FileSum]:
+        """Returns the files of a checkpoint's folder, by name, as they were written."""
+        if self.format == FORMAT:
+            return self.files
+        sizes = {name: (folder / name).stat().st_size for name in self.sha256}
+        return {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
+
     def fault(self, folder: Path) -> str:
         """Returns what of a checkpoint's folder is not what was written, or ""."""
-        step, memories = f"step-{self.position.step:08d}", self.format == FORMAT
+        step = f"step-{self.position.step:08d}"
         if folder.name.startswith("step-") and folder.name != step:
             return f"it lies in {folder.name}, and its position is that of {step}"
-        files = self.files
-        if self.format == FIRST_EDITION:
-            sizes = {name: (folder / name).stat().st_size for name in self.sha256}
-            files = {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
-        wanted = [f"{name}.safetensors" for name in TENSORS[: 2 + memories]]
+        # Only some methods of the first edition had memories.
+        files, tensors = self.sums(folder), TENSORS if self.format == FORMAT else TENSORS[:2]
+        wanted = [f"{name}.safetensors" for name in tensors]
         if missing := [n for n in (*wanted, "config.yaml", "model.json") if n not in files]:
             return f"{STATE} lists no {', '.join(missing)}"
         faults = [text for name, file in files.items() if (text := file.fault(folder / name))]
@@ -193,13 +198,16 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
 
-def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, list[str]]:
+def resume(
+    folder: Path, config: Config, data: str, watchdog: Watchdog
+) -> tuple[Snapshot | None, list[str]]:
     """Returns the newest undamaged checkpoint on every process; every process must call it.
 
     Args:
         folder: the run's `checkpoints/`.
         config: to go on under.
         data: the fingerprint of the data set to go on with.
+        watchdog: waits while this reads.
 
     Returns:
         The snapshot, or None when there is no checkpoint at all; and a line for each that is newer
@@ -216,7 +224,9 @@ def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, li
         lines.append(f"{torn[-1]} is not complete: {COMPLETE} is missing")
     while candidates and not chosen:
         path = candidates.pop()
-        if fault := damage(path):
+        with watchdog.busy():
+            fault = damage(path)
+        if fault:
             going_on = f"going on from {candidates[-1].name}, the one before" if candidates else ""
             lines.append(f"{path} is damaged ({fault}); {going_on or 'it was the last'}")
         else:
@@ -230,14 +240,14 @@ def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, li
             manifest = CheckpointManifest.read(folder / chosen / STATE)
             seen = manifest.fingerprint
             refused = _changes(folder / chosen, manifest, config, data)
-            unfit = any("model." in line for line in refused)  # for its weights
-            if refused and (unfit or config.run.resume != "force"):
+            if refused and config.run.resume != "force":
                 raise CheckpointError(
                     f"{folder / chosen} was made with {'; '.join(refused)}; run with "
                     f"{folder / chosen / 'config.yaml'} and its data, with run.resume=force to go "
                     "on all the same, or with run.resume=never"
                 )
-            snapshot = load(folder / chosen)
+            with watchdog.busy():
+                snapshot = load(folder / chosen)
             lines += [f"going on all the same: it was made with {line}" for line in refused]
             other = differences(versions(), manifest.made_with) if manifest.made_with else []
             if other:
@@ -256,12 +266,20 @@ def resume(folder: Path, config: Config, data: str) -> tuple[Snapshot | None, li
 
 
 def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
-    """Returns in what a checkpoint was made otherwise than a run that would go on from it."""
+    """Returns in what a checkpoint was made otherwise than a run that would go on from it.
+
+    Raises a CheckpointError where its weights are those of another model, which nothing can force.
+    """
     try:
         made_with = load_run_config(path / "config.yaml")
     except ConfigError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
     differing = differences(_decisive(config), _decisive(made_with))
+    if config.run.resume == "force" and any(line.startswith("model.") for line in differing):
+        raise CheckpointError(
+            f"{path} was made with another model: {'; '.join(differing)}; run.resume=force cannot "
+            f"make its weights fit; run with {path / 'config.yaml'}, or with run.resume=never"
+        )
     lines = [f"another configuration: {'; '.join(differing)}"] if differing else []
     if manifest.data not in ("", data):
         lines.append(f"other data: fingerprint {manifest.data}, not {data}")

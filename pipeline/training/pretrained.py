@@ -9,7 +9,14 @@ from safetensors.torch import load_file
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.training.checkpoint import STATE, UNREADABLE, complete, damage
+from heron.pipeline.training.checkpoint import (
+    STATE,
+    UNREADABLE,
+    CheckpointManifest,
+    complete,
+    damage,
+)
+from heron.shards.artefact import sha256
 
 
 def locate(path: str | Path) -> Path:
@@ -35,6 +42,14 @@ def _whole(checkpoint: Path) -> Path:
     if (checkpoint / STATE).exists() and (fault := damage(checkpoint)):
         raise CheckpointError(f"{checkpoint} is damaged ({fault}); bring it back, or give another")
     return checkpoint
+
+
+def weights_sha256(checkpoint: Path) -> str:
+    """Returns the sha256 of a checkpoint's weights: as its manifest has it, where it has one."""
+    if not (checkpoint / STATE).exists():
+        return sha256(checkpoint / "model.safetensors")
+    manifest = CheckpointManifest.read(checkpoint / STATE)
+    return manifest.sums(checkpoint)["model.safetensors"].sha256
 
 
 def input_shapes(checkpoint: Path) -> list[list[int]]:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.sections import Count, Plain
-from heron.shards.artefact import MOST_BYTES, in_words, parse_json
+from heron.pipeline.config.sections import Plain
+from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
 from heron.shards.progress import progress_bar
 
 

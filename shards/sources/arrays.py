@@ -19,10 +19,8 @@ from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers
 
 LABELS = "labels"
 SPLIT = "split"  # the array that parts the rows
-MOST_UNPACKED = (
-    2**30
-)  # bytes of all arrays of an .npz, or so many times the file's, if that is more
-MOST_FOLD = 100
+# Bytes of all arrays of an .npz, or so many times the file's, if that is more.
+MOST_UNPACKED, MOST_FOLD = 2**30, 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
 

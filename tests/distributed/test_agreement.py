@@ -37,7 +37,15 @@ DIFFERENT = {
     "train.micro_batch": "8",
     "run.resume": "auto",
 }
-HERE = {"run.dir": "elsewhere", "data.path": "copy", "data.workers": "1", "train.cpu_threads": "1"}
+HERE = {
+    "run.dir": "elsewhere",
+    "data.path": "copy",
+    "data.cache.dir": "elsewhere",
+    "data.storage_options": "{anon: true}",
+    "data.verify": "false",
+    "data.workers": "1",
+    "train.cpu_threads": "1",
+}
 
 
 def refusals() -> dict[str, str]:

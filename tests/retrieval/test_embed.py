@@ -123,7 +123,7 @@ def test_a_crash_costs_the_parts_that_were_not_written(
     altered = bytearray((out / "hidden" / "00002.npy").read_bytes())
     altered[-1] ^= 1  # of its size and shape
     (out / "hidden" / "00002.npy").write_bytes(altered)
-    listed = out / "lost" / "00000.json"
+    listed = out / "parts" / "00000.json"
     seal(listed, part=json.loads(listed.read_text())["part"] | {"count": 63})
     written[:] = []
     monkeypatch.setattr(Embedder, "_write", noted)
@@ -148,7 +148,7 @@ def test_some_rows_some_layers_in_half(run: Path, whole: Embeddings, tmp_path: P
 
 
 def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="dtype float32, not float16.*give another --out"):
+    with pytest.raises(RetrievalError, match="dtype is float32, not float16.*give another --out"):
         embed(run, whole.folder, Choice(part_rows=64, dtype="float16"), progress=False)
     drawn = Choice(part_rows=64, role="labelled")
     embed(run, tmp_path / "drawn", drawn, progress=False)

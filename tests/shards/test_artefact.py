@@ -156,3 +156,19 @@ def test_a_file_is_hashed_once_and_again_when_it_changed(
     assert f"has {len(data) - 1:,} bytes; expected" in written.fault(path, read=False)
     path.unlink()
     assert "No such file" in written.fault(path)
+
+
+def test_a_cache_that_cannot_be_written_costs_a_process_one_reading(
+    vectors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hashed = vectors / "train-000000.tar", list[Path]()
+    written = FileSum.of(path)
+    monkeypatch.setenv("HERON_CACHE", str(path))  # a file
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return written.sha256
+
+    monkeypatch.setattr(artefact, "sha256", counted)
+    assert [written.fault(path), written.fault(path)] == ["", ""]
+    assert hashed == [path]

@@ -323,16 +323,10 @@ BAD_ZIPS: list[tuple[dict[str, bytes], str]] = [
         f"{ZIPPED}: 000001.jpg comes twice, as {FIRST} and as 000001.jpg; expected a name for each "
         "picture; remove one of them",
     ),
-    (
-        with_picture(FIRST, PAGE),
-        f"{ZIPPED}: 000001.jpg begins with b'\\n <!DOCT'; expec",
-    ),
+    (with_picture(FIRST, PAGE), f"{ZIPPED}: 000001.jpg begins with b'\\n <!DOCT'; expec"),
     (with_picture(FIRST, b""), f"{ZIPPED}: 000001.jpg begins with b''; expected a JPEG"),
     (with_picture(FIRST, jpeg(0)[:9]), f"{ZIPPED}: 000001.jpg is a damaged JPEG ("),
-    (
-        with_picture(FIRST, jpeg(0)[:-2]),
-        f"{ZIPPED}: 000001.jpg is cut short; expected a whole",
-    ),
+    (with_picture(FIRST, jpeg(0)[:-2]), f"{ZIPPED}: 000001.jpg is cut short; expected a whole"),
     (
         with_picture(THIRD, jpeg(0, (8, 9))),
         f"{ZIPPED}: 000007.jpg is 8 × 9 pixels; expected 4 × 6, as 000001.jpg is: the aligned "

@@ -1,6 +1,7 @@
 """Population based training, with runs that take no time: who takes over what, come what may."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from heron.launch.studies.population import POPULATION, choose_donors, perturb, 
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import LINEAGE, RUNGS, Trial, plan
 from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.tracking import read_lines
 from heron.shards.artefact import fingerprint
@@ -67,7 +69,7 @@ class Runs:
         folder = trial.run / "checkpoints"
         state, step = torch.tensor([int(trial.name) + 1.0]), 0
         if checkpoint.complete(folder):
-            snapshot, _ = checkpoint.resume(folder, config, "")
+            snapshot, _ = checkpoint.resume(folder, config, "", Watchdog(math.inf))
             assert snapshot is not None
             state, step = snapshot.model["w"], snapshot.position.step
         texts = {"config.yaml": dump_config(config), "model.json": "{}"}

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be trusted, and those that cannot be written."""
 
 import json
+import math
 import resource
 import shutil
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
@@ -153,7 +155,7 @@ def test_a_run_goes_on_with_its_own_data_alone(
         pretrain(frames(tmp_path, train=changed, run={"resume": "auto"}, **options))
     assert pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options))
     wider: dict[str, Any] = {"model": {"projection_width": 9}}
-    with pytest.raises(CheckpointError, match="model.projection_width is .*, not 9"):
+    with pytest.raises(CheckpointError, match="model.projection_width is .*, not 9; run.resume=fo"):
         pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options, **wider))
     said = capsys.readouterr().out
     assert "going on all the same: it was made with another configuration: optim.lr is" in said
@@ -175,7 +177,7 @@ def test_other_versions_are_told(
 def taken_up(run: Path, config: Config) -> Position:
     """Where a run would go on under a configuration, with the data that it was made with."""
     data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
-    snapshot, _ = checkpoint.resume(run / "checkpoints", config, data)
+    snapshot, _ = checkpoint.resume(run / "checkpoints", config, data, Watchdog(math.inf))
     assert snapshot is not None
     return snapshot.position
 
@@ -284,3 +286,27 @@ def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
         ConfigError, match="data.fingerprint: found '0+…; string should match pattern"
     ):
         resumed(tmp_path, fingerprint="0" * 64)
+
+
+def test_the_watchdog_waits_while_bytes_are_read_and_not_while_others_are(
+    straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a process that died in between would be waited for without end."""
+    run, watchdog = straight / "run", Watchdog(math.inf)
+    busy: dict[str, list[bool]] = {}
+
+    def seen(name: str) -> None:
+        real = getattr(checkpoint, name)
+
+        def call(*args: Any) -> Any:
+            busy.setdefault(name, []).append(watchdog._busy)
+            return real(*args)
+
+        monkeypatch.setattr(checkpoint, name, call)
+
+    for name in ("damage", "load", "gather_objects"):
+        seen(name)
+    data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
+    config = load_run_config(run / "checkpoints/latest/config.yaml")
+    assert checkpoint.resume(run / "checkpoints", config, data, watchdog)[0] is not None
+    assert busy == {"damage": [True], "load": [True], "gather_objects": [False, False]}
