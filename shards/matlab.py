@@ -23,6 +23,8 @@ HEADER = 128  # bytes before the first element of a v5 file
 HEAD = 4096  # bytes of an element that surely hold all that comes before its numbers
 CHUNK = 1 << 20  # bytes held at a time while a matrix is unpacked
 LARGEST_CHUNK = 1 << 28  # bytes of a chunk of HDF5, which is held as a whole
+# Bytes of a matrix unpacked, or so many times the file's, if that is more.
+MOST_UNPACKED, MOST_FOLD = 1 << 30, 100
 MATRIX, COMPRESSED = 14, 15  # types of an element of a v5 file
 COMPLEX = 0x0800  # flag of a v5 array
 KINDS = ["", "cell", "struct", "object", "char", "sparse", "double", "single"]  # by their numbers
@@ -104,6 +106,11 @@ class MatlabFile:
         state = self.path.stat()
         identity = self.path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, variable
         size = math.prod(variable.shape) * variable.dtype.itemsize
+        if size > (most := max(MOST_UNPACKED, MOST_FOLD * state.st_size)):
+            raise SourceError(
+                f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected {most:,} "
+                f"at most, of a file of {state.st_size:,}; save it uncompressed with `save -v6`"
+            )
 
         def unpack(stream: BinaryIO) -> None:
             with open(os.dup(stream.fileno()), "r+b") as out:

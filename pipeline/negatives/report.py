@@ -196,7 +196,7 @@ def find_pictures(
     known = embeddings.manifest
     try:
         shards = shards_of(data, known.data, embeddings.folder)
-        pictures = SamplePictures.open(shards, known.run)
+        pictures = SamplePictures.open(shards, known.run, own=False)
         if pictures.of(embeddings.samples, 0) is not None:
             return pictures, ""
         return None, "pictures: the data set has no view of images"

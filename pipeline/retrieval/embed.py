@@ -30,7 +30,7 @@ from heron.pipeline.retrieval.embeddings import (
     Layer,
     LayerRecord,
 )
-from heron.pipeline.retrieval.layers import EmbeddingModel
+from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.artefact import MANIFEST, parse_json
@@ -138,6 +138,7 @@ def _check_data(data: Data, overrides: Sequence[str]) -> None:
             f"the run names the data set {data.path}, which is fetched only when you give it; "
             f"expected data.path={data.path} on the command line"
         )
+    refuse_options(data, any(given.startswith("data.storage_options") for given in overrides))
     if data.build is not None and "://" not in data.path and not Path(data.path).exists():
         words = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
         command = ["heron", "shards", "build", str(data.build.get("source")), "--out", data.path]

@@ -16,7 +16,7 @@ from heron.pipeline.data.batches import Batch
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
 from heron.pipeline.retrieval.index import IndexManifest
-from heron.pipeline.retrieval.layers import EmbeddingModel
+from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.manifest import View
@@ -33,11 +33,19 @@ class FileEncoder:
     layer: Layer
 
     @classmethod
-    def open(cls, run: str, data: str, index: IndexManifest, precision: str | None = None) -> Self:
+    def open(
+        cls,
+        run: str,
+        data: str,
+        index: IndexManifest,
+        precision: str | None = None,
+        own: bool = True,
+    ) -> Self:
         """Opens the model whose embeddings an index holds.
 
         Of a run, the newest complete checkpoint is tried first. `data` are the shards that were
         embedded, whose manifest has shapes and statistics; `precision` is by default the run's.
+        `own`: see `SamplePictures.open`.
 
         Raises:
             RetrievalError: the weights or the data are others.
@@ -47,6 +55,7 @@ class FileEncoder:
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
         known = config.data.model_copy(update={"path": data})
+        refuse_options(known, own)
         config = config.model_copy(update={"data": known})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
         if (found := model.reader.manifest.fingerprint) != index.data_fingerprint:

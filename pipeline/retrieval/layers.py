@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.experiment import Config, Data
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_reader
@@ -18,6 +18,20 @@ from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.training.pretrained import from_pretrained, input_shapes
+from heron.shards.store import is_remote
+
+
+def refuse_options(data: Data, own: bool) -> None:
+    """Refuses how a run reaches a remote data set, where the user gave neither it nor the run.
+
+    An endpoint among `data.storage_options` would be sent the user's own credentials.
+    """
+    if data.storage_options and is_remote(data.path) and not own:
+        raise RetrievalError(
+            f"the run reads {data.path} with data.storage_options {', '.join(data.storage_options)}"
+            ", which may lead elsewhere; expected data.storage_options on the command line of "
+            "`heron embed`, your own --run, or --data with a folder of the shards"
+        )
 
 
 @dataclass(frozen=True)

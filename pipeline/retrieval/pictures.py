@@ -11,6 +11,7 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError, Retrieval
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval.given import BOMB
+from heron.pipeline.retrieval.layers import refuse_options
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
@@ -30,15 +31,19 @@ class SamplePictures:
         self.view = next(drawn, None)
 
     @classmethod
-    def open(cls, data: str, run: str) -> Self:
+    def open(cls, data: str, run: str, own: bool = True) -> Self:
         """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
+        `own`: the user gave the run, whose `data.storage_options` may lead to other addresses.
+
         Raises:
+            RetrievalError: an address needs options of a run that the user did not give.
             ShardError: they are missing or damaged.
         """
         if is_remote(data):
             try:
                 known = load_run_config(locate(run) / "config.yaml").data
+                refuse_options(known.model_copy(update={"path": data}), own)
                 cache = ShardCache(known.cache.dir, known.cache.bytes)
                 return cls(Reader(open_store(data, cache, known.storage_options)))
             except (CheckpointError, ConfigError):

@@ -55,6 +55,7 @@ class Retriever:
         """Puts together what `open` finds; `without` says why there are no embeddings."""
         self.index, self.embeddings, self._without = index, embeddings, without
         self.run = index.manifest.run if run is None else str(run)
+        self._own = run is not None  # not one that an index of others names
         self._given = None if data is None else str(data)
         self.data = self._given or index.manifest.data
         self._lock = Lock()  # the shards' readers keep open files in an order of use
@@ -188,7 +189,7 @@ class Retriever:
         from heron.pipeline.retrieval.encode import FileEncoder
 
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return FileEncoder.open(self.run, self._shards, self.index.manifest, precision)
+        return FileEncoder.open(self.run, self._shards, self.index.manifest, precision, self._own)
 
     def picture(self, number: int) -> Image.Image | None:
         """Returns the picture of a sample, RGB, or None where there are only vectors.
@@ -204,7 +205,7 @@ class Retriever:
     def _pictures(self) -> "SamplePictures":
         from heron.pipeline.retrieval.pictures import SamplePictures
 
-        return SamplePictures.open(self._shards, self.run)
+        return SamplePictures.open(self._shards, self.run, self._own)
 
     @property
     def _shards(self) -> str:

@@ -179,6 +179,13 @@ def test_a_run_of_others_builds_and_fetches_no_data(run: Path, tmp_path: Path) -
         config.write_text(yaml.safe_dump(tree))
         with pytest.raises(RetrievalError, match=re.escape(said)):
             embed(tmp_path / "foreign", tmp_path / "out", SMALL, progress=False)
+    tree["data"]["storage_options"] = {"client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
+    config.write_text(yaml.safe_dump(tree))
+    given = ["data.path=s3://mine/x"]
+    with pytest.raises(
+        RetrievalError, match="reads s3://mine/x with data.storage_options client_k"
+    ):
+        embed(tmp_path / "foreign", tmp_path / "out", SMALL, given, progress=False)
     assert not gone.exists()
 
 

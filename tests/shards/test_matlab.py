@@ -292,6 +292,23 @@ def test_what_a_killed_build_left_goes(tmp_path: Path, scratch_folder: Path) -> 
     assert len(unpacked(scratch_folder)) == 1
 
 
+@pytest.mark.parametrize("form", ["v5", "v7.3"])
+def test_what_would_fill_the_disk(
+    tmp_path: Path, form: str, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, zeros = tmp_path / "a.mat", np.zeros((1000, 100))
+    if form == "v5":
+        write_v5(path, {"X1": zeros}, compressed=True)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("X1", data=zeros.T, compression="gzip", chunks=(10, 1000))
+    monkeypatch.setattr("heron.shards.matlab.MOST_UNPACKED", 100_000)
+    monkeypatch.setattr("heron.shards.matlab.MOST_FOLD", 2)
+    with pytest.raises(SourceError, match=r"X1 has 800,000 bytes unpacked; expected 100,000 at mo"):
+        MatlabFile(path).matrix("X1")
+    assert not scratch_folder.exists()
+
+
 def test_a_full_disk(tmp_path: Path, scratch_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
