@@ -89,7 +89,7 @@ def train(
     run = Trainer(config, watchdog, signals)
     run.open_data()
     run.build_model()
-    run_lock.acquire(watchdog, lambda: signals.came)
+    run_lock.acquire(watchdog, signals.asked)
     run.resume()
     run.train()
     return run.report()
@@ -110,7 +110,7 @@ class Trainer:
         self.folder = Path(config.run.dir)
         self.saved = self.folder / "checkpoints"
         self.text = dump_config(config)
-        self.accelerator = start_processes(config)
+        self.accelerator = start_processes(config, signals.asked)
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = self.accelerator.device
         watchdog.start()
@@ -129,7 +129,7 @@ class Trainer:
             if data.verify and local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # notices at once who is gone
-        agree({"data": self.data}, self.config.train.timeout_s)
+        agree({"data": self.data}, self.config.train.timeout_s, self.signals.asked)
         used = np.concatenate([streams.rows, streams.roles.test])
         self.skipped = Skipped(used, data.max_bad_fraction)
         for found in collectives.gather_objects(streams.reader.lost):
@@ -241,7 +241,7 @@ class Trainer:
         epoch = t / self.per_epoch
         whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
         loss, terms = objective(whole)
-        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": bool(self.signals.came)}
+        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
         values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
         if values.pop("skipped"):
             self._tell_skipped(collectives.gather_objects(batch.lost))

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import heron
-from heron.pipeline.config.errors import LOST, STOPPED, Lost, TrainingError
+from heron.pipeline.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed.collectives import default_store, rank, world_size
 from heron.pipeline.distributed.watchdog import leave
@@ -80,30 +80,34 @@ def code_sha256(own: tuple[Path, ...] = ()) -> str:
     return digest.hexdigest()
 
 
-def agree(mine: Mapping[str, Any], timeout_s: float) -> None:
+def agree(
+    mine: Mapping[str, Any], timeout_s: float, stop: Callable[[], object] = lambda: False
+) -> None:
     """Compares what a process would do with what the first would; every process calls it.
 
     Args:
         mine: plain values, in nested mappings.
         timeout_s: how long to wait for all processes.
+        stop: says whether a signal has come, which ends the wait.
 
     Raises:
         TrainingError: on every process: some differ, and in which keys.
         Lost: some did not come in time.
+        Stopped: a signal came first.
     """
     if world_size() == 1:
         return
     try:
-        _compare(mine, timeout_s)
+        _compare(mine, timeout_s, stop)
     except RuntimeError as error:  # of a store that rank 0 has taken away
         raise Lost(f"rank 0 ended while all compared what they train: {error}") from None
 
 
-def _compare(mine: Mapping[str, Any], timeout_s: float) -> None:
+def _compare(mine: Mapping[str, Any], timeout_s: float, stop: Callable[[], object]) -> None:
     store, me, world = default_store(f"heron-agree-{next(_calls)}"), rank(), world_size()
     if me == 0:
         store.set("first", json.dumps(mine, sort_keys=True))
-    _wait(store, "first", [0], timeout_s)
+    _wait(store, "first", [0], timeout_s, stop)
     first = json.loads(store.get("first"))
     differing = differences(first, json.loads(json.dumps(mine)))
     if differing:
@@ -112,7 +116,7 @@ def _compare(mine: Mapping[str, Any], timeout_s: float) -> None:
     store.set(f"came-{me}", "")
     if store.add("count", 1) == world:
         store.set("all", "")
-    _wait(store, "all", range(world), timeout_s)
+    _wait(store, "all", range(world), timeout_s, stop)
     if not store.add("differing", 0):
         return
     keys = [key for n in range(world) if store.check([key := f"differs-{n}"])][:8]
@@ -120,8 +124,8 @@ def _compare(mine: Mapping[str, Any], timeout_s: float) -> None:
     if store.add("heard", 1) == world:
         store.set("done", "")
     if me == 0:
-        with suppress(Lost):  # whoever has not heard it ends for want of the store
-            _wait(store, "done", (), LEAVING_S)
+        with suppress(Lost, Stopped):  # whoever has not heard it ends for want of the store
+            _wait(store, "done", (), LEAVING_S, stop)
     raise TrainingError(
         f"the processes would not train the same run: {' | '.join(lines)}; expected "
         "what rank 0 has; start all with one configuration, copies of one data set and one "
@@ -129,10 +133,14 @@ def _compare(mine: Mapping[str, Any], timeout_s: float) -> None:
     )
 
 
-def _wait(store: Any, key: str, ranks: Iterable[int], timeout_s: float) -> None:
+def _wait(
+    store: Any, key: str, ranks: Iterable[int], timeout_s: float, stop: Callable[[], object]
+) -> None:
     """Waits for a key, and names the ranks that did not come in time."""
     deadline, pause = time.monotonic() + timeout_s, 0.01
     while not store.check([key]):
+        if stop():
+            raise Stopped("a signal came before all processes said what they train")
         if time.monotonic() > deadline:
             absent = [n for n in ranks if key == "first" or not store.check([f"came-{n}"])]
             raise Lost(

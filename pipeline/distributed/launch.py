@@ -1,7 +1,7 @@
 """The processes that train together, as the launcher started them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -21,11 +21,12 @@ from heron.pipeline.models.heterogeneous import Heterogeneous
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
 
 
-def start_processes(config: Config) -> Accelerator:
+def start_processes(config: Config, stop: Callable[[], object] = lambda: False) -> Accelerator:
     """Join the processes that the launcher started, and refuse a launch that lost some.
 
     `accelerate launch --num_processes 2` starts one process where there is no GPU, without a
-    word; what betrays it is an address to meet at and no rank to meet as.
+    word; what betrays it is an address to meet at and no rank to meet as. `stop` says whether a
+    signal has come: see `agree`.
     """
     environment = os.environ
     launched = "ACCELERATE_MIXED_PRECISION" in environment
@@ -73,7 +74,7 @@ def start_processes(config: Config) -> Accelerator:
             f"{asked} processes were asked for and {accelerator.num_processes} train together; "
             "check distributed_type in the accelerate configuration"
         )
-    agree(run_facts(config), config.train.timeout_s)
+    agree(run_facts(config), config.train.timeout_s, stop)
     if accelerator.device.type == "cpu":
         here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

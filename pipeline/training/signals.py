@@ -35,6 +35,10 @@ class StopSignals:
                 signal.signal(number, self._note)
         return self
 
+    def asked(self) -> bool:
+        """Returns whether a signal has come."""
+        return bool(self.came)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = signal.Signals(number).name
 

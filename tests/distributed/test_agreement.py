@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.errors import LOST, STOPPED, Lost, TrainingError
+from heron.pipeline.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.distributed import agreement
 from heron.pipeline.distributed.agreement import agree, code_sha256, run_facts
@@ -93,6 +93,22 @@ def test_a_rank_that_says_nothing_is_named() -> None:
     first, _, third = ranks.run(3, absence)
     assert first == third
     assert first.startswith("rank 1 did not say within 0.5 s what it trains; expected an answer")
+
+
+def stopping() -> str:
+    if rank() == 1:
+        time.sleep(1.5)
+        return ""
+    try:
+        agree({}, 60, lambda: rank() == 0)
+    except (Lost, Stopped) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was heard"
+
+
+def test_a_signal_ends_the_wait_for_what_others_say() -> None:
+    first, *_ = ranks.run(2, stopping)
+    assert first == "Stopped: a signal came before all processes said what they train"
 
 
 def alone(port: int, timeout_s: int) -> subprocess.Popen[str]:
