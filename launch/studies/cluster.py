@@ -1,6 +1,7 @@
 """Ray's cluster: begun here or joined, and whether it can ever hold what a study asks for."""
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ def joined(address: str | None) -> Iterator[None]:
     if not address:  # a Ray of this machine's own listens on no other address than its loopback's
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # nor is it for others on this machine
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray's own would lie in ~/.ray for all to read
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
     begun: dict[str, object] = {} if address else {"include_dashboard": False}

@@ -70,5 +70,6 @@ def test_a_ray_that_is_begun_here_listens_on_loopback_alone(tmp_path: Path) -> N
     assert found.returncode == 0, found.stderr
     mode, *listens = found.stdout.splitlines()
     assert mode == "mode token"
+    assert not (tmp_path / ".ray" / "auth_token").exists()  # Ray lets all read it
     assert len(listens) > 3
     assert {*listens} <= {"listens 127.0.0.1", "listens ::ffff:127.0.0.1", "listens ::1"}
