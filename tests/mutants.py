@@ -45,7 +45,7 @@ SLACK_S = 30.0  # a stage may take three times what it takes without a fault, an
 
 # The tests near a folder, in stages: the next is run where none of the last has failed.
 UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden")]
-UNITS += ["tests/objectives/test_objective.py", "tests/objectives/test_contrast.py"]
+UNITS += [f"tests/objectives/test_{n}.py" for n in ("custom", "objective", "contrast")]
 RANKS, MATRIX = (f"tests/distributed/test_{name}.py" for name in ("distribution", "strategies"))
 RUNS, METHODS = "tests/test_pretrain.py", "tests/config/test_methods.py"
 LAUNCHED, KILLED = "tests/launch/test_configurations.py", "tests/training/test_kills.py"
@@ -65,7 +65,11 @@ NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
     "pipeline/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
-    "pipeline/distributed/launch": [[LAUNCHED, MATRIX], [RUNS]],
+    "pipeline/distributed/launch": [
+        ["tests/distributed/test_launch.py"],
+        [LAUNCHED, MATRIX],
+        [RUNS],
+    ],  # fmt: skip
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
     "pipeline/distributed/zero": [[MATRIX], [RUNS]],
     "pipeline/distributed": [[RANKS], [MATRIX], [RUNS]],

@@ -270,6 +270,23 @@ def test_layers_part_from_the_top_and_lower_groups_hold_whole_upper_ones() -> No
     assert mine.choose() == (0, [[0, 1, 2, 3, 4]])  # nothing is left
 
 
+def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+    monkeypatch.setattr(
+        "heron.pipeline.objectives.deepmtmv.partition", lambda a, b, found, **_: seen.append(found)
+    )
+    mine = tree()
+    mine.weight.fill_(1)
+    mine.choose()
+    weight = mine.layers[0].weight[0]  # [out, columns of all views]
+    taken = [0.0] * VIEWS
+    for row in weight.tolist():
+        for column, value in enumerate(row):
+            taken[column // 3] += max(value, 0) / (len(row) / VIEWS * len(weight))
+    expected = np.exp(taken) / np.exp(taken).sum()
+    np.testing.assert_allclose(seen[0], expected, rtol=1e-12)
+
+
 def parting(folder: Path, name: str, **changes: Any) -> Any:
     """Six steps an epoch; layers part after the first and, it may be, the second."""
     options = {"widths": [9, 6], "every_epochs": 1, "cost": 0.001}
