@@ -272,9 +272,12 @@ def test_layers_part_from_the_top_and_lower_groups_hold_whole_upper_ones() -> No
 
 def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Any]()
-    monkeypatch.setattr(
-        "heron.pipeline.objectives.deepmtmv.partition", lambda a, b, found, **_: seen.append(found)
-    )
+
+    def watched(agreement: Any, branches: Any, importance: Any, **_: Any) -> list[list[int]]:
+        seen.append(importance)
+        return [[0]]
+
+    monkeypatch.setattr("heron.pipeline.objectives.deepmtmv.partition", watched)
     mine = tree()
     mine.weight.fill_(1)
     mine.choose()

@@ -1,0 +1,24 @@
+"""How a process joins the others, and leaves."""
+
+import pytest
+import torch
+
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.distributed import launch
+from tests.distributed.test_agreement import FACES
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    message = "process 2 of this machine has no GPU of its own: there are 1; expected as many"
+    with pytest.raises(TrainingError, match=message):
+        launch.start_processes(load_config(FACES))
+
+
+def test_a_process_alone_ends_as_programs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs at the interpreter's end, such as a tracker's last lines, still does."""
+    monkeypatch.setattr(launch, "leave", lambda _: pytest.fail("it left at once"))
+    assert (launch.fail(), launch.end(0)) == (1, 0)
