@@ -1,0 +1,51 @@
+"""A shipped experiment has a name, a file of one's own has a path; each error names the nearest."""
+
+from pathlib import Path
+
+import pytest
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.shipped import find_config, shipped_names
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_name_is_an_experiment() -> None:
+    names = shipped_names()
+    assert {"scene", "faces", "frames"} <= set(names)
+    for name in names:
+        assert find_config(name) == ROOT / "configs" / f"{name}.yaml"
+        load_config(find_config(name))
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.touch()
+    assert find_config(mine) == find_config(str(mine)) == mine
+    monkeypatch.chdir(tmp_path)
+    assert find_config("mine.yaml") == Path("mine.yaml")
+    (tmp_path / "scene").mkdir()  # such as a folder of shards
+    assert find_config("scene") == ROOT / "configs" / "scene.yaml"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("scnee", "configuration scnee is not there; expected the path of a YAML file, or the "
+         "name of a shipped experiment; did you mean scene?"),
+        (".", "configuration . is a folder; expected"),
+        ("configs/scene.yaml", "did you mean scene?"),
+        ("./scene", "did you mean scene?"),
+        (Path("scene"), "did you mean scene?"),
+        ("zzz", "the names are celeba, cifar10"),
+        ("methods", "the name of a shipped experiment"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there(
+    given: str | Path, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        find_config(given)
+    assert told in str(caught.value)
