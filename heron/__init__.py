@@ -1,8 +1,69 @@
-"""Heron: distributed contrastive pretraining for data with several views and several labels."""
+"""Heron: distributed contrastive pretraining for data with several views and several labels.
 
+    import heron
+
+    config = heron.load_config("scene", "optim.lr=0.1", method="herocon-u")
+    run = heron.pretrain(config)
+    model = heron.from_pretrained("runs/scene")
+    z = model.encode({"view1": x1, "view2": x2})
+    index = heron.Index.build(z, labels=y)
+    index.search(z[:5], k=10, where="Beach and not Urban")
+
+What each name needs is imported when the name is first used.
+"""
+
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heron import metrics
+    from heron.model import Model, from_pretrained
+    from heron.pipeline.config.experiment import Config
+    from heron.pipeline.retrieval.index import Index
+    from heron.run import Run, load_config, pretrain
+    from heron.shards.errors import HeronError
 
 try:
     __version__ = version("heron-pretrain")
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "not installed"
+
+_MODULES = "losses", "metrics"
+_OBJECTS = {  # by the module that has them
+    "Config": "heron.pipeline.config.experiment",
+    "HeronError": "heron.shards.errors",
+    "Index": "heron.pipeline.retrieval.index",
+    "Model": "heron.model",
+    "Run": "heron.run",
+    "from_pretrained": "heron.model",
+    "load_config": "heron.run",
+    "pretrain": "heron.run",
+}
+__all__ = [
+    "Config",
+    "HeronError",
+    "Index",
+    "Model",
+    "Run",
+    "__version__",
+    "from_pretrained",
+    "load_config",
+    "metrics",
+    "pretrain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name of the public face when it is first used (PEP 562)."""
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _OBJECTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_OBJECTS[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, imported or not."""
+    return sorted({*globals(), *__all__})

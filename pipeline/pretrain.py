@@ -9,7 +9,6 @@ a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -51,6 +50,7 @@ from heron.pipeline.training.preamble import preamble
 from heron.pipeline.training.report import wants_map, write_report, write_result
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
+from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
 from heron.shards.errors import HeronError
@@ -291,9 +291,8 @@ class Trainer:
         model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
         memories = self.objective.memory_state()
         snapshot = Snapshot(position, model, optimizer, memories, self.data)
-        shapes = [list(shape) for shape in self.views.shapes]
-        known = json.dumps({"shapes": shapes, "labels": len(self.labels)})
-        texts = {"config.yaml": self.text, "model.json": known}
+        signature = Signature.of(self.streams.reader, self.config.data.views)
+        texts = {"config.yaml": self.text, SIGNATURE: signature.text()}
         newest = self.config.train.keep_checkpoints
         checkpoint.keep(self.saved, snapshot, texts, newest, self.watchdog)
 

@@ -22,6 +22,10 @@ class Held(TrainingError):
     """A run whose folder another run has."""
 
 
+class InputError(HeronError):
+    """Rows that are given to a model are not what it takes."""
+
+
 class RetrievalError(HeronError):
     """Embeddings, an index or a query that is not what it should be."""
 

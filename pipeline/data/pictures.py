@@ -14,6 +14,7 @@ from PIL import Image
 from heron.pipeline.config.augmentations import Crop
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import ModelView
+from heron.shards.errors import times
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, PILLOWS, Kind, read_header
 
@@ -61,7 +62,7 @@ class PictureDecoder:
                 simplejpeg.decode_jpeg(data)
                 raise ValueError("it decodes to another size than its header has")
             else:
-                out[:] = _resized(_png(data, size), self.shape[:2])
+                out[:] = self.fit(_png(data, size))
         except (ValueError, *PILLOWS) as error:
             raise ValueError(f"is a damaged {header.kind} ({error})") from None
 
@@ -74,10 +75,26 @@ class PictureDecoder:
             picture = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1])
         else:
             picture = _png(data, size)
-        height, width = picture.shape[:2]
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        return _resized(picture[top : top + side, left : left + side], self.shape[:2])
+        return self.fit(picture)
+
+    def fit(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns a decoded picture at `shape`: resampled; of several sizes, the centre's square.
+
+        One of `shape` already is returned as it is.
+
+        Raises:
+            ValueError: it is neither of that shape nor of the stored one.
+        """
+        wanted = (*picture.shape[:2], self.stored[2]) if self.varying else self.stored
+        if picture.shape not in (wanted, self.shape) or picture.ndim != 3 or 0 in picture.shape:
+            expected = "any × any" if self.varying else _by(self.stored)
+            raise ValueError(f"is {times(picture.shape)}; expected {expected} × {self.stored[2]}")
+        if self.varying:
+            height, width = picture.shape[:2]
+            side = min(height, width)
+            top, left = (height - side) // 2, (width - side) // 2
+            picture = picture[top : top + side, left : left + side]
+        return _resized(picture, self.shape[:2])
 
 
 def input_shape(stored: View, view: ModelView) -> tuple[int, ...]:

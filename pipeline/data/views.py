@@ -7,6 +7,7 @@ whichever process it falls to and whatever its neighbours are.
 import zlib
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -19,16 +20,25 @@ from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.pictures import input_shape
 from heron.pipeline.data.random_keys import normals, uniforms
-from heron.pipeline.data.reader import Reader
+from heron.shards.manifest import View
 
 REPEAT_SALT = 1_000_003
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 
 
+@runtime_checkable
+class StoredViews(Protocol):
+    """A reader of shards, or what else knows what is stored."""
+
+    def view(self, name: str) -> View:
+        """Returns shape and statistics of a stored view."""
+        ...
+
+
 class Views:
     """Makes the model's inputs of a batch of stored views."""
 
-    def __init__(self, reader: Reader, config: Data, device: torch.device) -> None:
+    def __init__(self, known: StoredViews, config: Data, device: torch.device) -> None:
         """Looks up what is stored.
 
         Raises:
@@ -37,10 +47,10 @@ class Views:
         """
         self.views = config.views
         self.device = device
-        self.shapes = [input_shape(reader.view(view.stored), view) for view in config.views]
+        self.shapes = [input_shape(known.view(view.stored), view) for view in config.views]
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         for view in config.views:
-            stored = reader.view(view.stored)
+            stored = known.view(view.stored)
             if config.standardise and stored.mean is not None and stored.std is not None:
                 mean = torch.tensor(stored.mean, device=device)
                 std = torch.tensor(stored.std, device=device)

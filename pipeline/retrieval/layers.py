@@ -35,12 +35,60 @@ def refuse_options(data: Data, own: bool) -> None:
 
 
 @dataclass(frozen=True)
-class EmbeddingModel:
-    """A model for evaluation, the data set that it sees, and what makes its inputs of that."""
+class LayerModel:
+    """A model for evaluation, and what makes its inputs of stored views."""
 
     model: Heterogeneous
-    reader: Reader
     views: Views
+
+    @property
+    def stored(self) -> list[str]:
+        """The stored views that the model sees, each once."""
+        seen = self.views.views[: self.model.classified]
+        return list(dict.fromkeys(view.stored for view in seen))
+
+    @property
+    def widths(self) -> dict[Layer, int]:
+        """The layers that the model has, and the width of their vectors."""
+        model = self.model
+        there: dict[Layer, int] = {"hidden": model.width * model.classified}
+        if len(model.projectors):
+            there["projection"] = model.projection_width * model.classified
+        if hasattr(model, "weight"):  # H, which a term brings
+            there["weight"] = model.projection_width * model.classified
+        return there
+
+    def features(self, batch: Batch) -> Features:
+        """Returns all that the model makes of stored views, by name."""
+        inputs = self.views(batch, train=False, first=self.model.classified)
+        found: Features = self.model(inputs, batch.rng_keys, batch.sizes)
+        return found
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, layers: Iterable[Layer]) -> dict[Layer, Tensor]:
+        """Returns the layers as they are written, each [rows, dim].
+
+        Projections and weights of each view are unit vectors, side by side.
+        """
+        found, names = (
+            self.features(batch),
+            {"hidden": "hidden", "projection": "projections", "weight": "weights"},
+        )
+
+        def written(layer: Layer) -> Tensor:
+            heads = found[names[layer]]
+            if layer == "hidden":
+                return heads[0]
+            return torch.cat([normalize(head, dim=1) for head in heads], 1)
+
+        return {layer: written(layer) for layer in layers}
+
+
+@dataclass(frozen=True)
+class EmbeddingModel(LayerModel):
+    """A model for evaluation, and the data set that it sees."""
+
+    reader: Reader
 
     @classmethod
     def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
@@ -60,40 +108,4 @@ class EmbeddingModel:
             )
         model = from_pretrained(checkpoint)
         model.precision = config.train.precision
-        return cls(model.to(device), reader, views)
-
-    @property
-    def stored(self) -> list[str]:
-        """The stored views that the model sees, each once."""
-        seen = self.views.views[: self.model.classified]
-        return list(dict.fromkeys(view.stored for view in seen))
-
-    @property
-    def widths(self) -> dict[Layer, int]:
-        """The layers that the model has, and the width of their vectors."""
-        model = self.model
-        there: dict[Layer, int] = {"hidden": model.width * model.classified}
-        if len(model.projectors):
-            there["projection"] = model.projection_width * model.classified
-        if hasattr(model, "weight"):  # H, which a term brings
-            there["weight"] = model.projection_width * model.classified
-        return there
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch, layers: Iterable[Layer]) -> dict[Layer, Tensor]:
-        """Returns the layers as they are written, each [rows, dim].
-
-        Projections and weights of each view are unit vectors, side by side.
-        """
-        inputs = self.views(batch, train=False, first=self.model.classified)
-        found: Features = self.model(inputs, batch.rng_keys, batch.sizes)
-
-        names = {"hidden": "hidden", "projection": "projections", "weight": "weights"}
-
-        def written(layer: Layer) -> Tensor:
-            heads = found[names[layer]]
-            if layer == "hidden":
-                return heads[0]
-            return torch.cat([normalize(head, dim=1) for head in heads], 1)
-
-        return {layer: written(layer) for layer in layers}
+        return cls(model.to(device), views, reader)

@@ -1,8 +1,6 @@
 """A trained model out of a run's folder, on its own: weights, and what they are the weights of."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file
 
@@ -16,6 +14,7 @@ from heron.pipeline.training.checkpoint import (
     complete,
     damage,
 )
+from heron.pipeline.training.signature import Signature
 from heron.shards.artefact import sha256
 
 
@@ -54,11 +53,7 @@ def weights_sha256(checkpoint: Path) -> str:
 
 def input_shapes(checkpoint: Path) -> list[list[int]]:
     """Returns the shape of a sample of each view that the model of a checkpoint was trained on."""
-    try:
-        shapes: list[list[int]] = json.loads((checkpoint / "model.json").read_text())["shapes"]
-    except UNREADABLE as error:
-        raise CheckpointError(f"{checkpoint} cannot be read: {error}") from None
-    return shapes
+    return Signature.read(checkpoint).shapes
 
 
 def from_pretrained(path: str | Path) -> Heterogeneous:
@@ -70,11 +65,11 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
         CheckpointError: there is none, or it cannot be read.
     """
     path = locate(path)
+    known = Signature.read(path)
     try:
-        known: dict[str, Any] = json.loads((path / "model.json").read_text())
         config = load_run_config(path / "config.yaml")
         terms = config.objective.terms()
-        model = Heterogeneous(config.model, known["shapes"], known["labels"], terms)
+        model = Heterogeneous(config.model, known.shapes, known.labels, terms)
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

@@ -54,7 +54,7 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     config = frames(folder, data={"path": str(folder / source), "views": [{"stored": view}]}).data
     reader = open_reader(config)
     views = Views(reader, config, torch.device("cpu"))
-    model = EmbeddingModel(cast(Heterogeneous, Halves()), reader, views)
+    model = EmbeddingModel(cast(Heterogeneous, Halves()), views, reader)
     numbers = np.arange(rows)
     names = reader.manifest.labels.names
     if source == "frames":

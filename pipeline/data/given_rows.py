@@ -1,0 +1,140 @@
+"""Rows that someone gives a model in memory, brought to what a reader of shards would give it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from heron.pipeline.config.errors import InputError
+from heron.pipeline.data.pictures import PictureDecoder
+from heron.shards.errors import some
+from heron.shards.manifest import View
+
+# An array or a tensor [rows, ...]; or a row each: an array, and of a picture also the bytes of a
+# JPEG or PNG.
+GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes]
+REAL = "fiu"  # kinds of numpy's dtypes
+
+
+class GivenView:
+    """Rows of one stored view; nothing is copied before `read` asks for it."""
+
+    def __init__(self, view: View, decoder: PictureDecoder | None, rows: GivenRows) -> None:
+        """Looks at shape and type; `decoder` is that of pictures.
+
+        Raises:
+            InputError: they are not those of the view.
+        """
+        self.view, self.decoder = view, decoder
+        self.rows: Any = rows
+        listed = isinstance(rows, list | tuple)
+        if not listed or decoder is None:
+            self.rows = self._array(rows)
+        if not isinstance(self.rows, list | tuple):
+            self._refuse_array(self.rows)
+
+    def __len__(self) -> int:
+        """Returns how many rows there are."""
+        return len(self.rows)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Returns some rows: float32 [rows, width], or uint8 [rows, height, width, channels].
+
+        Raises:
+            InputError: a number is not finite, or a picture cannot be read or is of another size.
+        """
+        part = self.rows[start:stop]
+        if self.decoder is not None:
+            out = np.empty((len(part), *self.decoder.shape), np.uint8)
+            for number, row in enumerate(part):
+                self._picture(row, start + number, out[number])
+            return out
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+            vectors = _numpy(part).astype(np.float32)
+        if len(bad := np.argwhere(~np.isfinite(vectors))):
+            row, column = bad[0].tolist()
+            raise InputError(
+                f"view '{self.view.name}': {len(np.unique(bad[:, 0])):,} rows are not finite in "
+                f"float32, the first row {start + row} in column {column}; expected finite "
+                "numbers; mend these rows or leave them out"
+            )
+        return vectors
+
+    def _array(self, rows: GivenRows) -> Any:
+        """Returns rows as an array or a tensor."""
+        if isinstance(rows, Tensor | np.ndarray):
+            return rows
+        try:
+            if isinstance(rows, list | tuple) and any(isinstance(row, Tensor) for row in rows):
+                return np.stack([_numpy(row) for row in rows])
+            return np.asarray(rows)
+        except ValueError as error:  # rows of several lengths
+            raise self._refused(f"is no array ({error})") from None
+
+    def _refuse_array(self, rows: Any) -> None:
+        """Raises an InputError where an array is not what the view holds."""
+        dtype = str(rows.dtype).removeprefix("torch.")
+        found = f"is {dtype} {list(rows.shape)}"
+        if self.decoder is not None:
+            sides = [self.view.shape, self.decoder.shape]
+            fits = rows.shape[1:] in sides or (self.decoder.varying and rows.ndim == 4)
+            if dtype != "uint8" or not fits or rows.shape[-1] != self.view.shape[2]:
+                raise self._refused(found)
+            return
+        if isinstance(rows, Tensor):
+            numbers = not (rows.is_complex() or rows.dtype == torch.bool)
+        else:
+            numbers = rows.dtype.kind in REAL
+        if not numbers or rows.ndim != 2 or rows.shape[1] != self.view.shape[0]:
+            raise self._refused(found)
+
+    def _picture(self, row: Any, number: int, out: NDArray[np.uint8]) -> None:
+        """Writes a picture to `out`."""
+        assert self.decoder is not None
+        try:
+            if isinstance(row, bytes):
+                if self.decoder.stored[2] != 3:
+                    raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
+                return self.decoder.decode(row, out)
+            picture = _numpy(row)
+            if picture.dtype != np.uint8:
+                raise ValueError(f"is {picture.dtype} {list(picture.shape)}")
+            out[:] = self.decoder.fit(picture)
+        except ValueError as fault:
+            raise self._refused(f"row {number} {fault}") from None
+
+    def _refused(self, found: str) -> InputError:
+        if self.decoder is None:
+            return InputError(
+                f"view '{self.view.name}' {found}; expected numbers [rows, {self.view.shape[0]}], "
+                "raw as in the shards that the model was trained on; it standardises them itself"
+            )
+        return InputError(
+            f"view '{self.view.name}' {found}; expected uint8 [rows, {self.view.extent}] with "
+            "channels last and values 0 to 255, as in the shards that the model was trained on, or "
+            "a list of pictures; it scales and resizes them itself"
+        )
+
+
+def refuse_names(given: Mapping[str, Any], needed: Sequence[str], known: Sequence[str]) -> None:
+    """Raises an InputError where views are missing, or are none of the model's."""
+    unknown = [name for name in given if name not in known]
+    missing = [name for name in needed if name not in given]
+    if unknown or missing:
+        what = [f"no {some(missing)}"] if missing else []
+        what += [f"{some(unknown)}, which the model does not know"] if unknown else []
+        raise InputError(
+            f"views {some(list(given)) or '(none)'} are given: {' and '.join(what)}; expected rows "
+            f"of each of {', '.join(needed)}, by these names of the stored views"
+        )
+
+
+def _numpy(rows: Any) -> NDArray[Any]:
+    """Returns an array of rows, or of a tensor on any device and of any type."""
+    if isinstance(rows, Tensor):
+        rows = rows.detach().cpu()
+        return np.asarray((rows.float() if rows.dtype == torch.bfloat16 else rows).numpy())
+    return np.asarray(rows)

@@ -1,0 +1,88 @@
+"""What a model takes and what it gives: model.json, which lies beside the weights."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.config.experiment import ModelView
+from heron.pipeline.data.pictures import input_shape
+from heron.pipeline.data.reader import Reader
+from heron.shards.artefact import Record
+from heron.shards.manifest import View
+
+SIGNATURE = "model.json"
+LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
+
+
+class StoredInput(Record):
+    """A stored view that the model sees.
+
+    `view` is what the manifest of the training data says of it, mean and std included; `decoded`
+    the height, width and channels that its pictures are decoded to, None of vectors.
+    """
+
+    view: View
+    decoded: tuple[int, int, int] | None
+
+
+class Signature(BaseModel):
+    """Inputs and outputs of a model, so that it can be used without its data set.
+
+    `shapes` are of a sample of each view as the model sees it, `labels` the width of the
+    classifier. Checkpoints of earlier versions have these two alone: then `inputs` is empty.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    shapes: list[list[int]]
+    labels: int
+    inputs: list[StoredInput] = []
+    label_kind: LabelKind = "none"
+    label_names: list[str] = []
+
+    @classmethod
+    def of(cls, reader: Reader, views: Sequence[ModelView]) -> Self:
+        """Returns the signature of a model that sees these views of an open data set."""
+        names = dict.fromkeys(view.stored for view in views)
+        stored = {name: reader.view(name) for name in names}
+        labels = reader.manifest.labels
+        tree = {
+            "shapes": [list(input_shape(stored[view.stored], view)) for view in views],
+            "labels": len(labels.names),
+            "inputs": [
+                {"view": view, "decoded": reader.shape(name) if view.kind == "image" else None}
+                for name, view in stored.items()
+            ],
+            "label_kind": labels.kind,
+            "label_names": labels.names,
+        }
+        return cls.model_validate(tree)
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Self:
+        """Reads the signature of a checkpoint; CheckpointError where it cannot be read."""
+        try:
+            return cls.model_validate_json((checkpoint / SIGNATURE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint} cannot be read: {error}") from None
+
+    def text(self) -> str:
+        """Returns the content of model.json."""
+        return json.dumps(self.model_dump(mode="json"))
+
+    def view(self, name: str) -> View:
+        """Returns what is known of a stored view; CheckpointError where the model sees none such.
+
+        A configuration that was changed beside its weights may name another.
+        """
+        found = {one.view.name: one.view for one in self.inputs}
+        if name not in found:
+            raise CheckpointError(
+                f"config.yaml names the stored view '{name}', and {SIGNATURE} {', '.join(found)}; "
+                "expected the same views in both; bring the checkpoint back as it was written"
+            )
+        return found[name]
