@@ -18,7 +18,7 @@ from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.kinds import Asked, Metric, bytes_of
 
 if TYPE_CHECKING:
-    from heron.pipeline.retrieval.index import IndexManifest
+    from heron.pipeline.retrieval.index_manifest import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
 Role = Literal["labelled", "unlabelled", "test"]

@@ -213,7 +213,7 @@ def _of_index(
         )
     samples = embeddings.samples
     allowed = None if samples.known.all() else np.asarray(samples.known)
-    near = index.search(embeddings.take(layer, anchors), k + 1, allowed).numbers
+    near = index.search(embeddings.take(layer, anchors), k + 1, allowed=allowed).numbers
     near = near[without_own(near, anchors)].reshape(len(anchors), k)
     if (near < 0).any():
         key = samples.key(int(anchors[(near < 0).any(1)][0]))

@@ -17,15 +17,9 @@ import numpy as np
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
-from heron.pipeline.retrieval.index import (
-    AGAIN,
-    INDEX,
-    Index,
-    IndexManifest,
-    gpus,
-    prepared,
-    set_default,
-)
+from heron.pipeline.retrieval.in_memory import VectorsInMemory
+from heron.pipeline.retrieval.index import Index, gpus, prepared, set_default
+from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     METRICS,
@@ -38,7 +32,7 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
-from heron.pipeline.retrieval.samples import FILES, Samples
+from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.progress import progress_bar
 
@@ -51,7 +45,7 @@ QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for 
 class LayerVectors:
     """A layer of embeddings as FAISS gets it."""
 
-    embeddings: Embeddings
+    embeddings: Embeddings | VectorsInMemory
     layer: Layer
     metric: Metric
     progress: bool = False  # show a bar where a pass has a name
@@ -63,12 +57,10 @@ class LayerVectors:
 
     def measures(self, held_out: int) -> VectorSet:
         """Returns what a plan depends on."""
-        layer = self.embeddings.layer(self.layer)
-        largest = max(part.count for part in self.embeddings.manifest.parts)
         return VectorSet(
             count=len(self.embeddings),
-            dim=layer.dim,
-            part_bytes=largest * layer.dim * np.dtype(layer.dtype).itemsize,
+            dim=self.dim,
+            part_bytes=self.embeddings.part_bytes(self.layer),
             held_out=held_out,
             euclidean=self.metric != "inner_product",
         )
@@ -102,7 +94,7 @@ class LayerVectors:
 
 
 def build_index(
-    embeddings: Embeddings,
+    embeddings: Embeddings | VectorsInMemory,
     out: str | Path,  # a folder that appears when it is whole
     *,
     layer: Layer = "hidden",
@@ -124,7 +116,7 @@ def build_index(
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
             of the embeddings was altered; the budget is too small; `out` holds something.
     """
-    out, count, known = Path(out), len(embeddings), embeddings.manifest
+    out, count = Path(out), len(embeddings)
     if metric not in METRICS:
         raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
     if not 0 < recall <= 1 or k < 1 or queries < 1:
@@ -150,7 +142,7 @@ def build_index(
                 index, vectors, plan, query_numbers, min(k, count - 1), recall
             )
         with _timed(seconds, "checksums"):
-            files = _copy_samples(embeddings, work)
+            files = embeddings.copy_samples(work) | {INDEX: FileSum.of(work / INDEX)}
         manifest = IndexManifest(
             format=FORMAT,
             kind=plan.kind,
@@ -160,12 +152,7 @@ def build_index(
             layer=layer,
             dim=vectors.dim,
             count=count,
-            embeddings=str(embeddings.folder),
-            embeddings_fingerprint=known.fingerprint,
-            checkpoint=known.checkpoint,
-            run=known.run,
-            data=known.data,
-            data_fingerprint=known.data_fingerprint,
+            **embeddings.origin(),
             plan=plan,
             seed=seed,
             faiss=faiss.__version__,
@@ -175,14 +162,6 @@ def build_index(
             files=files,
         ).write(work / MANIFEST)
     return Index(out, manifest, Samples.load(out), index)
-
-
-def _copy_samples(embeddings: Embeddings, work: Path) -> dict[str, FileSum]:
-    """Copies keys and labels beside the index, and returns what each file there is, by name."""
-    for name in FILES:
-        shutil.copyfile(embeddings.folder / name, work / name)
-    embeddings.manifest.check_files(work, embeddings.manifest.samples)
-    return embeddings.manifest.samples | {INDEX: FileSum.of(work / INDEX)}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Embeddings on disk: arrays of vectors in parts, whose they are, and what made them."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -129,6 +130,30 @@ class Embeddings:
                 "expected one of them, or embed a model that has it"
             )
         return self.manifest.layers[name]
+
+    def part_bytes(self, name: Layer) -> int:
+        """Returns the bytes of the largest file of a layer, which is mapped while it is read."""
+        layer, largest = self.layer(name), max(part.count for part in self.manifest.parts)
+        return largest * layer.dim * np.dtype(layer.dtype).itemsize
+
+    def origin(self) -> dict[str, str]:
+        """Returns what an index's manifest says of where its vectors come from."""
+        known = self.manifest
+        return {
+            "embeddings": str(self.folder),
+            "embeddings_fingerprint": known.fingerprint,
+            "checkpoint": known.checkpoint,
+            "run": known.run,
+            "data": known.data,
+            "data_fingerprint": known.data_fingerprint,
+        }
+
+    def copy_samples(self, folder: Path) -> dict[str, FileSum]:
+        """Copies keys and labels to a folder, and returns what each file there is, by name."""
+        for name in FILES:
+            shutil.copyfile(self.folder / name, folder / name)
+        self.manifest.check_files(folder, self.manifest.samples)
+        return self.manifest.samples
 
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
         """Maps the vectors of a part, as they are stored."""

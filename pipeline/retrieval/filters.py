@@ -115,6 +115,22 @@ def parse(text: str, names: Sequence[str]) -> Filter:
     return Filter(postfix)
 
 
+def passing(where: str, samples: Samples) -> NDArray[np.bool_]:
+    """Returns which samples pass a filter, bool [N].
+
+    Raises:
+        RetrievalError: it is no filter (see `parse`), or no sample passes it.
+    """
+    asked = parse(where, samples.names)
+    mask = asked.mask(samples)
+    if not mask.any():
+        raise RetrievalError(
+            f"no sample passes the filter {where!r}; found {asked.counts(samples)} of "
+            f"{int(samples.known.sum()):,} labelled samples; ask for less"
+        )
+    return mask
+
+
 def _tokens(text: str) -> list[_Token]:
     tokens = []
     for found in TOKEN.finditer(text):

@@ -1,86 +1,33 @@
 """An index on disk: FAISS behind a manifest that says what it holds, and the sample of each row."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, NamedTuple, Self
 
 import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer, Width
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
-from heron.pipeline.retrieval.kinds import Compared, Kind, Metric, Plan, compared_by
-from heron.pipeline.retrieval.recall import Numbers, Recall, Vectors
-from heron.pipeline.retrieval.samples import FILES, Samples
-from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Sha256
+from heron.pipeline.retrieval.filters import passing
+from heron.pipeline.retrieval.in_memory import vectors_in_memory
+from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
+from heron.pipeline.retrieval.kinds import Asked, Metric, Plan
+from heron.pipeline.retrieval.recall import Numbers, Vectors
+from heron.pipeline.retrieval.samples import Samples
+from heron.shards.artefact import MANIFEST
 
-INDEX = "index.faiss"
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
-AGAIN = "build the index again with `heron index`"
-Setting = Annotated[int, Field(ge=1, le=2**31 - 1)]  # FAISS's nprobe or efSearch
 
 
-class IndexManifest(Artefact):
-    """What an index holds, how it was made, and how well it finds.
-
-    `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
-    by their length, as queries are. `compared_by` is what FAISS computes: of unit vectors the
-    distance gives the same order, cos = 1 - distance^2 / 2, and `ivfpq` finds far more by it: an
-    inner product prefers codes that are longer than the vector they stand for.
-    """
-
-    what: ClassVar[str] = "the manifest of an index"
-    error: ClassVar[type[RetrievalError]] = RetrievalError
-    again: ClassVar[str] = AGAIN
-    versions: ClassVar[tuple[int, ...]] = (2,)
-
-    format: Literal[2]
-    kind: Kind
-    metric: Metric
-    normalised: bool
-    compared_by: Compared
-    layer: Layer
-    dim: Width
-    count: Count
-    checkpoint: Sha256  # of the model's weights
-    embeddings: str
-    embeddings_fingerprint: Fingerprint
-    run: str
-    data: str
-    data_fingerprint: Fingerprint
-    plan: Plan
-    seed: Count
-    faiss: str
-    search: dict[str, Setting]  # that reaches the target of recall
-    recall: Recall | None
-    seconds: dict[str, float]  # what each step took
-    files: dict[str, FileSum]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        plan = self.plan
-        pairs = [
-            ("kind", self.kind, plan.kind),
-            ("normalised", self.normalised, self.metric == "cosine"),
-            ("compared_by", self.compared_by, compared_by(self.metric, self.kind)),
-            ("search", [*self.search], [plan.setting] if plan.setting else []),
-            ("subvectors of a dimension", self.dim % (plan.subvectors or 1), 0),
-            ("files", sorted(self.files), sorted([INDEX, *FILES])),
-        ]
-        for name, found, wanted in pairs:
-            if found != wanted:
-                raise ValueError(f"{name}: {found}, expected {wanted}")
-        return self
-
-
-@dataclass(frozen=True)
-class Neighbours:
+class Neighbours(NamedTuple):
     """The nearest samples of some queries, the nearest first.
 
     Attributes:
@@ -113,6 +60,74 @@ class Index:
         self.gpu: Any = None
         self.setting = next(iter(manifest.search.values()), 0)
         set_default(faiss_index, manifest.plan, self.setting)
+
+    @classmethod
+    def build(
+        cls,
+        vectors: ArrayLike,
+        labels: ArrayLike | None = None,
+        label_names: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        kind: Asked = "auto",
+        metric: Metric = "cosine",
+        layer: Layer = "hidden",
+        memory_bytes: int | None = None,
+        recall: float = 0.95,
+        seed: int = 0,
+    ) -> "Index":
+        """Indexes vectors in memory; `save` keeps what is otherwise gone with the index.
+
+        Its files lie in a temporary folder (TMPDIR) for as long, at least N dim 4 bytes of them
+        but for `ivfpq`.
+
+        Args:
+            vectors: real numbers [N, dim], such as `Model.encode` returns.
+            labels: what `where` of a search selects by: class numbers [N], -1 where none is
+                known; or 0 and 1 [N, names], a column for each label.
+            label_names: of classes or columns, in order; by default their numbers.
+            keys: a text for each vector, no two the same; by default its number.
+            kind: `flat`, `ivf`, `ivfpq`, `hnsw`, or `auto`: the most exact that is fast enough
+                and fits the memory.
+            metric: `cosine`, `inner_product` or `euclidean`.
+            layer: of the model that made the vectors, for the record.
+            memory_bytes: the budget; by default half of what the machine has free.
+            recall: target of recall@10, which the index measures on itself.
+            seed: of the draw of training sample and queries.
+
+        Raises:
+            RetrievalError: vectors, labels and names do not fit each other, a vector is not
+                finite, or zero under cosine, or the budget is too small.
+        """
+        from heron.pipeline.retrieval.build import build_index
+
+        given = vectors_in_memory(vectors, labels, label_names, keys)
+        folder = Path(tempfile.mkdtemp(prefix="heron-index-"))
+        options: dict[str, Any] = {"memory_bytes": memory_bytes, "recall": recall, "seed": seed}
+        options |= {"layer": layer, "kind": kind, "metric": metric, "progress": False}
+        try:
+            index = build_index(given, folder, **options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
+        return index
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the index to a new folder, which `Index.open` and `heron query` take.
+
+        Raises:
+            RetrievalError: the folder holds something.
+        """
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RetrievalError(
+                f"{folder} is there already; expected a new or an empty folder; give another, or "
+                "remove it"
+            )
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(self.folder, part)
+        part.replace(folder)
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
@@ -165,20 +180,29 @@ class Index:
             )
 
     def search(
-        self, vectors: ArrayLike, k: int, allowed: NDArray[np.bool_] | None = None
+        self,
+        vectors: ArrayLike,
+        k: int = 10,
+        where: str = "",
+        allowed: NDArray[np.bool_] | None = None,
     ) -> Neighbours:
-        """Returns the k nearest samples of each vector, of those allowed.
+        """Returns the k nearest samples of each vector, of those that pass the filters.
 
         Without a filter the index is searched with the setting of its manifest. With one, all
         that are allowed are compared where they are few; else the setting grows as the share of
         the allowed falls, for neighbours are then as much further off. Where k exist and fewer
         were found, the setting doubles until they are.
 
-        `vectors` are float32 [queries, dim], not normalised; `allowed` is bool [N].
+        Args:
+            vectors: float32 [queries, dim], not normalised.
+            k: neighbours of each, 1 to N; a query that is in the index is its own nearest.
+            where: a filter by label, such as "Beach and not Urban"; see `filters.parse`.
+            allowed: a filter by sample, bool [N]; samples must pass both.
 
         Raises:
             RetrievalError: a vector has another dimension, is not finite, or is zero under
-                cosine; k is not between 1 and N; the filter is of another length.
+                cosine; k is not between 1 and N; `where` is no filter or passes no sample;
+                `allowed` is of another length.
         """
         queries = self._queries(vectors)
         if not 1 <= k <= len(self):
@@ -186,12 +210,15 @@ class Index:
                 f"k is {k}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
             )
         setting, selector, there = self.setting, None, k
+        if allowed is not None and (allowed.shape, allowed.dtype) != ((len(self),), np.bool_):
+            raise RetrievalError(
+                f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
+                f"[{len(self)}], a flag for each sample of {self.folder}"
+            )
+        if where.strip():
+            mask = passing(where, self.samples)
+            allowed = mask if allowed is None else mask & allowed
         if allowed is not None:
-            if allowed.shape != (len(self),) or allowed.dtype != np.bool_:
-                raise RetrievalError(
-                    f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
-                    f"[{len(self)}], a flag for each sample of {self.folder}"
-                )
             count = int(allowed.sum())
             if not count:
                 none = np.full((len(queries), k), -1, np.int64)

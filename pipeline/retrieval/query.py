@@ -17,7 +17,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import hard_difference
 from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
 from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
-from heron.pipeline.retrieval.filters import parse
+from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.given import File
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.samples import Samples
@@ -80,6 +80,8 @@ class Retriever:
                 are not those of the index.
         """
         opened = Index.open(Path(index), verify)
+        if embeddings is None and not opened.manifest.embeddings:
+            return cls(opened, None, "it was built of vectors in memory", run, data)
         where = Path(embeddings or opened.manifest.embeddings)
         if embeddings is None and not (where / MANIFEST).exists():
             gone = f"{where / MANIFEST} cannot be read: it is not there"
@@ -188,6 +190,11 @@ class Retriever:
     def _encoder(self) -> "FileEncoder":
         from heron.pipeline.retrieval.encode import FileEncoder
 
+        if not self.index.manifest.checkpoint:
+            raise RetrievalError(
+                f"{self.index.folder} was built of vectors in memory, and names no model; expected "
+                "a query by a key or a vector; encode files with `Model.encode`"
+            )
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
         return FileEncoder.open(self.run, self._shards, self.index.manifest, precision, self._own)
 
@@ -209,6 +216,11 @@ class Retriever:
 
     @property
     def _shards(self) -> str:
+        if not self.data:
+            raise RetrievalError(
+                f"{self.index.folder} was built of vectors in memory, and names no data set; "
+                "expected the shards that the vectors are of; give them: --data"
+            )
         return shards_of(self._given, self.index.manifest.data, self.index.folder)
 
     def _answer(
@@ -231,7 +243,7 @@ class Retriever:
         allowed = others if mask is None else int(mask.sum())
         # Without a mask one more than asked for, as the query is most likely among them.
         most = k + own if mask is None else min(k, allowed)
-        found = self.index.search(vector[None], most, mask)
+        found = self.index.search(vector[None], most, allowed=mask)
         numbers, scores = found.numbers[0], found.scores[0]
         kept = (numbers >= 0) & (numbers != query.number if own else True)
         hits = self._hits(query, numbers[kept][:k], scores[kept][:k])
@@ -290,14 +302,7 @@ class Retriever:
 
     def _passing(self, query: Query, where: str) -> NDArray[np.bool_]:
         """Returns which samples but the query pass a filter, [N]."""
-        samples = self.samples
-        asked = parse(where, samples.names)
-        mask = asked.mask(samples)
-        if not mask.any():
-            raise RetrievalError(
-                f"no sample passes the filter {where!r}; found {asked.counts(samples)} of "
-                f"{int(samples.known.sum()):,} labelled samples; ask for less"
-            )
+        mask = passing(where, self.samples)
         if query.number is not None:
             mask[query.number] = False
         return mask

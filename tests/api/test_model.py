@@ -1,4 +1,4 @@
-"""Raw rows through a model: the numbers of `heron embed`, without the data set, and each refusal."""
+"""Raw rows through a model: the numbers of `heron embed`, without the data set; each refusal."""
 
 import json
 import shutil

@@ -19,7 +19,8 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import dump_config, load_config
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import INDEX, Index
+from heron.pipeline.retrieval.index import Index
+from heron.pipeline.retrieval.index_manifest import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, Kind
 from heron.pipeline.retrieval.query import Retriever
 from heron.shards.artefact import MANIFEST, FileSum
@@ -320,7 +321,7 @@ def test_a_damaged_faiss_file_of_the_right_checksum_crashes_nothing(
     def use() -> None:
         opened = Index.open(folder)
         opened.search(queries, 10)
-        opened.search(queries, 10, allowed)
+        opened.search(queries, 10, allowed=allowed)
         opened.vectors(np.arange(N))
 
     ends: list[Sequence[Any]] = []

@@ -12,7 +12,8 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval import build
 from heron.pipeline.retrieval.build import LayerVectors, build_index, train, write_lists
 from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import INDEX, Index, Neighbours
+from heron.pipeline.retrieval.index import Index, Neighbours
+from heron.pipeline.retrieval.index_manifest import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, VectorSet
 from heron.pipeline.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
@@ -113,7 +114,7 @@ def test_the_file_is_that_of_faiss(
 def test_a_mapped_index_finds_the_same(kind: Kind, indices: dict[tuple[Kind, bool], Index]) -> None:
     index, other = indices[kind, False], indices[kind, kind != "hnsw"]
     if kind in ("ivf", "ivfpq"):  # the least training sample, so other centroids
-        exact, same = (i.search(clustered(20), 5, np.ones(N, bool)) for i in (index, other))
+        exact, same = (i.search(clustered(20), 5, allowed=np.ones(N, bool)) for i in (index, other))
         assert np.mean(exact.numbers[:, 0] == same.numbers[:, 0]) > 0.5
     else:
         assert_same(index.search(clustered(9), 5), other.search(clustered(9), 5))
@@ -211,7 +212,7 @@ def test_a_filter_returns_k_where_k_exist(
     allowed = np.random.default_rng(1).random(N) < share
     allowed[[3, 700]] = True
     there, k = int(allowed.sum()), 6
-    found = index.search(queries, k, allowed)
+    found = index.search(queries, k, allowed=allowed)
     agree = []
     for row, query in enumerate(queries.astype(np.float64)):
         got = found.numbers[row]
@@ -232,12 +233,14 @@ def test_the_search_widens_until_k_are_found(
     monkeypatch.setattr(index, "setting", 1)
     monkeypatch.setattr(index, "_setting", lambda share: 1)
     allowed = np.arange(N) % 30 > 14
-    found = index.search(clustered(6), 40, allowed)
+    found = index.search(clustered(6), 40, allowed=allowed)
     assert (found.numbers >= 0).all() and allowed[found.numbers].all()
     for kept in (0, 1):  # at last all are compared
         few = np.zeros(N, bool)
         few[: kept * 1000 : 100] = True
-        assert ((index.search(clustered(6), 12, few).numbers >= 0).sum(1) == few.sum()).all()
+        assert (
+            (index.search(clustered(6), 12, allowed=few).numbers >= 0).sum(1) == few.sum()
+        ).all()
     if kind == "ivf":  # without a filter as well: lists of 39 vectors cannot give 200
         index.faiss.nprobe = 1
         assert (index.search(clustered(6), 200).numbers >= 0).all()
@@ -265,7 +268,7 @@ def test_what_cannot_be_searched_is_refused(indices: dict[tuple[Kind, bool], Ind
     with pytest.raises(RetrievalError, match="1 of 4 vectors are zero.*: query 2; expected"):
         index.search(queries * np.array([[1], [1], [0], [1]]), 3)
     with pytest.raises(RetrievalError, match=r"a filter is bool \[3\]; expected bool \[1500\]"):
-        index.search(queries, 3, np.ones(3, bool))
+        index.search(queries, 3, allowed=np.ones(3, bool))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,123 @@
+"""An index of vectors in memory: its neighbours are those of an exact search; kept and opened."""
+
+import gc
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heron
+from heron.launch.cli import main
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.query import Retriever
+from tests.retrieval.made import clustered
+
+N = 700
+Z = clustered(N)
+NAMES = ["Beach", "Urban", "Red field"]
+Y = np.random.default_rng(5).integers(0, 2, (N, 3))
+UNIT = Z / np.linalg.norm(Z, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def index() -> heron.Index:
+    return heron.Index.build(Z, labels=Y, label_names=NAMES)
+
+
+def test_neighbours_are_those_of_an_exact_search(index: heron.Index) -> None:
+    found = index.search(torch.from_numpy(Z[:5]), k=10, where="Beach and not Urban")
+    allowed = np.flatnonzero((Y[:, 0] == 1) & (Y[:, 1] == 0))
+    for query, (numbers, scores) in enumerate(zip(*found, strict=True)):
+        cosines = UNIT[allowed] @ UNIT[query]
+        order = np.argsort(-cosines)[:10]
+        assert numbers.tolist() == allowed[order].tolist()
+        np.testing.assert_allclose(scores, cosines[order], atol=1e-6)
+    assert (index.search(Z).numbers[:, 0] == np.arange(N)).all()
+    both = index.search(Z[:3], 2, "Urban", np.arange(N) < 50)
+    assert (both.numbers < 50).all() and (Y[both.numbers, 1] == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
+def test_other_kinds_find_most(kind: Any) -> None:
+    found = heron.Index.build(Z, kind=kind, metric="euclidean", keys=[f"k{n}" for n in range(N)])
+    assert found.manifest.kind == kind and found.samples.key(3) == "k3"
+    itself = found.search(Z, 1).numbers[:, 0] == np.arange(N)
+    assert itself.mean() > (0.6 if kind == "ivfpq" else 0.95)
+
+
+def test_what_is_saved_is_opened_and_asked(
+    index: heron.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "kept"
+    index.save(folder)
+    opened = heron.Index.open(folder)
+    for ours, theirs in zip(opened.search(Z[:9]), index.search(Z[:9]), strict=True):
+        assert (ours == theirs).all()
+    assert main(["query", str(folder), "--key", "4", "--where", "'Red field'", "--k", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "the index, as it was built of vectors in memory" in told and "Red field" in told
+    with pytest.raises(RetrievalError, match=f"{folder} is there already; expected a new or an em"):
+        index.save(folder)
+    retriever = Retriever.open(folder)
+    with pytest.raises(RetrievalError, match="names no model; expected a query by a key or a vec"):
+        retriever.by_file(folder / "face.jpg")
+    with pytest.raises(RetrievalError, match="names no data set; expected the shards that the vec"):
+        retriever.picture(0)
+
+
+def test_its_files_go_with_it() -> None:
+    found = heron.Index.build(Z[:20])
+    folder = found.folder
+    assert (folder / "index.faiss").exists()
+    del found
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_labels_of_classes_and_of_some() -> None:
+    classes = np.where(Y[:, 0] == 1, 2, -1)
+    found = heron.Index.build(Z, labels=classes, label_names=["a", "b", "c"])
+    assert found.samples.kind == "multi_class"
+    assert (found.samples.known == (Y[:, 0] == 1)).all()
+    assert (Y[found.search(Z[:4], 5, "c").numbers, 0] == 1).all()
+    assert heron.Index.build(Z, labels=Y.astype(np.float32)).samples.names == ["0", "1", "2"]
+    assert heron.Index.build(Z, labels=torch.from_numpy(classes)).samples.names == ["0", "1", "2"]
+    with pytest.raises(RetrievalError, match="these samples have no labels; leave it out"):
+        heron.Index.build(Z).search(Z[:1], where="Beach")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"vectors": Z[0]}, "vectors are float32 [16]; expected numbers [rows, dim], a vector"),
+        ({"vectors": Z.astype(str)}, "vectors are <U32 [700, 16]; expected numbers"),
+        ({"labels": Y[:5]}, "labels are int64 [5, 3]; expected 700 class numbers [rows], -1 where "
+         "none is known, or 0 and 1 [rows, names], a column for each label; `label_names` names"),
+        ({"labels": Y / 2}, "labels are float64 [700, 3]; expected 700 class"),
+        ({"labels": Y + 1}, "labels: label of row 0 is 2; expected 0 to 1; expected 700 class"),
+        ({"labels": Y - 1}, "labels: not all are 0 or 1; expected 700 class numbers"),
+        ({"labels": Y, "label_names": ["a"]}, "labels: labels are uint8 (700, 3); expected uint8"),
+        ({"labels": Y, "label_names": ["a", "a", "b"]}, "two labels have the name 'a'"),
+        ({"keys": ["a"]}, "1 keys; expected 700, one for each vector"),
+        ({"keys": ["a"] * N}, "699 keys are there twice, the first 'a' of samples 0 and 1"),
+        ({"vectors": np.where(np.arange(N)[:, None] == 7, 0, Z)}, "1 of 700 vectors are zero, "
+         "which has no cosine: '7'"),
+        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, ivfpq, hnsw or auto"),
+        ({"vectors": Z[:0]}, "the array has no vectors; expected some to index"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(RetrievalError, match=re.escape(told)):
+        heron.Index.build(**({"vectors": Z} | given))
+
+
+def test_a_filter_that_is_none(index: heron.Index) -> None:
+    with pytest.raises(RetrievalError, match="no label is called 'Beech'.*did you mean Beach"):
+        index.search(Z[:1], where="Beech")
+    with pytest.raises(RetrievalError, match="no sample passes the filter 'Urban and not Urban'"):
+        index.search(Z[:1], where="Urban and not Urban")
+    with pytest.raises(RetrievalError, match=r"a filter is bool \[3\]; expected bool \[700\]"):
+        index.search(Z[:1], where="Urban", allowed=np.ones(3, bool))
