@@ -15,6 +15,8 @@ import heron
 from heron.pipeline.config.errors import CheckpointError, InputError
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.retrieval.embed import embed
+from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
+from heron.shards.artefact import FileSum
 from heron.shards.build import build
 from heron.shards.sources import make
 from tests.retrieval import made
@@ -225,15 +227,26 @@ def test_a_checkpoint_without_inputs_asks_its_data_set(tmp_path: Path) -> None:
     assert heron.from_pretrained(old, other).labels == model.labels
 
 
-def test_other_data_does_not_lend_its_statistics(frames: tuple[heron.Run, Given]) -> None:
-    newest = max((frames[0].folder / "checkpoints").glob("step-*"))
-    folder = frames[0].folder.parent / "older"
-    shutil.copytree(newest, folder / newest.name)
-    path = folder / newest.name / "model.json"
-    known = json.loads(path.read_text())
-    path.write_text(json.dumps({k: known[k] for k in ("shapes", "labels")}))
+def test_other_data_does_not_lend_its_statistics(
+    frames: tuple[heron.Run, Given], tmp_path: Path
+) -> None:
+    """A checkpoint as it was written before model.json had more than two keys."""
+    run, rows = frames
+    newest = max((run.folder / "checkpoints").glob("step-*"))
+    old = tmp_path / newest.name
+    shutil.copytree(newest, old)
+    known = json.loads((old / "model.json").read_text())
+    (old / "model.json").write_text(json.dumps({k: known[k] for k in ("shapes", "labels")}))
     with pytest.raises(CheckpointError, match="is damaged"):  # its checksum is listed
-        heron.from_pretrained(folder / newest.name)
+        heron.from_pretrained(old)
+    state = CheckpointManifest.read(old / STATE)
+    files = state.files | {"model.json": FileSum.of(old / "model.json")}
+    state.model_copy(update={"files": files}).write(old / STATE)
+    assert (heron.from_pretrained(old).encode(rows) == run.model().encode(rows)).all()
+    other = tmp_path / "other"
+    build(make("frames", {"train": 40, "test": 10, "classes": 4}), other, progress=False)
+    with pytest.raises(CheckpointError, match="cannot be taken for it: its fingerprint is sha256:"):
+        heron.from_pretrained(old, other)
 
 
 def test_no_classifier_no_prediction(tmp_path: Path) -> None:
