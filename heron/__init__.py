@@ -54,14 +54,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a name of the public face when it is first used (PEP 562)."""
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _OBJECTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_OBJECTS[name]), name)
-    return found
+if not TYPE_CHECKING:  # or a type checker would believe that every name is there
+
+    def __getattr__(name: str) -> Any:
+        """Imports a name of the public face when it is first used (PEP 562)."""
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _OBJECTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_OBJECTS[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -136,7 +136,7 @@ class Embeddings:
         layer, largest = self.layer(name), max(part.count for part in self.manifest.parts)
         return largest * layer.dim * np.dtype(layer.dtype).itemsize
 
-    def origin(self) -> dict[str, str]:
+    def origin(self) -> dict[str, Any]:
         """Returns what an index's manifest says of where its vectors come from."""
         known = self.manifest
         return {

@@ -51,7 +51,7 @@ class VectorsInMemory:
         """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
         return _float32(self.array[numbers])
 
-    def origin(self) -> dict[str, str]:
+    def origin(self) -> dict[str, Any]:
         """Returns what an index's manifest says of where its vectors come from: nothing."""
         return dict.fromkeys(ORIGINS, "")
 
