@@ -12,6 +12,7 @@ from heron.pipeline.config.errors import (
     CheckpointError,
     ConfigError,
     InputError,
+    RetrievalError,
 )
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.batches import Batch
@@ -21,7 +22,7 @@ from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.layers import LayerModel
+from heron.pipeline.retrieval.layers import LayerModel, refuse_options
 from heron.pipeline.training import pretrained
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.pipeline.training.signature import Signature
@@ -219,11 +220,13 @@ def _of_data(folder: Path, config: Config, data: str | None) -> Signature:
     fault = "it is fetched only when you give it"
     if data is not None or not is_remote(where):
         try:
-            reader = open_reader(config.data.model_copy(update={"path": where}))
+            known = config.data.model_copy(update={"path": where})
+            refuse_options(known, own=False)
+            reader = open_reader(known)
             if wanted in ("", found := reader.manifest.fingerprint):
                 return Signature.of(reader, config.data.views)
             fault = f"its fingerprint is {found[:19]}, not {wanted[:19]}"
-        except (ShardError, ConfigError) as error:
+        except (ShardError, ConfigError, RetrievalError) as error:
             fault = str(error)
     raise CheckpointError(
         f"{folder} is of an earlier version, which left shapes and statistics of its inputs with "

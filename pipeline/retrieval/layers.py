@@ -70,10 +70,8 @@ class LayerModel:
 
         Projections and weights of each view are unit vectors, side by side.
         """
-        found, names = (
-            self.features(batch),
-            {"hidden": "hidden", "projection": "projections", "weight": "weights"},
-        )
+        found = self.features(batch)
+        names = {"hidden": "hidden", "projection": "projections", "weight": "weights"}
 
         def written(layer: Layer) -> Tensor:
             heads = found[names[layer]]
