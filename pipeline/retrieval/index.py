@@ -210,7 +210,7 @@ class Index:
                 f"k is {k}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
             )
         setting, selector, there = self.setting, None, k
-        if allowed is not None and (allowed.shape, allowed.dtype) != ((len(self),), np.bool_):
+        if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
             raise RetrievalError(
                 f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
                 f"[{len(self)}], a flag for each sample of {self.folder}"

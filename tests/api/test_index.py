@@ -55,7 +55,7 @@ def test_what_is_saved_is_opened_and_asked(
     index.save(folder)
     opened = heron.Index.open(folder)
     for ours, theirs in zip(opened.search(Z[:9]), index.search(Z[:9]), strict=True):
-        assert (ours == theirs).all()
+        assert np.array_equal(ours, theirs)
     assert main(["query", str(folder), "--key", "4", "--where", "'Red field'", "--k", "3"]) == 0
     told = capsys.readouterr().out
     assert "the index, as it was built of vectors in memory" in told and "Red field" in told

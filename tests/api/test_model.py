@@ -15,6 +15,7 @@ import heron
 from heron.pipeline.config.errors import CheckpointError, InputError
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.retrieval.embed import embed
+from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.shards.artefact import FileSum
 from heron.shards.build import build
@@ -80,7 +81,8 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> tuple[heron.Run, Given]:
 def test_encode_gives_what_embed_writes_and_needs_no_data_set(case: tuple[str, heron.Run]) -> None:
     name, run = case
     rows = raw(run)
-    written = {layer: embedded(run, layer) for layer in ("hidden", "projection")}
+    layers: list[Layer] = ["hidden", "projection"]
+    written = {layer: embedded(run, layer) for layer in layers}
     assert len(written["hidden"]) > 80
     hidden = run.folder.parent / "hidden"
     (run.folder.parent / "data").rename(hidden)
