@@ -15,7 +15,7 @@ from heron.pipeline.objectives.complementary import checked, log1m_exp
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import strips, unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
-from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.shards.artefact import Count
 
 
@@ -36,7 +36,7 @@ class Comco(MomentumTerm):
         """Returns a queue of keys, each with its class and its complementary labels."""
         return MomentumQueue(run.model, self.queue, 2 * run.labels, self.momentum)
 
-    def loss(self, batch: GlobalBatch, memory: MomentumQueue) -> Tensor:
+    def loss(self, batch: GlobalBatch, memory: KeyQueue) -> Tensor:
         """See `scl_nl` and `comco`."""
         keys = batch.gather_labelled(memory.embed(batch))
         posteriors = batch.logits.detach().softmax(1)

@@ -1,6 +1,7 @@
 """The slow copy of an encoder that makes keys, and the queue that keeps them (MoCo, MulCo)."""
 
 import copy
+from abc import abstractmethod
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,19 +20,62 @@ from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 VIEW = 1  # keys are made of the second view
 
 
-class MomentumQueue(Memory):
-    """A momentum encoder with its projector, and a queue of earlier keys with their posteriors.
+class KeyQueue(Memory):
+    """Earlier keys with their posteriors.
 
-    He et al. 2020 (MoCo); MulCo, Algorithm 1. The queue is empty at first and holds what was put
-    there, so that no made-up key is ever a negative.
+    The queue is empty at first and holds what was put there, so that no made-up key is ever a
+    negative.
     """
 
-    encoder: nn.Module
-    projector: nn.Module
     keys: Tensor
     posteriors: Tensor
     filled: Tensor
     position: Tensor
+
+    def __init__(self, size: int, width: int, classes: int) -> None:
+        """Holds `size` keys of `width` numbers, each with a posterior of `classes`."""
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(size, width))
+        self.register_buffer("posteriors", torch.zeros(size, classes))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+
+    @abstractmethod
+    def embed(self, batch: GlobalBatch) -> Float[Tensor, "rows dim"]:
+        """Returns the keys of this process's labelled rows, without gradient."""
+
+    @abstractmethod
+    def offer(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Takes what is to be put into the queue: of the whole batch, in its order."""
+
+    def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
+        """Returns the keys that were put in, and their posteriors."""
+        filled = int(self.filled)
+        return self.keys[:filled], self.posteriors[:filled]
+
+    @torch.no_grad()
+    def enqueue(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Puts the keys of a whole batch in, in its order; the oldest give way."""
+        size, count = len(self.keys), len(keys)
+        at = (self.position + torch.arange(count, device=keys.device)) % size
+        self.keys[at] = keys.to(self.keys)
+        self.posteriors[at] = posteriors.to(self.posteriors)
+        self.position.copy_((self.position + count) % size)
+        self.filled.add_(count).clamp_(max=size)
+
+
+class MomentumQueue(KeyQueue):
+    """A momentum encoder with its projector, and a queue of earlier keys with their posteriors.
+
+    He et al. 2020 (MoCo); MulCo, Algorithm 1.
+    """
+
+    encoder: nn.Module
+    projector: nn.Module
 
     def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
         """Copies the encoder and the projector of the view that keys are made of.
@@ -42,17 +86,15 @@ class MomentumQueue(Memory):
             classes: width of a posterior.
             momentum: share of the copy that a step keeps.
         """
-        super().__init__()
+        encoder, projector = model.branch(VIEW)
+        width = next(p.shape[0] for p in reversed(list(projector.parameters())))
+        super().__init__(size, width, classes)
+        self.width = width
         self.momentum, self.precision = momentum, model.precision
         self._model = (model,)  # in a tuple, so that it is no part of this module
-        encoder, projector = model.branch(VIEW)
         self.encoder, self.projector = copy.deepcopy(encoder), copy.deepcopy(projector)
         self.requires_grad_(False)
-        self.width = width = next(p.shape[0] for p in reversed(list(projector.parameters())))
-        self.register_buffer("keys", next(projector.parameters()).new_zeros(size, width))
-        self.register_buffer("posteriors", torch.zeros(size, classes))
-        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.keys = self.keys.to(next(projector.parameters()))
         self._offered: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -67,15 +109,10 @@ class MomentumQueue(Memory):
             projected: Tensor = self.projector(self.encoder(x, rng_keys + VIEW))
         return projected.float() if self.precision == "bf16" else projected
 
-    def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
-        """Returns the keys that were put in, and their posteriors."""
-        filled = int(self.filled)
-        return self.keys[:filled], self.posteriors[:filled]
-
     def offer(
         self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
     ) -> None:
-        """Takes what `update` will put into the queue: of the whole batch, in its order."""
+        """Takes what `update` will put into the queue."""
         self._offered = keys, posteriors
 
     def update(self, step: StepEnd) -> list[str]:
@@ -92,20 +129,14 @@ class MomentumQueue(Memory):
         """Moves every parameter towards the model's by 1 - momentum."""
         pairs = zip((self.encoder, self.projector), self._model[0].branch(VIEW), strict=True)
         for mine, theirs in pairs:
-            for slow, fast in zip(mine.parameters(), theirs.parameters(), strict=True):
-                slow.lerp_(fast.detach(), 1 - self.momentum)
+            follow(mine, theirs, self.momentum)
 
-    @torch.no_grad()
-    def enqueue(
-        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
-    ) -> None:
-        """Puts the keys of a whole batch in, in its order; the oldest give way."""
-        size, count = len(self.keys), len(keys)
-        at = (self.position + torch.arange(count, device=keys.device)) % size
-        self.keys[at] = keys.to(self.keys)
-        self.posteriors[at] = posteriors.to(self.posteriors)
-        self.position.copy_((self.position + count) % size)
-        self.filled.add_(count).clamp_(max=size)
+
+@torch.no_grad()
+def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
+    """Moves every parameter of a module towards those of another by 1 - momentum."""
+    for mine, theirs in zip(slow.parameters(), fast.parameters(), strict=True):
+        mine.lerp_(theirs.detach(), 1 - momentum)
 
 
 class MomentumTerm(Term):

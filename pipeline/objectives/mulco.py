@@ -13,7 +13,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.hard import debias
-from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm
 
 Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
 
@@ -25,7 +25,7 @@ class Mulco(MomentumTerm):
     kind: Kind = "weighted"
     tau_plus: Annotated[float, Field(ge=0, lt=1)] | None = None
 
-    def loss(self, batch: GlobalBatch, memory: MomentumQueue) -> Tensor:
+    def loss(self, batch: GlobalBatch, memory: KeyQueue) -> Tensor:
         """See `mulco`."""
         keys, posteriors = memory.embed(batch), batch.logits.detach().softmax(1)
         memory.offer(batch.gather_labelled(keys), batch.gather_labelled(posteriors))

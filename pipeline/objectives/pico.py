@@ -15,7 +15,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
-from heron.pipeline.objectives.momentum import MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.mulco import mulco
 from heron.shards.artefact import Count
 
@@ -95,8 +95,14 @@ class Disambiguation(nn.Module):
         return self.targets[torch.searchsorted(self.rows, rows)]
 
 
-class PicoMemory(MomentumQueue):
+class PicoQueue(KeyQueue):
     """The queue, in which a key's posterior is one class, and what PiCO's labels are taken for."""
+
+    disambiguation: Disambiguation
+
+
+class PicoMemory(PicoQueue, MomentumQueue):
+    """The queue with a momentum encoder."""
 
     def __init__(self, run: RunSpec, size: int, momentum: float, gamma: float) -> None:
         """Begins for a run: see `MomentumQueue` and `Disambiguation`."""
@@ -124,7 +130,7 @@ class Pico(MomentumTerm):
         """Returns the queue with prototypes and pseudo-targets."""
         return PicoMemory(run, self.queue, self.momentum, self.gamma)
 
-    def loss(self, batch: GlobalBatch, memory: PicoMemory) -> Tensor:
+    def loss(self, batch: GlobalBatch, memory: PicoQueue) -> Tensor:
         """See `pseudo_target_loss` and `pico`; the order is that of PiCO's Algorithm 1."""
         keys = memory.embed(batch)
         posteriors = batch.logits.detach().softmax(1)

@@ -1,0 +1,58 @@
+"""Every loss of Heron as a module for any training loop: plain torch, DDP, Lightning, Trainer.
+
+    loss = WeightedSupervised(tau=0.1)(features, labels)
+    loss.backward()
+
+A loss compares the rows of all processes. Its value is that of one process with the whole batch,
+on every process; its gradient, after the mean over processes that DistributedDataParallel takes,
+is too. `heron.losses.functional` has the losses as plain functions.
+"""
+
+from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
+from heron.losses.contrastive import (
+    Cmc,
+    Debiased,
+    Hard,
+    Hierarchical,
+    InputWeightedUnsupervised,
+    NtXent,
+    SingleViewUnsupervised,
+    Supcon,
+    WeightedSupervised,
+    WeightedUnsupervised,
+)
+from heron.losses.inputs import LossError
+from heron.losses.learnt import C2ae, Deepmtmv, Mib
+from heron.losses.loss import Loss
+from heron.losses.remembering import Comco, MomentumEncoder, Mulco, Pico, Plnl
+
+__all__ = [
+    "Bce",
+    "C2ae",
+    "Cmc",
+    "Comco",
+    "CrossEntropy",
+    "Debiased",
+    "Deepmtmv",
+    "Gce",
+    "Hard",
+    "Hierarchical",
+    "InputWeightedUnsupervised",
+    "LUw",
+    "Loss",
+    "LossError",
+    "Mib",
+    "Mlcl",
+    "MomentumEncoder",
+    "Mse",
+    "Mulco",
+    "NtXent",
+    "Pico",
+    "Plnl",
+    "SingleViewUnsupervised",
+    "Supcon",
+    "UbExp",
+    "UbLog",
+    "WeightedSupervised",
+    "WeightedUnsupervised",
+]

@@ -1,0 +1,132 @@
+"""What losses are given: views of features, and labels in the forms that people have them in."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from heron.shards.errors import HeronError, times
+
+Views = Tensor | Sequence[Tensor]
+
+
+class LossError(HeronError):
+    """What a loss was given does not fit it: the message names it, and what it expects."""
+
+
+def as_views(features: Views, name: str) -> list[Tensor]:
+    """Returns features as a list with a tensor [batch, dim] a view.
+
+    Args:
+        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] a view.
+        name: of what it is, for the message.
+
+    Raises:
+        LossError: they are of another shape or type, or views differ in their rows.
+    """
+    if isinstance(features, Tensor) and features.dim() == 3:
+        features = features.unbind(1)
+    views = [features] if isinstance(features, Tensor) else list(features)
+    for x in views:
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            raise LossError(
+                f"{name} are {_shown(x)}; expected floats [batch, dim], [batch, views, dim], or a "
+                "list with a tensor [batch, dim] a view"
+            )
+    if not views:
+        raise LossError(f"{name} are an empty list; expected a tensor [batch, dim] a view")
+    same_rows({f"{name} of view {view + 1}": x for view, x in enumerate(views)})
+    return views
+
+
+def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
+    """Returns raw inputs as rows of numbers, a tensor [batch, width] a view.
+
+    Args:
+        inputs: [batch, ...] of one view, or a list with such a tensor a view.
+        views: how many there are of the projections.
+
+    Raises:
+        LossError: there are more or fewer than views.
+    """
+    found = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if len(found) != views:
+        raise LossError(
+            f"inputs are of {len(found)} and projections of {views} views; expected as many: a "
+            "list with a tensor [batch, ...] a view"
+        )
+    return [x.flatten(1) for x in found]
+
+
+def as_columns(labels: Tensor, classes: int | None) -> Tensor:
+    """Returns labels as columns of floats, [batch, labels].
+
+    Args:
+        labels: columns of any type, or class numbers [batch].
+        classes: how many there are; None where only columns will do.
+
+    Raises:
+        LossError: the labels are of another shape, or no class.
+    """
+    if labels.dim() == 1 and classes is not None:
+        return _one_hot(labels, classes)
+    if labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1]):
+        numbers = "" if classes is None else ", or class numbers [batch]"
+        raise LossError(
+            f"labels are {_shown(labels)}; expected 0 or 1 for each label, "
+            f"[batch, {classes or 'labels'}]{numbers}"
+            + ("; give num_classes for class numbers [batch]" if classes is None else "")
+        )
+    return labels if labels.is_floating_point() else labels.float()
+
+
+def as_groups(labels: Tensor) -> Tensor:
+    """Returns labels of which only equality counts as columns: class numbers as one, [batch, 1].
+
+    Raises:
+        LossError: the labels are neither whole numbers [batch] nor columns.
+    """
+    if labels.dim() == 1 and _whole(labels):
+        return labels[:, None]
+    if labels.dim() != 2:
+        raise LossError(
+            f"labels are {_shown(labels)}; expected class numbers [batch], or columns "
+            "[batch, labels]; take argmax(1) of one-hot labels"
+        )
+    return labels
+
+
+def same_rows(tensors: dict[str, Tensor]) -> None:
+    """Refuses tensors that differ in their rows or their device.
+
+    Raises:
+        LossError: names the first two that differ.
+    """
+    (first, x), *others = tensors.items()
+    for name, y in others:
+        for what, one, other in (("rows", len(x), len(y)), ("device", x.device, y.device)):
+            if one != other:
+                raise LossError(f"{what}: {first} have {one} and {name} {other}; expected the same")
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    if not _whole(labels):
+        raise LossError(f"labels are {_shown(labels)}; expected whole numbers [batch], or columns")
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise LossError(
+            f"the label of row {row} is {int(labels[row])}; expected 0 to {classes - 1}"
+            + ("; leave rows without a label out" if labels[row] < 0 else "")
+        )
+    return torch.nn.functional.one_hot(labels.long(), classes).float()
+
+
+def _whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _shown(x: object) -> str:
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return f"{str(x.dtype).removeprefix('torch.')} {times(x.shape)}"
