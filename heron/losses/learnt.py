@@ -214,8 +214,12 @@ class Deepmtmv(_OfClassifier):
             ModelSpec(Model(), [], labels, dim, views),
         )
         self.labels, self.classes = labels, classes
-        self.groups = cast(deepmtmv.TaskGroups, self.parts["classifier"])
         self.errors = deepmtmv.TaskErrors(self.groups, classes)
+
+    @property
+    def groups(self) -> deepmtmv.TaskGroups:
+        """The classifier."""
+        return cast(deepmtmv.TaskGroups, self.parts["classifier"])
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns this process's share of the classifier's loss, and notes which labels err."""
