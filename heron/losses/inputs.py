@@ -109,6 +109,17 @@ def same_rows(tensors: dict[str, Tensor]) -> None:
                 raise LossError(f"{what}: {first} have {one} and {name} {other}; expected the same")
 
 
+def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
+    """Refuses tensors of another width than the `dim` that a loss was made with.
+
+    Raises:
+        LossError: names the first.
+    """
+    for name, x in tensors.items():
+        if x.shape[1] != dim:
+            raise LossError(f"{name} have {x.shape[1]} numbers; expected {dim}, which dim says")
+
+
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
     if not _whole(labels):
         raise LossError(f"labels are {_shown(labels)}; expected whole numbers [batch], or columns")

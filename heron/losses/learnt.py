@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_views
+from heron.losses.inputs import LossError, Views, as_columns, as_views, expect_width
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
 from heron.pipeline.distributed.collectives import from_first
@@ -86,6 +86,7 @@ class Mib(Loss):
 class _OfClassifier(Loss):
     """A loss with a classifier of its own, of features and labels."""
 
+    dim: int
     labels: int
 
     def predict(self, features: Views) -> Tensor:
@@ -108,6 +109,7 @@ class _OfClassifier(Loss):
             LossError: features or labels are not what the loss expects; says what it found.
         """
         hidden = torch.cat(as_views(features, "features"), 1)
+        expect_width({"features": hidden}, self.dim)
         return self.evaluate({"hidden": hidden}, as_columns(labels, self.labels), sizes=sizes)
 
     if TYPE_CHECKING:
@@ -161,7 +163,7 @@ class C2ae(_OfClassifier):
             gather,
             ModelSpec(Model(), [], labels, dim, 1),
         )
-        self.labels = labels
+        self.dim, self.labels = dim, labels
 
 
 class Deepmtmv(_OfClassifier):
@@ -213,7 +215,7 @@ class Deepmtmv(_OfClassifier):
             True,
             ModelSpec(Model(), [], labels, dim, views),
         )
-        self.labels, self.classes = labels, classes
+        self.dim, self.labels, self.classes = dim * views, labels, classes
         self.errors = deepmtmv.TaskErrors(self.groups, classes)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_views, same_rows
+from heron.losses.inputs import LossError, Views, as_views, expect_width, same_rows
 from heron.pipeline.config.sections import check
 from heron.pipeline.config.terms import Term
 from heron.pipeline.distributed import collectives
@@ -33,6 +33,7 @@ class Loss(nn.Module):
         gather: whether rows of all processes are compared, or this process's alone.
         parts: what the term learns beside the network, by name.
         memory: what the term remembers between steps; all processes hold the same.
+        width: of projections, where the parts ask for one.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Loss(nn.Module):
         if spec and (classifier := self.term.classifier(spec)) is not None:
             self.parts["classifier"] = classifier
         self.memory = memory
+        self.width = spec.config.projection_width if spec else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`; what it refuses is an error that names this process and the loss."""
@@ -185,6 +187,8 @@ class Loss(nn.Module):
                 raise LossError(
                     f"views of the {name} have {sorted(widths)} numbers; expected one width"
                 )
+        if self.width is not None and "projections" in known:
+            expect_width({"projections": known["projections"][0]}, self.width)
         kinds = {x.dtype for x in self.parameters() if x.is_floating_point()}
         given = {torch.float32 if x.dtype in HALF else x.dtype for x in named.values()}
         if kinds and kinds != given:
@@ -222,6 +226,7 @@ def _sizes(known: Features, targets: Tensor, sizes: Sequence[int] | None) -> lis
     told = "; ".join(
         f"{name} " + ", ".join(f"{str(x.dtype)[6:]} [batch, {x.shape[1]}]" for x in tensors)
         for name, tensors in {**known, "labels": [targets]}.items()
+        if name != "paths"  # which are the labels
     )
     checksum = zlib.crc32(told.encode())
     device = targets.device

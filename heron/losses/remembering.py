@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_columns, as_views
+from heron.losses.inputs import LossError, Views, as_columns, as_views, expect_width
 from heron.losses.loss import Loss
 from heron.pipeline.objectives import comco, mulco, pico, plnl
 from heron.pipeline.objectives.batch import GlobalBatch
@@ -89,13 +89,14 @@ class _Momentum(Loss):
                 f"queue is {size}, smaller than the {batch.num_labelled} rows of all processes, "
                 f"which would push each other out; expected at least {batch.num_labelled}"
             )
-        if (found := batch.own["keys"][0].shape[1]) != width:
-            raise LossError(f"keys have {found} numbers; expected {width}, which dim says")
+        expect_width({"keys": batch.own["keys"][0]}, width)
         return super().share(batch)
 
 
 class _OfQueries(_Momentum):
     """A loss of queries, keys, logits and complementary labels."""
+
+    classes: int
 
     def _compare(
         self,
@@ -107,7 +108,12 @@ class _OfQueries(_Momentum):
         sizes: Sequence[int] | None,
     ) -> Tensor:
         features: dict[str, Views] = {"projections": queries, "keys": keys, "logits": logits}
-        targets = as_columns(labels, logits.shape[1])
+        if logits.shape[1] != self.classes:
+            raise LossError(
+                f"logits are of {logits.shape[1]} classes; expected {self.classes}, which classes "
+                "says"
+            )
+        targets = as_columns(labels, self.classes)
         return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
 
 
@@ -147,6 +153,7 @@ class Mulco(_OfQueries):
         memory = _GivenKeys(queue, dim, classes)
         options = {"tau": tau, "kind": kind, "tau_plus": tau_plus, "queue": queue}
         super().__init__(mulco.Mulco, options, memory=memory)
+        self.classes = classes
 
     def forward(
         self,
@@ -224,6 +231,7 @@ class Comco(_OfQueries):
             },
             memory=_GivenKeys(queue, dim, 2 * classes),
         )
+        self.classes = classes
 
     def forward(
         self,
@@ -259,8 +267,13 @@ class _OfRows(Loss):
 
     labels: Tensor
 
-    def of_rows(self, indices: Tensor) -> Tensor:
+    def of_rows(self, indices: Tensor, logits: Tensor) -> Tensor:
         """Returns the labels of some rows, and refuses numbers that are none."""
+        if logits.shape[1] != self.labels.shape[1]:
+            raise LossError(
+                f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
+                "labels that the loss was made with"
+            )
         whole = not (indices.is_floating_point() or indices.dtype == torch.bool)
         if indices.dim() != 1 or not whole:
             raise LossError(
@@ -355,7 +368,7 @@ class Pico(_Momentum, _OfRows):
             LossError: an input is not what the loss expects; says what it found.
         """
         features: dict[str, Views] = {"projections": queries, "keys": keys, "logits": logits}
-        targets = self.of_rows(indices)
+        targets = self.of_rows(indices, logits)
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
@@ -446,7 +459,7 @@ class Plnl(_OfRows):
         if len(one) != len(other):
             raise LossError(f"logits are of {len(one)} and {len(other)} views; expected as many")
         features: dict[str, Views] = {"networks": [*one, *other]}
-        targets = self.of_rows(indices)
+        targets = self.of_rows(indices, one[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A small network with each loss, for any loop: what several processes train, one must train too."""
+"""A small network with each loss: what several processes train, one must train too."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,11 +1,18 @@
 """Two processes train what one trains, with every loss, in three kinds of loops, in float64."""
 
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
+from torch.utils.data import DataLoader
 
+from heron import losses as h
+from heron.losses import functional
 from heron.pipeline.config.terms import named_terms
 from heron.pipeline.distributed import collectives
 from tests import ranks
@@ -53,3 +60,116 @@ def test_two_processes_are_one_in_a_loop_of_ones_own() -> None:
 
 
 FEW = ["WeightedSupervised", "WeightedUnsupervised", "Mulco", "C2ae"]
+Loops = Callable[[list[str]], dict[str, Result]]
+
+
+def in_lightning(cases: list[str]) -> dict[str, Result]:
+    """Trains each case by Lightning's Trainer; the last weights."""
+    import lightning  # both: a second to load, and in the processes alone
+
+    class Lit(lightning.LightningModule):
+        def __init__(self, net: Net) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: tuple[Tensor, float], _: int) -> Tensor:
+            return self.net.forward(*batch)["loss"]
+
+        def configure_optimizers(self) -> SGD:
+            optimizer = SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+            optimizer.register_step_post_hook(self.net.after_step)
+            return optimizer
+
+    found, world = {}, collectives.world_size()
+    for case in cases:
+        net = Net(case)
+        rows = list(batches(collectives.rank(), world))
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=world,
+            strategy="ddp",
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(Lit(net), DataLoader(rows, batch_size=None))  # type: ignore[arg-type]
+        found[case] = net.result()
+    return found
+
+
+def in_trainer(cases: list[str]) -> dict[str, Result]:
+    """Trains each case by the Trainer of transformers; the last weights."""
+    import transformers
+
+    class Rows(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            rows = batches(collectives.rank(), collectives.world_size())
+            named = [{"rows": one, "epoch": epoch} for one, epoch in rows]
+            return DataLoader(named, batch_size=None)  # type: ignore[arg-type]
+
+    found = {}
+    for case in cases:
+        net = Net(case)
+        optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+        optimizer.register_step_post_hook(net.after_step)
+        with tempfile.TemporaryDirectory() as folder:
+            options = transformers.TrainingArguments(
+                output_dir=folder,
+                use_cpu=True,
+                num_train_epochs=1,
+                max_grad_norm=0,
+                lr_scheduler_type="constant",
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+            )
+            Rows(net, options, train_dataset=[], optimizers=(optimizer, None)).train()
+        found[case] = net.result()
+    return found
+
+
+@pytest.mark.parametrize("loop", [in_lightning, in_trainer])
+def test_two_processes_are_one_in_loops_of_others(loop: Loops) -> None:
+    (one,), two = ranks.run(1, plain, FEW), ranks.run(2, loop, FEW)
+    for case in FEW:
+        expected = {name: value for name, value in one[case].items() if name != "values"}
+        for process in two:
+            assert_one(expected, process[case])
+
+
+def alone(cases: list[str]) -> dict[str, Tensor]:
+    """The loss of this process's rows alone, and of all with their sizes given."""
+    rank, found = collectives.rank(), {}
+    z = torch.randn(9, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    own = z.split([5, 4])[rank].requires_grad_()
+    for name, loss in (
+        ("alone", h.NtXent(gather=False)(own)),
+        ("whole", h.NtXent()(own, sizes=[5, 4])),
+        ("local", functional.nt_xent(own.unbind(1))),
+        ("global", functional.nt_xent(z.unbind(1))),
+    ):
+        found[name] = loss.detach()
+    with pytest.raises(h.LossError) as error:
+        h.NtXent()(own, sizes=[4, 5])
+    assert str(error.value) == (
+        f"rank {rank}: NtXent: sizes are [4, 5], and process {rank} of 2 has {len(own)} rows; "
+        "expected the rows of every process, in order of rank"
+    )
+    with pytest.raises(h.LossError) as error:
+        h.Supcon()(own[:, :, : 3 + rank], torch.arange(len(own)))
+    assert str(error.value) == (
+        f"rank {rank}: Supcon: processes differ: "
+        "rank 0 projections float64 [batch, 3], float64 [batch, 3]; labels int64 [batch, 1] | "
+        "rank 1 projections float64 [batch, 4], float64 [batch, 4]; labels int64 [batch, 1]; "
+        "expected the same of each"
+    )
+    return found
+
+
+def test_rows_of_one_process_and_processes_that_differ() -> None:
+    for found in ranks.run(2, alone, []):
+        torch.testing.assert_close(found["alone"], found["local"])
+        torch.testing.assert_close(found["whole"], found["global"])
