@@ -52,16 +52,18 @@ class MomentumEncoder(nn.Module):
 class _GivenKeys(KeyQueue):
     """A queue whose keys are given to each call."""
 
+    offered: tuple[Tensor, Tensor]
+
     def embed(self, batch: GlobalBatch) -> Tensor:
         """Returns the keys of this process's rows."""
         return batch.own["keys"][0].detach()
 
     def offer(self, keys: Tensor, posteriors: Tensor) -> None:
-        """Puts the keys of the whole batch into the queue."""
-        self.enqueue(keys, posteriors)
+        """Takes the keys of the whole batch, which are enqueued once they were compared."""
+        self.offered = keys, posteriors
 
     def queue(self) -> tuple[Tensor, Tensor]:
-        """Returns copies, since backward comes after `offer` has written."""
+        """Returns copies, since backward comes after the queue is written."""
         keys, posteriors = super().queue()
         return keys.clone(), posteriors.clone()
 
@@ -79,7 +81,7 @@ class _Momentum(Loss):
     """A loss of queries against keys."""
 
     term: MomentumTerm
-    memory: KeyQueue
+    memory: _GivenKeys
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns this process's share of the loss."""
@@ -90,7 +92,11 @@ class _Momentum(Loss):
                 f"which would push each other out; expected at least {batch.num_labelled}"
             )
         expect_width({"keys": batch.own["keys"][0]}, width)
-        return super().share(batch)
+        loss = super().share(batch)
+        if self.training:
+            self.memory.enqueue(*self.memory.offered)
+            del self.memory.offered
+        return loss
 
 
 class _OfQueries(_Momentum):

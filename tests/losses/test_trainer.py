@@ -141,7 +141,7 @@ class Loop(nn.Module):
 
 def own_loop(config: Config) -> dict[str, Tensor]:
     """Trains a method in a loop of one's own, from the trainer's weights, on its batches."""
-    run = Trainer(config, Watchdog(None), StopSignals(False))
+    run = Trainer(config, Watchdog(600.0), StopSignals(False))
     run.open_data()
     run.build_model()
     names = {id(p): name for name, p in run.model.named_parameters()}
