@@ -18,9 +18,10 @@ HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(Sys
     ("code", "needed", "late"),
     [
         ("import heron.pipeline.pretrain", {"torch", "accelerate"}, LATE),
+        ("import heron.losses.functional", {"torch"}, LATE | {"accelerate", "PIL"}),
         (f"{HELP}(['--help'])", {"argparse"}, LATE | {"torch", "accelerate"}),
     ],
-    ids=["pretrain", "help"],
+    ids=["pretrain", "losses", "help"],
 )
 def test_libraries_are_loaded_late(code: str, needed: set[str], late: set[str]) -> None:
     tell = "import sys; print(*sys.modules, file=sys.stderr)"

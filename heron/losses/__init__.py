@@ -9,22 +9,20 @@ is too. `heron.losses.functional` has the losses as plain functions.
 """
 
 from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
-from heron.losses.contrastive import (
-    Cmc,
-    Debiased,
-    Hard,
-    Hierarchical,
-    InputWeightedUnsupervised,
-    NtXent,
-    SingleViewUnsupervised,
-    Supcon,
-    WeightedSupervised,
-    WeightedUnsupervised,
-)
+from heron.losses.disambiguation import Pico, Plnl
 from heron.losses.inputs import LossError
 from heron.losses.learnt import C2ae, Deepmtmv, Mib
 from heron.losses.loss import Loss
-from heron.losses.remembering import Comco, MomentumEncoder, Mulco, Pico, Plnl
+from heron.losses.momentum import Comco, MomentumEncoder, Mulco
+from heron.losses.supervised import Hard, Hierarchical, Supcon, WeightedSupervised
+from heron.losses.unsupervised import (
+    Cmc,
+    Debiased,
+    InputWeightedUnsupervised,
+    NtXent,
+    SingleViewUnsupervised,
+    WeightedUnsupervised,
+)
 
 __all__ = [
     "Bce",

@@ -1,4 +1,4 @@
-r"""Contrastive losses: what belongs together attracts, other samples repel.
+r"""Contrastive losses with labels: samples that share labels attract.
 
 Throughout, :math:`f(a, b) = \exp(\cos(a, b) / \tau)`.
 """
@@ -9,38 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_inputs, as_views
+from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_views
 from heron.losses.loss import Loss
-from heron.pipeline.config.model import Model
-from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives import (
     hard,
     hierarchical,
-    single_view,
     supcon,
     supervised,
-    unsupervised,
 )
-
-
-class _OfProjections(Loss):
-    """A loss of the projections alone."""
-
-    def forward(self, projections: Views, *, sizes: Sequence[int] | None = None) -> Tensor:
-        """Returns the loss of the samples of all processes.
-
-        Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
-            sizes: samples of every process, where they are known; None exchanges them.
-
-        Raises:
-            LossError: the projections cannot be compared; says why.
-        """
-        return self.evaluate({"projections": projections}, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class _OfLabelled(Loss):
@@ -73,163 +49,6 @@ class _OfLabelled(Loss):
 
     if TYPE_CHECKING:
         __call__ = forward
-
-
-class NtXent(_OfProjections):
-    r"""SimCLR's NT-Xent, InfoNCE (Chen et al. 2020, Eq. 1), for two views or more.
-
-    The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
-
-    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
-    """
-
-    def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
-        super().__init__(unsupervised.NtXent, {"tau": tau}, gather)
-
-
-class Cmc(_OfProjections):
-    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3), for two views or more.
-
-    The mean over ordered pairs of views (u, v) and samples i of
-
-    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv})
-    """
-
-    def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
-        super().__init__(unsupervised.Cmc, {"tau": tau}, gather)
-
-
-class Debiased(_OfProjections):
-    r"""The debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8).
-
-    `NtXent` with the sum over an anchor's N negatives replaced by
-
-    .. math:: \max\Big(\frac{\sum f^- - N \tau^+ f^+}{1 - \tau^+},\; N e^{-1/\tau}\Big)
-    """
-
-    def __init__(self, *, tau: float = 0.5, tau_plus: float = 0.1, gather: bool = True) -> None:
-        """Takes the options.
-
-        Args:
-            tau: temperature, at least 0.003.
-            tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-            gather: compare rows of all processes.
-        """
-        super().__init__(hard.Debiased, {"tau": tau, "tau_plus": tau_plus}, gather)
-
-
-class WeightedUnsupervised(_OfProjections):
-    r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5); H is a part of this module.
-
-    The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
-
-    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j g\, f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
-
-    with the learnt weight of a negative
-    :math:`g = \frac12 [e^{1 - \cos(z_{iu}, H(z_{kj}))} + e^{1 - \cos(z_{kj}, H(z_{iu}))}]`.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        tau: float = 1.0,
-        anchors: Literal["first", "all"] = "all",
-        negatives: Literal["all_views", "cross_view"] = "all_views",
-        gather: bool = True,
-    ) -> None:
-        """Builds H.
-
-        Args:
-            dim: width of the projections.
-            tau: temperature, at least 0.003.
-            anchors: `all` views are anchors, or the `first` only.
-            negatives: `all_views` of the other samples (the paper), or `cross_view`: the
-                positive's view of them alone (the authors' code).
-            gather: compare rows of all processes.
-        """
-        options = {"tau": tau, "anchors": anchors, "negatives": negatives}
-        super().__init__(unsupervised.WeightedUnsupervised, options, gather, _spec(dim))
-
-
-class _OfInputs(Loss):
-    """A loss of projections and what they were made of."""
-
-    def forward(
-        self,
-        projections: Views,
-        inputs: Tensor | Sequence[Tensor],
-        *,
-        sizes: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Returns the loss of the samples of all processes.
-
-        Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
-            inputs: a tensor [batch, ...] a view; widths may differ.
-            sizes: samples of every process, where they are known; None exchanges them.
-
-        Raises:
-            LossError: the projections cannot be compared; says why.
-        """
-        views = as_views(projections, "projections")
-        features = {"projections": views, "inputs": as_inputs(inputs, len(views))}
-        return self.evaluate(features, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-
-class InputWeightedUnsupervised(_OfInputs):
-    r"""HCL's weighted unsupervised loss L_u (2021, Eq. 4): weights from the raw inputs.
-
-    As `WeightedUnsupervised`, with :math:`g = e^{1 - \cos(x_{iu}, x_{kj})}`; where view j is of
-    another width than view u, :math:`x_{ku}` stands for :math:`x_{kj}`.
-    """
-
-    def __init__(
-        self, *, tau: float = 1.0, anchors: Literal["first", "all"] = "all", gather: bool = True
-    ) -> None:
-        """Takes the options.
-
-        Args:
-            tau: temperature, at least 0.003.
-            anchors: `all` views are anchors, or the `first` only.
-            gather: compare rows of all processes.
-        """
-        super().__init__(
-            unsupervised.InputWeightedUnsupervised, {"tau": tau, "anchors": anchors}, gather
-        )
-
-
-class SingleViewUnsupervised(_OfInputs):
-    r"""HeroCon's L_u of one view (KDD 2022, Eq. 4); H and the map of inputs are its own.
-
-    With :math:`x_i` the linear map of an input to the width of z, the mean over samples of
-
-    .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
-
-    and over views where there are several; g as in `WeightedUnsupervised`.
-    """
-
-    def __init__(
-        self, dim: int, input_dims: Sequence[int], *, tau: float = 1.0, gather: bool = True
-    ) -> None:
-        """Builds H and the maps.
-
-        Args:
-            dim: width of the projections.
-            input_dims: numbers of an input, of each view; one for all views that share a map.
-            tau: temperature, at least 0.003.
-            gather: compare rows of all processes.
-        """
-        spec = _spec(dim, input_dims)
-        super().__init__(single_view.SingleViewUnsupervised, {"tau": tau}, gather, spec)
 
 
 class Supcon(_OfLabelled):
@@ -421,8 +240,3 @@ class Hard(Loss):
 
     if TYPE_CHECKING:
         __call__ = forward
-
-
-def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
-    """Returns what parts are built for."""
-    return ModelSpec(Model(projection_width=dim), [[width] for width in input_dims], 0, 0, 0)
