@@ -165,4 +165,4 @@ def batches(rank: int, world: int) -> Iterator[tuple[Tensor, float]]:
     """This process's rows of each step, and the epoch; without rows a process still takes part."""
     for step, (shares, epoch) in enumerate(zip(SHARES, EPOCHS, strict=True)):
         rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(step))[: sum(shares)]
-        yield rows if world == 1 else rows.split(shares)[rank], epoch
+        yield rows if world == 1 else torch.split(rows, shares)[rank], epoch

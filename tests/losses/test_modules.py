@@ -26,7 +26,8 @@ HOT = torch.nn.functional.one_hot(CLASS, CLASSES).double()
 LABELS = (draw(BATCH, 4, seed=6) > 0).double()
 PATHS = torch.stack([CLASS // 2, CLASS], 1)
 
-VALUES: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+Pair = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+VALUES: dict[str, Pair] = {
     "NtXent": (lambda: h.NtXent(tau=0.3)(Z), lambda: f.nt_xent(Z, tau=0.3)),
     "NtXent, one tensor": (lambda: h.NtXent()(torch.stack(Z, 1)), lambda: f.nt_xent(Z)),
     "Cmc": (lambda: h.Cmc(tau=0.3)(Z), lambda: f.cmc(Z, tau=0.3)),
@@ -68,12 +69,20 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
         lambda: f.nt_xent([z.bfloat16().float() for z in Z]),
     ),
 }
-COMPLEMENTARY = f.ub_log, f.ub_exp, f.mse, f.l_uw, f.mlcl
-for name, function in zip(("UbLog", "UbExp", "Mse", "LUw", "Mlcl"), COMPLEMENTARY, strict=True):
-    VALUES[name] = (
-        lambda n=name: getattr(h, n)()(LOGITS, CLASS),
-        lambda of=function: of(LOGITS, HOT, total=BATCH),
-    )
+
+
+def of_sets(module: h.Loss, function: Callable[..., Tensor]) -> Pair:
+    """A loss for complementary labels, which the module is given as class numbers."""
+    return lambda: module(LOGITS, CLASS), lambda: function(LOGITS, HOT, total=BATCH)
+
+
+VALUES |= {
+    "UbLog": of_sets(h.UbLog(), f.ub_log),
+    "UbExp": of_sets(h.UbExp(), f.ub_exp),
+    "Mse": of_sets(h.Mse(), f.mse),
+    "LUw": of_sets(h.LUw(), f.l_uw),
+    "Mlcl": of_sets(h.Mlcl(), f.mlcl),
+}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -119,9 +128,14 @@ def test_every_function_is_exported() -> None:
 def test_calls_have_types() -> None:
     assert_type(h.NtXent()(Z), Tensor)
     assert_type(h.Mib(DIM).double()(Z, epoch=0.5), Tensor)
-    if False:
+
+    def refused() -> None:  # mypy would report an ignored error that is none
         h.Supcon()(Z)  # type: ignore[call-arg]
         h.NtXent(tua=0.1)  # type: ignore[call-arg]
+        h.Hard(hardening="much")  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError):
+        refused()
 
 
 def test_a_memory_moves_on_in_training_alone_and_is_saved() -> None:

@@ -144,7 +144,7 @@ def alone(cases: list[str]) -> dict[str, Tensor]:
     """The loss of this process's rows alone, and of all with their sizes given."""
     rank, found = collectives.rank(), {}
     z = torch.randn(9, 2, 4, generator=torch.Generator().manual_seed(0)).double()
-    own = z.split([5, 4])[rank].requires_grad_()
+    own = torch.split(z, [5, 4])[rank].requires_grad_()
     for name, loss in (
         ("alone", h.NtXent(gather=False)(own)),
         ("whole", h.NtXent()(own, sizes=[5, 4])),

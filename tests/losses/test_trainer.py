@@ -131,7 +131,7 @@ class Loop(nn.Module):
             keys = self.slow(inputs[VIEW][:count], batch.rng_keys[:count] + VIEW)
             at = torch.searchsorted(self.rows, batch.indices[:count])
             last = at if isinstance(loss, h.Pico) else y
-            when = {} if isinstance(loss, h.Mulco) else {"epoch": epoch}
+            when: dict[str, Any] = {} if isinstance(loss, h.Mulco) else {"epoch": epoch}
             found = loss(own[0], keys, features["logits"][0][:count], last, **when)
         else:
             found = loss(features["logits"][0][:count], y)
@@ -148,8 +148,8 @@ def own_loop(config: Config) -> dict[str, Tensor]:
     loop, optim = Loop(run), config.optim
     wrapped = DistributedDataParallel(loop)
     optimizer = SGD(loop.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    if loop.slow is not None:
-        optimizer.register_step_post_hook(lambda *_: loop.slow.update())
+    if (slow := loop.slow) is not None:
+        optimizer.register_step_post_hook(lambda *_: slow.update())
     source = batches(
         ProcessBatches(run.streams, config.seed, run.accelerator.process_index, run.world),
         0, STEPS, 0, pin=False,
@@ -209,6 +209,5 @@ def test_a_loop_of_ones_own_is_the_trainer(world: int, tmp_path: Path) -> None:
             for name, value in own.items():
                 expected = trainer[name].double()
                 torch.testing.assert_close(
-                    value.double(), expected, rtol=1e-8, atol=1e-10,
-                    msg=lambda text, m=method, n=name: f"{m}, {n}: {text}",
-                )  # fmt: skip
+                    value.double(), expected, rtol=1e-8, atol=1e-10, msg=f"{method}, {name}"
+                )
