@@ -1,6 +1,5 @@
 """A loop of one's own with heron.losses is pretrain.py: losses, gradients and weights."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +201,6 @@ def both(folder: str, methods: list[str]) -> list[list[dict[str, Tensor]]]:
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_loop_of_ones_own_is_the_trainer(world: int, tmp_path: Path) -> None:
     data(tmp_path)
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     for process in ranks.run(world, both, str(tmp_path), METHODS):
         for method, (trainer, own) in zip(METHODS, process, strict=True):
             assert len(own) > 3
