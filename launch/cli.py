@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from heron.launch.arguments import Group, UsageError, Verb, choose, parse
+from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
 from heron.launch.shards import SHARDS
@@ -16,6 +17,7 @@ from heron.shards.errors import HeronError
 VERBS = Group(
     "Contrastive pretraining for data with several views and several labels.",
     {
+        "pretrain": Verb(pretrain),
         "shards": SHARDS,
         "embed": Verb(embed),
         "index": Verb(index),
@@ -25,6 +27,7 @@ VERBS = Group(
         "reproduce": Verb(run_table),
         "study": Verb(study),
         "report": Verb(report),
+        "launchers": Verb(launchers),
     },
 )
 STDOUT = 1  # its file descriptor

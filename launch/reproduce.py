@@ -99,7 +99,7 @@ def _refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
     if clashes:
         raise ConfigError(
             f"{', '.join(clashes)}: the table sets this itself for each run; leave it out, or "
-            "run pipeline/pretrain.py"
+            "use `heron pretrain`"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator
 
 from heron.launch.arguments import ONE_EACH, Override, UsageError
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.kinds import Asked, Metric, bytes_of
@@ -276,13 +276,10 @@ def serve(
     """
     from heron.pipeline.retrieval.query import Retriever
 
-    try:
-        from heron.pipeline.serve.server import address, choose_token, listen, make_server
-    except ModuleNotFoundError as missing:
-        raise ConfigError(
-            f"the web page needs the package {missing.name}, which is not installed; install it "
-            "with: pip install 'heron-pretrain[serve]'"
-        ) from None
+    for package in ("fastapi", "uvicorn"):
+        require(package, "the web page")
+    from heron.pipeline.serve.server import address, choose_token, listen, make_server
+
     given = os.environ.get("HERON_TOKEN") or None if token is None else token
     with listen(host, port) as listening:  # a taken port is found before the index
         token = choose_token(listening, given)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from heron.launch.arguments import Override
+from heron.launch.shipped import STUDIES, find_shipped, names_in
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 
@@ -12,7 +13,7 @@ INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
 
 def study(
-    study: Annotated[Path, "a file of configs/studies, or one of your own"],
+    study: Annotated[Path, f"name of a study, or a file: {', '.join(names_in(STUDIES))}"],
     *overrides: Annotated[Override, "key=value of every trial; of what varies, all its values"],
     out: Annotated[Path | None, "folder of the study (default: studies/NAME)"] = None,
     small: Annotated[bool, "its small version, for two cores"] = False,
@@ -24,13 +25,14 @@ def study(
 ) -> int:
     """Runs a study: many trials of one experiment, on Ray.
 
-    heron study configs/studies/negatives.yaml --small seed=0
-    heron study configs/studies/workers-fixed-batch.yaml --address auto --out studies/workers
+    heron study negatives --small seed=0
+    heron study workers-fixed-batch --address auto --out studies/workers
     """
     from heron.launch.studies.ledger import Ledger, alone
     from heron.launch.studies.study import load_study
     from heron.launch.studies.trials import plan, refuse_missing_data
 
+    study = find_shipped(study, STUDIES, "study")
     asked = load_study(study, small, overrides)
     out = out or Path("studies") / (study.stem + ("-small" if small else ""))
     trials = plan(asked, out)

@@ -1,10 +1,10 @@
 """Pretrain: the main job, from configuration to report.
 
-    accelerate launch pipeline/pretrain.py --config configs/scene.yaml optim.lr=0.1
+    accelerate launch -m heron.pipeline.pretrain --config scene optim.lr=0.1
 
 One file, read from top to bottom. It runs as it is on one CPU, one GPU, or many of either with
 DistributedDataParallel or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration differs.
-Without an argument it is configs/faces.yaml. It exits with 0 at the end, 1 after an error, 75 when
+Without an argument it is the experiment `faces`. It exits with 0 at the end, 1 after an error, 75 when
 a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 from heron import __version__
 from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, Lost, Stopped
 from heron.pipeline.config.experiment import Config, dump_config, load_config
+from heron.pipeline.config.shipped import find_config
 from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
@@ -57,7 +58,7 @@ from heron.shards.errors import HeronError
 
 EXPECTED = (HeronError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
-DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faces.yaml"
+DEFAULT = "faces"
 
 
 def pretrain(config: Config) -> dict[str, Any]:
@@ -371,15 +372,16 @@ class Trainer:
         return every_epochs is not None and now % (every_epochs * self.per_epoch) == 0
 
 
-def main() -> int:
-    """Read the command line and run; a fault the user can mend is one line, not a traceback."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Reads the command line and runs; a fault the user can mend is one line, not a traceback."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--config", default=DEFAULT, help="experiment (default: %(default)s)")
+    parser.add_argument("--config", default=DEFAULT, help="experiment: a file, or a shipped name")
     parser.add_argument("--method", help="terms of a method of configs/methods.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value, such as optim.lr=0.1")
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(words)
     try:
-        pretrain(load_config(arguments.config, arguments.overrides, arguments.method))
+        config = find_config(arguments.config)
+        pretrain(load_config(config, arguments.overrides, arguments.method))
     except Stopped as stopped:
         print(f"stopped: {stopped}; {AGAIN}", file=sys.stderr)
         return end(STOPPED)

@@ -1,23 +1,23 @@
 #!/bin/bash
 # Pretraining on hosts without a scheduler: the same command on each, but for HOST.
 #
-#   HOSTS="alpha beta" HOST=0 PROCESSES=8 launch/hosts/pretrain.sh --config configs/celeba.yaml
-#   HOSTS="alpha beta" HOST=1 PROCESSES=8 launch/hosts/pretrain.sh --config configs/celeba.yaml
+#   HOSTS="alpha beta" HOST=0 PROCESSES=8 launch/hosts/pretrain.sh --config celeba
+#   HOSTS="alpha beta" HOST=1 PROCESSES=8 launch/hosts/pretrain.sh --config celeba
 #
 #   HOSTS       names or addresses of all hosts, as the others reach them; they meet at the first
 #   HOST        this host's place in HOSTS, from 0
 #   PROCESSES   processes on each host: its GPUs; by default what nvidia-smi lists, or 1
 #   PORT        where they meet on the first host (29517)
-#   PYTHON      the interpreter that has Heron installed (.venv/bin/python)
+#   PYTHON      the interpreter that has Heron installed (.venv/bin/python, else python3)
 #   ZERO        0, 1, 2 or 3 for DeepSpeed ZeRO of that stage; unset for DistributedDataParallel
 #   GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME   the network interface that the hosts share; without
 #               GPUs by default the one by which this host reaches the first
 #
-# run.dir lies on a disk that all hosts see; run.resume=auto is added, so the same command goes on
-# after a stop. Ctrl-C, SIGTERM or SIGUSR1 to this script on any host saves and ends all of them
-# with status 75. The script ends with the highest status of its processes.
+# Relative paths are of the folder that it is called in. run.dir lies on a disk that all hosts see;
+# run.resume=auto is added, so the same command goes on after a stop. Ctrl-C, SIGTERM or SIGUSR1 to
+# this script on any host saves and ends all of them with status 75. The script ends with the highest
+# status of its processes.
 set -uo pipefail
-cd "$(dirname "$0")/../.." || exit 1
 
 read -ra hosts <<<"${HOSTS:?names of all hosts, the first is where they meet}"
 : "${HOST:?this host\'s place in HOSTS, from 0}"
@@ -27,7 +27,7 @@ if ((HOST < 0 || HOST >= ${#hosts[@]})); then
 fi
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
 PROCESSES=${PROCESSES:-$((gpus > 0 ? gpus : 1))}
-PYTHON=${PYTHON:-.venv/bin/python}
+PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 
 export MASTER_ADDR=${hosts[0]} MASTER_PORT=${PORT:-29517}
 export WORLD_SIZE=$((${#hosts[@]} * PROCESSES)) LOCAL_WORLD_SIZE=$PROCESSES
@@ -51,7 +51,7 @@ trap '' USR1 TERM INT # until Python listens, the processes ignore what is sent 
 pids=()
 for ((i = 0; i < PROCESSES; i++)); do
   RANK=$((HOST * PROCESSES + i)) LOCAL_RANK=$i \
-    "$PYTHON" pipeline/pretrain.py "$@" run.resume=auto &
+    "$PYTHON" -m heron.pipeline.pretrain "$@" run.resume=auto &
   pids+=($!)
 done
 trap 'told=1; kill -TERM "${pids[@]}" 2>/dev/null' USR1 TERM INT

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.extras import require
 
 Node = Mapping[str, float]  # a node's resources: CPU, GPU
 REACH_S = 10.0  # to connect to a cluster's head
@@ -18,7 +19,8 @@ REACH_S = 10.0  # to connect to a cluster's head
 def joined(address: str | None) -> Iterator[None]:
     """Lets this process drive the Ray cluster at an address, or one that is begun here and ended.
 
-    Raises a TrainingError where nothing answers there, or Ray does not begin here.
+    Raises a TrainingError where nothing answers there, or Ray does not begin here, and a
+    MissingPackage where it is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a study is nobody else's business
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: what is timed would wait
@@ -27,8 +29,7 @@ def joined(address: str | None) -> Iterator[None]:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # nor is it for others on this machine
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray's own would lie in ~/.ray for all to read
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    import ray
-
+    ray = require("ray", "a study")
     begun: dict[str, object] = {} if address else {"include_dashboard": False}
     try:
         if address and address != "auto":  # Ray itself would try for two minutes

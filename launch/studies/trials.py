@@ -12,14 +12,16 @@ import numpy as np
 import yaml
 from typing_extensions import TypedDict
 
+from heron.launch.processes import JOB
+from heron.launch.shipped import ACCELERATE
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.sections import Plain
+from heron.pipeline.config.shipped import find_config
 from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count
 
-ACCELERATE = "launch/accelerate"
 TRIALS = "trials"  # of a study's folder: the trials' own
 AGAIN = "again"  # where a row's command leaves its run, beside the study's
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
@@ -87,14 +89,14 @@ class Trial:
         """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
         own = [f"run.dir={self.run}", "run.resume=auto"]
         try:
-            return load_config(self.study.base, [*self.overrides(rung), *own])
+            return load_config(find_config(self.study.base), [*self.overrides(rung), *own])
         except ConfigError as error:
             where = f"trial {self.name} ({self.shown}) of {self.study.base}"
             raise ConfigError(f"{where}: {error}") from None
 
     def command(self, rung: int | None = None) -> str:
         """Returns the shell command that makes this run again, in a folder outside of the study."""
-        words = ["accelerate", "launch", *self._launcher(), "pipeline/pretrain.py"]
+        words = ["accelerate", "launch", *self._launcher(), "-m", JOB]
         words += ["--config", self.study.base, *self.overrides(rung)]
         return shlex.join([*words, f"run.dir={self.out / AGAIN / self.name}"])
 
@@ -146,7 +148,9 @@ def _refuse_unlaunchable(values: dict[str, Any]) -> None:
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
     """Raises a ConfigError that says how to get data that is not there and cannot be made."""
     for config in configs:
-        config.data.refuse_missing(study.data or f"see the first lines of {study.base}")
+        config.data.refuse_missing(
+            study.data or f"see the first lines of {find_config(study.base)}"
+        )
 
 
 def _draw(among: Any, random: np.random.Generator) -> Any:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+from heron.pipeline.config.extras import require
+
+faiss = require("faiss", "a search for neighbours")
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from heron.pipeline.config.errors import CheckpointError, TrainingError
 from heron.pipeline.config.experiment import Negatives
+from heron.pipeline.config.extras import require
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.distributed.collectives import gather_objects, rank
@@ -57,7 +58,9 @@ class Miner:
         Raises:
             CheckpointError: a table that the steps after it need is not there, or not what it was;
                 or not all processes see the folder.
+            MissingPackage: FAISS is not installed.
         """
+        require("faiss", "negatives.mine")
         folder = self.stream.folder
         fault, token = self._prepare(step) if rank() == 0 else ("", "")
         fault, token = gather_objects((fault, token))[0]
@@ -172,9 +175,7 @@ def mine(
         nearest: how many a row.
         exclusive: whether a row has one class.
     """
-    import faiss  # here, and the search too: only mining needs it
-
-    from heron.pipeline.evaluation.knn import exact_nearest
+    from heron.pipeline.evaluation.knn import exact_nearest, faiss  # here: only mining needs it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
     unit = hidden / np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)

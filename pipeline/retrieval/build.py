@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
@@ -36,6 +36,7 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.progress import progress_bar
 
+faiss = require("faiss", "an index")
 LOCK = ".lock"
 MOST_EF = 4096  # the largest efSearch that is tried
 QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for each
@@ -254,7 +255,7 @@ def write_lists(
     if not header.endswith(empty):
         raise RetrievalError(
             f"FAISS {faiss.__version__} writes inverted files in a way that this version of heron "
-            "does not know; expected that of FAISS 1.15; install faiss-cpu 1.15"
+            "does not know; expected that of FAISS 1.15; install faiss-cpu 1.15 or faiss-gpu 1.15"
         )
     header[-len(empty) :] = full
     sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")

@@ -6,11 +6,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import faiss
-
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.kinds import Kind, Plan
 
+faiss = require("faiss", "an index")
 FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
 CLASSES: dict[Kind, tuple[type[Any], ...]] = {
     "flat": (faiss.IndexFlat, faiss.IndexFlatIP, faiss.IndexFlatL2),

@@ -9,11 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Self
 
-import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.filters import passing
@@ -24,6 +24,7 @@ from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
+faiss = require("faiss", "an index")
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from heron.launch.shipped import ACCELERATE
 from heron.launch.studies.ledger import Ledger, alone, measure, write_rows
 from heron.launch.studies.results import read_results
 from heron.launch.studies.study import Study
@@ -49,7 +50,7 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
     ran(ledger, trial, 0.5)
     ledger.append(trial, "done")
     (row,) = read_lines(tmp_path / "trials.jsonl")
-    assert row["command"].startswith("accelerate launch --config_file launch/accelerate/cpu.yaml ")
+    assert row["command"].startswith(f"accelerate launch --config_file {ACCELERATE}/cpu.yaml ")
     assert row["command"].endswith(f"optim.lr=0.2 train.cpu_threads=1 run.dir={tmp_path}/again/003")
     assert {key: row[key] for key in row if key != "command"} == {
         "trial": "003",

@@ -23,6 +23,7 @@ from heron.launch.studies.trials import Trial, plan
 from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
 from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.experiment import Config, load_config, parse_config
+from heron.pipeline.config.shipped import find_config
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "studies.md").read_text()
@@ -63,7 +64,7 @@ def test_every_shipped_study_can_be_run(path: Path, small: bool) -> None:
     study = load_study(path.relative_to(ROOT), small)
     trials = plan(study, Path("studies") / path.stem)
     assert len(trials) > 3
-    assert f"heron study configs/studies/{path.name} --small" in path.read_text()
+    assert f"heron study {path.stem} --small" in path.read_text()
     names = {key for key, _ in [*trials[0].values.items()]}
     assert study.measure.x in names and (study.measure.group or study.measure.x) in names
     for trial, config in zip(trials, configs(trials), strict=True):
@@ -72,7 +73,7 @@ def test_every_shipped_study_can_be_run(path: Path, small: bool) -> None:
         assert Path(parsed.config_file).is_file()
         given = parsed.training_script_args
         own = {"run": {"dir": str(trial.run), "resume": "auto"}}
-        typed = load_config(given[1], given[2:]).model_dump() | own
+        typed = load_config(find_config(given[1]), given[2:]).model_dump() | own
         assert parse_config(typed) == config
     if small:
         assert all(config.data.build for config in configs(trials))

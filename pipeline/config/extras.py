@@ -1,0 +1,38 @@
+"""Packages that not everybody installs: what needs one says how to get it."""
+
+import importlib
+from types import ModuleType
+
+from heron.shards.errors import HeronError
+
+EXTRAS = {  # of pyproject.toml, by the module that one brings
+    "faiss": "pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for CUDA",
+    "fastapi": "pip install 'heron-pretrain[serve]'",
+    "uvicorn": "pip install 'heron-pretrain[serve]'",
+    "ray": "pip install 'heron-pretrain[study]'",
+}
+
+
+class MissingPackage(HeronError):
+    """A package of an extra that is not installed."""
+
+
+def require(module: str, what: str) -> ModuleType:
+    """Returns a module of an extra.
+
+    Args:
+        module: a key of `EXTRAS`.
+        what: needs it, for the error.
+
+    Raises:
+        MissingPackage: it is not installed; says what to type.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name != module:
+            raise
+        raise MissingPackage(
+            f"{what} needs the package {module}, which is not installed; expected an extra: "
+            f"{EXTRAS[module]}"
+        ) from None
