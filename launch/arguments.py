@@ -97,11 +97,10 @@ def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
         parser.error(str(fault))
 
 
-def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | None]:
-    """Returns the call that the words ask for; ends the program where they do not fit."""
+def parser_of(prog: str, verb: Verb) -> Parser:
+    """Returns the parser of a verb's arguments and options."""
     parser = Parser(prog, *describe(verb))
-    parameters = inspect.signature(verb.function).parameters.values()
-    for one in parameters:
+    for one in inspect.signature(verb.function).parameters.values():
         default = PydanticUndefined if one.default is one.empty else one.default
         field = FieldInfo.from_annotated_attribute(one.annotation, default)
         if one.kind is one.VAR_KEYWORD:
@@ -118,7 +117,13 @@ def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | Non
             parser.add_argument(
                 one.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)
             )
-    given = vars(parser.parse_intermixed_args(words))
+    return parser
+
+
+def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | None]:
+    """Returns the call that the words ask for; ends the program where they do not fit."""
+    given = vars(parser_of(prog, verb).parse_intermixed_args(words))
+    parameters = inspect.signature(verb.function).parameters.values()
     arguments = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     several = [given.pop(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL]
     return partial(verb.function, *arguments, *chain(*several), **given)

@@ -5,7 +5,11 @@ import select
 import sys
 from collections.abc import Sequence
 
+from heron import __version__
 from heron.launch.arguments import Group, UsageError, Verb, choose, parse
+from heron.launch.completion import completion
+from heron.launch.config import config
+from heron.launch.init import init
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
@@ -15,9 +19,12 @@ from heron.pipeline.config.errors import STOPPED, Stopped
 from heron.shards.errors import HeronError
 
 VERBS = Group(
-    "Contrastive pretraining for data with several views and several labels.",
+    "Contrastive pretraining for data with several views and several labels.\n\n"
+    "--version says which Heron this is.",
     {
         "pretrain": Verb(pretrain),
+        "init": Verb(init),
+        "config": Verb(config),
         "shards": SHARDS,
         "embed": Verb(embed),
         "index": Verb(index),
@@ -28,6 +35,7 @@ VERBS = Group(
         "study": Verb(study),
         "report": Verb(report),
         "launchers": Verb(launchers),
+        "completion": Verb(completion),
     },
 )
 STDOUT = 1  # its file descriptor
@@ -36,6 +44,11 @@ STDOUT = 1  # its file descriptor
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; what can be expected to go wrong is a line on stderr and status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"heron {__version__}")
+        return 0
+    if words[:1] == ["config"] and len(words) > 2:  # `heron config --help KEY` explains the key
+        words = [word for word in words if word not in ("-h", "--help")]
     prog = "heron"
     verb: Verb | Group = VERBS
     while isinstance(verb, Group):

@@ -4,8 +4,8 @@
 
 One file, read from top to bottom. It runs as it is on one CPU, one GPU, or many of either with
 DistributedDataParallel or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration differs.
-Without an argument it is the experiment `faces`. It exits with 0 at the end, 1 after an error, 75 when
-a signal came and the state is saved, 76 when a process is dead or hangs.
+Without an argument it is the experiment `faces`. It exits with 0 at the end, 1 after an error, 75
+when a signal came and the state is saved, 76 when a process is dead or hangs.
 """
 
 import argparse

@@ -65,7 +65,7 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
     rows = 0
     for shards in manifest.splits.values():
         for shard in shards:
-            labels = _index(store, shard).labels
+            labels = read_index(store, shard).labels
             labels = labels[manifest.labels.known(labels)]
             rows += len(labels)
             if labels.dtype == np.uint8:
@@ -76,7 +76,8 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
     return dict(zip(names, (counts / max(1, rows)).tolist(), strict=True))
 
 
-def _index(store: Store, shard: Shard) -> ShardIndex:
+def read_index(store: Store, shard: Shard) -> ShardIndex:
+    """Returns the index of a shard; ShardError where it is missing or damaged."""
     with store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as held:
         return ShardIndex.read(held.path)
 
@@ -130,7 +131,7 @@ def _pictures(
     store: Store, manifest: Manifest, split: str, count: int, column: int
 ) -> Iterator[tuple[str, Image.Image]]:
     for shard in manifest.splits[split]:
-        index = _index(store, shard)
+        index = read_index(store, shard)
         with store.local(shard.file, shard.bytes, shard.sha256) as held:
             data = np.memmap(held.path, np.uint8, "r")
             starts, lengths = index.offsets[:, column].tolist(), index.lengths[:, column].tolist()

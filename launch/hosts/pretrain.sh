@@ -15,8 +15,8 @@
 #
 # Relative paths are of the folder that it is called in. run.dir lies on a disk that all hosts see;
 # run.resume=auto is added, so the same command goes on after a stop. Ctrl-C, SIGTERM or SIGUSR1 to
-# this script on any host saves and ends all of them with status 75. The script ends with the highest
-# status of its processes.
+# this script on any host saves and ends all of them with status 75. The script ends with the
+# highest status of its processes.
 set -uo pipefail
 
 read -ra hosts <<<"${HOSTS:?names of all hosts, the first is where they meet}"

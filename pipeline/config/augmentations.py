@@ -37,8 +37,10 @@ Areas = Annotated[list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator
 class Crop(Section):
     """A part of the picture, resampled to the view's size (Szegedy et al. 2015).
 
-    `area` is the part's share of the picture; `ratio` its width over height, beside that of the
-    view's size; `flip` the probability of a mirror image.
+    Attributes:
+        area: least and greatest share of the picture that the part has.
+        ratio: least and greatest width over height, beside that of the view's size.
+        flip: probability of a mirror image.
     """
 
     area: Areas = [0.4, 1.0]
@@ -49,8 +51,11 @@ class Crop(Section):
 class Color(Section):
     """Colour distortion (SimCLR, Appendix A): brightness, contrast, saturation and hue.
 
-    Each factor is within `strength` of 1, the hue within `hue` of a turn; all of it happens with
-    `probability`, and `grey` is the probability of losing all colour.
+    Attributes:
+        strength: brightness, contrast and saturation change by a factor within this of 1.
+        hue: greatest turn of the hue, as a share of the circle.
+        probability: of any of it.
+        grey: probability of losing all colour.
     """
 
     strength: Share = 0.4
@@ -60,20 +65,33 @@ class Color(Section):
 
 
 class Flip(Section):
-    """A mirror image, with `probability`."""
+    """A mirror image.
+
+    Attributes:
+        probability: of the mirror image.
+    """
 
     probability: Share = 0.5
 
 
 class Blur(Section):
-    """Gaussian blur of a kernel a tenth of the picture's side (SimCLR, Appendix A)."""
+    """Gaussian blur of a kernel a tenth of the picture's side (SimCLR, Appendix A).
+
+    Attributes:
+        sigma: least and greatest standard deviation, in pixels.
+        probability: of any blur.
+    """
 
     sigma: Range = [0.1, 2.0]
     probability: Share = 0.5
 
 
 class Noise(Section):
-    """Gaussian noise on a vector; `std` in its units, or in standard deviations if standardised."""
+    """Gaussian noise on a vector.
+
+    Attributes:
+        std: of the noise, in the vector's units, or in standard deviations if it is standardised.
+    """
 
     std: Positive = 0.1
 
@@ -96,7 +114,15 @@ class OwnAugmentation(Section):
 
 
 class Augmentation(Section):
-    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`, or one of your own."""
+    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`, or one of your own.
+
+    Attributes:
+        crop: a part of the picture, resampled.
+        color: brightness, contrast, saturation, hue.
+        flip: a mirror image.
+        blur: Gaussian blur.
+        noise: Gaussian noise on a vector.
+    """
 
     crop: Crop | None = None
     color: Color | None = None

@@ -31,7 +31,14 @@ from heron.shards.artefact import MANIFEST, Count, Fingerprint
 
 
 class RunFolder(Section):
-    """Where a run leaves what it made."""
+    """Where a run leaves what it made.
+
+    Attributes:
+        dir: folder of the run, made where it is not there.
+        resume: whether to go on from the newest whole checkpoint (`auto`), also where data or
+            options differ from it (`force`), or to begin anew and set earlier checkpoints aside
+            (`never`).
+    """
 
     dir: PathText
     resume: Literal["auto", "force", "never"] = "never"
@@ -43,6 +50,15 @@ class Protocol(Section):
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
     without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
     `complementary`, training sees of each labelled row so many classes that it is not.
+
+    Attributes:
+        labelled: how many rows of the split are labelled; `all`: every row.
+        folds: folds that the rows are split into, stratified by their labels; null: rows are drawn.
+        fold: the fold that is labelled, or the number of the draw.
+        seed: of the split into folds, or of the draw.
+        complementary: classes that a labelled row is not, which training sees in place of its own;
+            null: training sees the labels.
+        test: rows that are tested on: `unlabelled`, or a split of the data set.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -62,7 +78,12 @@ class Protocol(Section):
 
 
 class BatchRows(Section):
-    """Rows of the global batch, over all processes."""
+    """Rows of the global batch, over all processes.
+
+    Attributes:
+        labelled: labelled rows of a step, over all processes; 0: none are read.
+        unlabelled: unlabelled rows of a step, over all processes.
+    """
 
     labelled: Count | Literal["all"]
     unlabelled: Count | Literal["all"] = 0
@@ -71,7 +92,11 @@ class BatchRows(Section):
 class ModelView(Section):
     """One view the model sees: a stored view of the sample and what is done to it in training.
 
-    `size` is the height and width of pictures in pixels, one number for both; null is as stored.
+    Attributes:
+        stored: name of a view of the data set.
+        size: height and width that pictures are resized to, one number for both; null: as stored.
+        augment: what is done to the view in training, in this order: crop, color, flip, blur,
+            noise, `simclr` for three of them, or the dotted path of your own.
     """
 
     stored: str
@@ -85,7 +110,12 @@ class ModelView(Section):
 
 
 class Cache(Section):
-    """Where remote shards are kept, and how many bytes of them; null: see `heron.shards.cache`."""
+    """Where remote shards are kept, and how many bytes of them.
+
+    Attributes:
+        dir: folder that remote shards are kept in; null: see `heron.shards.cache`.
+        bytes: most bytes that are kept there; null: see `heron.shards.cache`.
+    """
 
     dir: PathText | None = None
     bytes: Natural | None = None
@@ -94,13 +124,34 @@ class Cache(Section):
 class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
-    `path` is a folder or a URL: s3, https, hf, gs; `storage_options` go to fsspec; `fingerprint`
-    (`heron shards show` has it) refuses any other data set that lies there. With `on_error`
-    skip, a row that cannot be read gives its place to another, until more than `max_bad_fraction`
-    of all rows are bad.
-    `verify` compares every shard's checksum before the first step: once a pass over the bytes.
-    `draft` decodes JPEGs at 1/2, 1/4 or 1/8 of their size where no view is enlarged by it;
-    `decode_size` is the side of the square that pictures of several sizes are decoded to.
+    Attributes:
+        path: folder of shards, or a URL: s3, https, hf, gs.
+        fingerprint: of the data set, as `heron shards show` prints it; any other is refused. null:
+            any.
+        build: source and options that build the shards where they are not there; null: they must be
+            there.
+        split: rows that are trained on, labelled or not.
+        protocol: which rows are labelled, and which are tested on.
+        batch: rows of the global batch.
+        views: what the model sees of a sample.
+        standardise: whether vectors are standardised by the training rows' means and standard
+            deviations.
+        epoch: stream whose rows make an epoch.
+        canonical_streams: streams that a batch is drawn from, whatever the number of processes;
+            null: the most, up to 64, that divide the batch.
+        window_rows: rows that are shuffled together.
+        workers: processes that read beside each training process; 0: it reads itself.
+        verify: whether every shard's checksum is compared before the first step, once a pass over
+            the bytes.
+        draft: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where no view is enlarged
+            by it.
+        decode_size: side of the square that pictures of several sizes are decoded to; null: they
+            have one size.
+        on_error: `skip`: a row that cannot be read gives its place to another; `raise`: it ends the
+            run.
+        max_bad_fraction: share of all rows that may be bad before `skip` ends the run.
+        cache: where remote shards are kept.
+        storage_options: options of fsspec, which holds no credentials: those are the environment's.
     """
 
     path: PathText
@@ -158,7 +209,18 @@ def _secret(value: Any, name: str = "") -> str | None:
 class Optim(Section):
     """Optimiser and the schedule of its learning rate.
 
-    `milestones` are the epochs at which schedule `step` multiplies the rate by `gamma`.
+    Attributes:
+        kind: optimiser.
+        lr: learning rate, after the warm-up.
+        momentum: of sgd and lars.
+        weight_decay: L2 penalty of sgd, lars and adam; decoupled in adamw.
+        trust_coefficient: of lars (You et al. 2017).
+        lars_exclude_1d: whether biases and batch norm are left out of lars's trust ratio and of the
+            decay.
+        schedule: how the rate goes after the warm-up; cosine ends at 0.
+        milestones: epochs at which schedule `step` multiplies the rate by `gamma`.
+        gamma: factor of schedule `step`.
+        warmup_epochs: epochs over which the rate rises linearly.
     """
 
     kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
@@ -182,9 +244,13 @@ class Optim(Section):
 class Negatives(Section):
     """Mined hard negatives: near rows with far labels, beside the random labelled rows.
 
-    `mine` rows are added to every labelled batch. Every `every_steps` steps the labelled rows are
-    embedded anew, and the `nearest` of each with far labels are found while training goes on:
-    see `pipeline.negatives.mine`.
+    See `pipeline.negatives.mine`.
+
+    Attributes:
+        mine: mined hard negatives that are added to every labelled batch; 0: none.
+        every_steps: steps after which the labelled rows are embedded anew, and their hard negatives
+            found while training goes on.
+        nearest: hard negatives that are found of a row.
     """
 
     mine: Count = 0
@@ -198,10 +264,23 @@ Precision = Literal["fp32", "bf16", "fp64"]
 class Train(Section):
     """How long, how often measured for collapse, evaluated, saved, and how a step is computed.
 
-    `micro_batch` bounds the rows of a process that are embedded with a graph at a time; the
-    gradient stays that of the whole batch. `precision` bf16 computes the model by autocast; fp64
-    has parameters, inputs and losses in float64, which shows exactness.
-    `timeout_s` is how long nothing may move before the run ends; on SIGTERM or SIGUSR1 it saves.
+    On SIGTERM or SIGUSR1 a run saves and ends.
+
+    Attributes:
+        epochs: epochs of the run.
+        steps: steps at which a run ends at the latest; null: at the end of its epochs.
+        micro_batch: most rows of a process that are embedded with a graph at a time; the gradient
+            stays that of the whole batch. null: all.
+        precision: bf16 computes the model by autocast; fp64 has parameters, inputs and losses in
+            float64, which shows exactness.
+        measure_every_steps: steps between two measurements of collapse.
+        evaluate_every_epochs: epochs between two evaluations; null: one at the end.
+        save_every_epochs: epochs between two checkpoints; null: one at the end, or when a signal
+            comes.
+        save_every_steps: steps between two checkpoints; null: see `save_every_epochs`.
+        keep_checkpoints: newest checkpoints that stay.
+        timeout_s: seconds that nothing may move before the run ends.
+        cpu_threads: threads of a process on CPUs; null: its share of the cores.
     """
 
     epochs: Natural = 1
@@ -220,11 +299,16 @@ class Train(Section):
 class Evaluate(Section):
     """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
 
-    `probe`: `auto` probes where no term trains a classifier, `always` also beside one.
-    `map`: whether the report ends with a map of at most about `map_rows` test rows; `auto` draws it
-    where training took two minutes or more: see `training.report.wants_map`.
-    `baselines` adds what logistic regression and the plain network reach on the same labels: see
-    `evaluation.baselines`.
+    Attributes:
+        probe: when a linear probe makes predictions: where no term trains a classifier (`auto`),
+            also beside one (`always`), or `never`.
+        threshold: probability from which a label of a multi-label row is predicted.
+        batch: rows that are evaluated at a time.
+        map: whether the report ends with a map of test rows; `auto`: where training took two
+            minutes or more.
+        map_rows: test rows on the map, about, at most.
+        baselines: whether logistic regression and the plain network are trained on the same labels,
+            for comparison.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
@@ -236,7 +320,20 @@ class Evaluate(Section):
 
 
 class Config(Section):
-    """One experiment."""
+    """One experiment.
+
+    Attributes:
+        seed: of the weights, the batches, the augmentation and dropout.
+        run: where the run is kept.
+        data: shards, protocol, batches and views.
+        model: encoders and what is on them.
+        objective: terms of the loss by name, or by the dotted path of your own: their weighted sum
+            is minimised.
+        optim: optimiser and its schedule.
+        negatives: mined hard negatives.
+        train: length, measurements, checkpoints and precision.
+        evaluate: how the run is scored.
+    """
 
     seed: Count = 0
     run: RunFolder

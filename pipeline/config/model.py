@@ -25,7 +25,13 @@ Sizes = Annotated[list[Natural], Field(min_length=1)]
 
 
 class Connected(Section):
-    """Connected layers, Linear-ReLU-BatchNorm, each with dropout; without `norm` Linear-ReLU."""
+    """Connected layers, Linear-ReLU-BatchNorm, each with dropout; without `norm` Linear-ReLU.
+
+    Attributes:
+        widths: of the connected layers.
+        dropout: share of values that are dropped after each layer.
+        norm: whether each layer has a BatchNorm.
+    """
 
     widths: Sizes = [200, 200]
     dropout: BelowOne = 0.0
@@ -33,20 +39,34 @@ class Connected(Section):
 
 
 class Mlp(Connected):
-    """Connected layers alone."""
+    """Connected layers alone.
+
+    Attributes:
+        kind: of the encoder.
+    """
 
     kind: Literal["mlp"] = "mlp"
 
 
 class Linear(Section):
-    """One linear layer: with a classifier on it, a linear model."""
+    """One linear layer: with a classifier on it, a linear model.
+
+    Attributes:
+        kind: of the encoder.
+        width: of the features.
+    """
 
     kind: Literal["linear"] = "linear"
     width: Natural = 128
 
 
 class Cnn(Section):
-    """Stages of a stride-2 convolution, BatchNorm and ReLU, then the mean over places."""
+    """Stages of a stride-2 convolution, BatchNorm and ReLU, then the mean over places.
+
+    Attributes:
+        kind: of the encoder.
+        channels: out of each stage.
+    """
 
     kind: Literal["cnn"] = "cnn"
     channels: Sizes = [32, 64, 128, 128]
@@ -55,8 +75,14 @@ class Cnn(Section):
 class Convnet(Connected):
     """Stages of a convolution, ReLU, BatchNorm and max-pool, then connected layers.
 
-    A vector view is laid out as `shape`, [channels, height, width]. Without `norm` no layer has a
-    BatchNorm.
+    Without `norm` no layer has a BatchNorm.
+
+    Attributes:
+        kind: of the encoder.
+        channels: out of each stage.
+        kernel: side of the convolutions.
+        shape: [channels, height, width] that a vector view is laid out as; null: the view is a
+            picture.
     """
 
     kind: Literal["convnet"] = "convnet"
@@ -68,8 +94,13 @@ class Convnet(Connected):
 class Vgg(Connected):
     """VGG (default VGG-16): stages of 3 x 3 convolutions and a max-pool, then connected layers.
 
-    The last stage's places are pooled to `places` x `places` means. `norm` adds a BatchNorm to
-    every layer, which the original has not.
+    `norm` adds a BatchNorm to every layer, which the original has not.
+
+    Attributes:
+        kind: of the encoder.
+        channels: out of each stage.
+        depths: convolutions of each stage.
+        places: side of the square of means that the last stage is pooled to.
     """
 
     kind: Literal["vgg"] = "vgg"
@@ -87,7 +118,12 @@ class Vgg(Connected):
 class Resnet(Section):
     """A ResNet for small images: 3 x 3 first convolution, no max-pool; default ResNet-18.
 
-    `widths` are channels out of each stage, `depths` its residual layers.
+    Attributes:
+        kind: of the encoder.
+        widths: channels out of each stage.
+        depths: residual layers of each stage.
+        layer: of two 3 x 3 convolutions, or a bottleneck of three.
+        stem_stride: of the first convolution; 2 halves the picture at once.
     """
 
     kind: Literal["resnet"] = "resnet"
@@ -162,8 +198,15 @@ Encoder = Annotated[
 class Model(Section):
     """Per-view encoder and projector, the weight net H, and the classifier.
 
-    A projector is one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear. The classifier,
-    the probe and all of evaluation see every view's hidden features, or the first view's.
+    Attributes:
+        encoder: of each view; its keys depend on `kind`, or on your own class, of which `kind` is
+            the dotted path.
+        projector: one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear.
+        projection_width: of the projections that the loss compares.
+        shared_encoder: whether all views have one encoder.
+        shared_projector: whether all views have one projector.
+        classify_on: what the classifier, the probe and evaluation see: every view's hidden
+            features, or the first's.
     """
 
     encoder: Encoder = Mlp()

@@ -92,6 +92,10 @@ class Term(Section):
 
     Derive from it in a file of your own, and name the class by its dotted path:
     `objective: {my_lab.losses.Mine: {weight: 1}}`. Fields are the YAML's options.
+
+    Attributes:
+        weight: factor of the term in the objective; 0 takes it out.
+        ramp_epochs: epochs over which the weight rises from 0; 0: it is whole from the start.
     """
 
     weight: Annotated[float, Field(ge=0)] = 1.0

@@ -56,8 +56,10 @@ class LabelAutoencoder(nn.Module):
 class C2ae(Term):
     """C2AE's objective; its label autoencoder takes the place of the linear classifier.
 
-    `scale` of its exponentials is 1 as printed, 5 in the authors' code. `hidden` is the width of
-    the autoencoder's hidden layers, `code` that of its codes: see `LabelAutoencoder`.
+    Attributes:
+        hidden: width of the autoencoder's hidden layers.
+        code: width of its codes; null: see `LabelAutoencoder`.
+        scale: of the exponentials: 1 as printed, 5 in the authors' code.
     """
 
     alpha: Positive = 0.5

@@ -22,8 +22,11 @@ from heron.shards.artefact import Count
 class Comco(MomentumTerm):
     """ComCo's objective, SCL-NL + `contrast` times its contrastive loss.
 
-    Until `warmup_epochs` all others are negatives; until `neighbour_epochs` a sample's own key is
-    its one positive.
+    Attributes:
+        contrast: weight of the contrastive loss.
+        neighbours: positives of a sample.
+        neighbour_epochs: epochs in which a sample's own key is its one positive.
+        warmup_epochs: epochs in which all others are negatives.
     """
 
     tau: Temperature = 0.17

@@ -29,13 +29,18 @@ Affinity = Float[np.ndarray, "views branches branches"]
 class Deepmtmv(Term):
     """DeepMTMV's classifier: layers that all labels share at first, and groups of them later.
 
-    It has no loss of its own: `bce` or `cross_entropy` trains it. `widths` of its hidden layers;
-    null is a half and a quarter of what it sees, as in the authors' code. Every `every_epochs` the
-    highest layer that all labels share is parted where that is cheaper: a further group costs
-    `cost` in the top layer and twice as much in each layer below, and `separation` weighs how
-    little the labels of a group agree in their errors. Errors are averages over batches that forget
-    at the rate `decay`: of each `view` alone, or of the `joint` prediction. `consensus` is how
-    strongly the views' clusters are drawn together.
+    It has no loss of its own: `bce` or `cross_entropy` trains it.
+
+    Attributes:
+        widths: of the hidden layers; null: a half and a quarter of what it sees, as in the authors'
+            code.
+        every_epochs: epochs between two partings of the highest layer that all labels share, where
+            that is cheaper.
+        errors: averaged of each view alone, or of the joint prediction.
+        decay: rate at which the averages of errors forget.
+        cost: of a further group in the top layer; twice as much in each layer below.
+        separation: how much it counts that labels of a group agree little in their errors.
+        consensus: how strongly the views' clusters are drawn together.
     """
 
     widths: Sizes | None = None

@@ -27,8 +27,11 @@ Cosine = Annotated[float, Field(ge=-1, le=1)]
 class Hard(Term):
     """UCL, H-UCL (`supervised: false`), SCL and H-SCL.
 
-    The threshold of e^g is e^(l / tau), l going from `threshold_start` to `threshold_end` over
-    `threshold_epochs` (H-SCL, Eq. 4).
+    Attributes:
+        supervised: whether labels are used: SCL and H-SCL; without, UCL and H-UCL.
+        threshold_start: l at first; the threshold of e^g is e^(l / tau) (H-SCL, Eq. 4).
+        threshold_end: l after `threshold_epochs`.
+        threshold_epochs: epochs over which l changes.
     """
 
     supervised: bool = True

@@ -60,7 +60,13 @@ class Bottlenecks(nn.ModuleList):
 
 
 class Mib(Term):
-    """MIB's objective; beta goes exponentially from `beta_start` to `beta` over `beta_epochs`."""
+    """MIB's objective.
+
+    Attributes:
+        beta: weight of the information that is left out, at the end.
+        beta_start: the weight at first, which grows exponentially.
+        beta_epochs: epochs over which it grows.
+    """
 
     beta: Positive = 1.0
     beta_start: Positive = 1e-3

@@ -140,7 +140,12 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
 
 
 class MomentumTerm(Term):
-    """A term with a momentum encoder; `momentum` and `queue` are those of the keys."""
+    """A term with a momentum encoder.
+
+    Attributes:
+        queue: keys of earlier samples that are kept.
+        momentum: of the encoder of the keys: its weights move by 1 - momentum a step.
+    """
 
     queue: Natural = 8192
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.999

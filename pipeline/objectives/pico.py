@@ -113,9 +113,14 @@ class PicoMemory(PicoQueue, MomentumQueue):
 class Pico(MomentumTerm):
     """PiCO's objective, L_cls + `contrast` L_cont.
 
-    phi, the share of a pseudo-target that stays in a step, goes linearly from `phi_start` to
-    `phi_end` over `phi_epochs`; `gamma` is that of a prototype. For `warmup_epochs` pseudo-targets
-    rest, and only a sample's own key is its positive.
+    Attributes:
+        contrast: weight of the contrastive loss.
+        gamma: share of a prototype that stays in a step.
+        phi_start: share of a pseudo-target that stays in a step, at first.
+        phi_end: that share at the end.
+        phi_epochs: epochs over which it changes linearly.
+        warmup_epochs: epochs in which pseudo-targets rest, and only a sample's own key is its
+            positive.
     """
 
     tau: Temperature = 0.07

@@ -48,10 +48,14 @@ class SecondNetwork(nn.ModuleList):
 class Plnl(Term):
     """PLNL's two networks, which choose for each other.
 
-    For `pretrain_epochs` SCL-LOG alone; then consistency between views, with a weight that rises
-    over `consistency_epochs`; from `warmup_epochs` later on labels are guessed, where the mean
-    probability over the last `epochs` is above `sure`, and sets enhanced by `neighbours`, by a
-    `share` of what they could take.
+    Attributes:
+        pretrain_epochs: epochs of SCL-LOG alone.
+        warmup_epochs: epochs after these until labels are guessed.
+        consistency_epochs: epochs over which the weight of the views' consistency rises.
+        epochs: whose mean probability guesses a label.
+        sure: probability above which a label is guessed.
+        neighbours: samples that enhance a set of labels.
+        share: of what a set could take that it takes.
     """
 
     pretrain_epochs: Count = 200

@@ -32,7 +32,11 @@ class NtXent(Term):
 
 
 class Cmc(Term):
-    """Contrastive multiview coding."""
+    """Contrastive multiview coding.
+
+    Attributes:
+        tau: temperature, > 0.
+    """
 
     tau: Temperature = 0.5
 

@@ -1,0 +1,90 @@
+"""`heron completion`: what a shell needs to complete verbs, options and shipped names."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from heron.launch.arguments import Group, Verb, parser_of
+from heron.launch.shipped import ACCELERATE, STUDIES, names_in
+
+BASH = """\
+_heron_words() {
+  case "$1" in
+%s
+  esac
+}
+_heron() {
+  local path="" next i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    next="${path:+$path }${COMP_WORDS[i]}"
+    [ -n "$(_heron_words "$next")" ] && path="$next"
+  done
+  COMPREPLY=($(compgen -W "$(_heron_words "$path")" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _heron heron"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+FISH = """\
+function __heron_words
+  switch "$argv"
+%s
+  end
+end
+function __heron
+  set -l path
+  for word in (commandline -opc)[2..]
+    set -l longer $path $word
+    test -n "$(__heron_words "$longer")"; and set path $longer
+  end
+  __heron_words "$path" | string split " "
+end
+complete -c heron -a "(__heron)\""""
+
+
+def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yields, for the words of every verb, what may follow them."""
+    yield path, [*group.verbs, *([] if path else ["--version"])]
+    for name, verb in group.verbs.items():
+        longer = f"{path} {name}".strip()
+        if isinstance(verb, Group):
+            yield from words_by_path(verb, longer)
+        else:
+            yield longer, [*_options(longer, verb), *_names(longer)]
+
+
+def _options(path: str, verb: Verb) -> list[str]:
+    actions = parser_of(f"heron {path}", verb)._actions
+    return [option for one in actions for option in one.option_strings if option[:2] == "--"]
+
+
+def _names(path: str) -> list[str]:
+    """Returns what comes with Heron by name, where a verb takes it."""
+    from heron.launch.tables import TABLES
+    from heron.pipeline.config.shipped import shipped_names
+
+    return {
+        "pretrain": [*shipped_names(), *names_in(ACCELERATE)],
+        "config": shipped_names(),
+        "study": names_in(STUDIES),
+        "reproduce": [*TABLES],
+        "completion": ["bash", "zsh", "fish"],
+    }.get(path, [])
+
+
+def script(shell: str, verbs: Group) -> str:
+    """Returns the script for a shell, which completes file names elsewhere."""
+    if shell == "fish":
+        cases = [f"    case '{path}'\n      echo {' '.join(w)}" for path, w in words_by_path(verbs)]
+        return FISH % "\n".join(cases)
+    cases = [f"    '{path}') echo '{' '.join(w)}' ;;" for path, w in words_by_path(verbs)]
+    return (ZSH if shell == "zsh" else "") + BASH % "\n".join(cases)
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fish"]) -> None:
+    """Prints the shell's completion: source it, or put the line into the shell's start-up file.
+
+    heron completion bash > ~/.local/share/bash-completion/completions/heron
+    heron completion zsh >> ~/.zshrc
+    heron completion fish > ~/.config/fish/completions/heron.fish
+    """
+    from heron.launch.cli import VERBS
+
+    print(script(shell, VERBS))

@@ -1,0 +1,76 @@
+"""`heron config`: the keys of an experiment, and what they are in one."""
+
+import textwrap
+from typing import Annotated, Any
+
+from heron.launch.arguments import UsageError
+from heron.pipeline.config.errors import ConfigError
+
+COLUMNS = 100
+
+
+def config(
+    *given: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
+    method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
+) -> None:
+    """Shows every key with its type, default and meaning, or what the keys of an experiment are.
+
+    heron config
+    heron config train.precision
+    heron config --help data.protocol
+    heron config scene
+    heron config scene optim optim.lr=0.1
+    """
+    from heron.pipeline.config.shipped import find_config
+
+    overrides = [word for word in given if "=" in word]
+    words = [word for word in given if "=" not in word]
+    file = None
+    if words and not _is_key(words[0]):
+        file = find_config(words.pop(0))
+    if len(words) > 1:
+        raise UsageError(f"found {' '.join(words)}; expected one experiment and one key at most")
+    if file is None:
+        if overrides or method:
+            raise UsageError("overrides and --method change an experiment; expected its name")
+        _explain(words[0] if words else "")
+        return
+    from heron.pipeline.config.experiment import dump_config, load_config
+
+    resolved = load_config(file, overrides, method)
+    print(_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))
+
+
+def _is_key(word: str) -> bool:
+    """Whether a word is a key, or is of a section, and not an experiment."""
+    from heron.pipeline.config.experiment import Config
+
+    return word.partition(".")[0] in Config.model_fields
+
+
+def _explain(key: str) -> None:
+    from heron.pipeline.config.describe import describe_keys, keys_at
+
+    for row in keys_at(key) if key else describe_keys():
+        default = "required" if row.default == "required" else f"default {row.default}"
+        print(f"{row.shown}: {row.type}, {default}")
+        print(textwrap.indent(textwrap.fill(row.meaning, COLUMNS - 4), "    "))
+
+
+def _at(tree: Any, key: str) -> str:
+    """Returns the YAML of a part of an experiment.
+
+    Raises:
+        ConfigError: the experiment has no such part.
+    """
+    import yaml
+
+    for name in key.split("."):
+        inside = dict(enumerate(tree)) if isinstance(tree, list) else tree
+        place: Any = int(name) if isinstance(tree, list) and name.isdigit() else name
+        if not isinstance(inside, dict) or place not in inside:
+            known = ", ".join(map(str, inside)) if isinstance(inside, dict) else "no key below it"
+            raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {known}")
+        tree = inside[place]
+    text: str = yaml.safe_dump(tree, sort_keys=False)
+    return text.removesuffix("...\n").rstrip()

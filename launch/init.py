@@ -1,0 +1,253 @@
+"""`heron init`: a first experiment for a data set, chosen by what its manifest says."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from heron.pipeline.config.errors import ConfigError
+from heron.shards.manifest import Manifest, View, load_manifest
+from heron.shards.show import read_index
+from heron.shards.store import open_store
+
+STEPS = 1500  # about so many a first run takes
+LEAST, MOST = 5, 200  # epochs
+LARGEST_BATCH = 256
+SIDE = 96  # larger pictures are resized to this
+TESTED = 5  # where there is no test split, one row in so many is kept for the test
+Line = tuple[str, Any, str]  # a key's name with its indent, its value, and why
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choices are made by.
+
+    Attributes:
+        manifest: of the data set.
+        views: stored views that the model sees: the pictures, or where there are none the vectors.
+        split: rows that are trained on.
+        test: split that is tested on; None: there is none.
+        labelled: rows of the split with a label.
+        unlabelled: rows of the split without one.
+    """
+
+    manifest: Manifest
+    views: list[View]
+    split: str
+    test: str | None
+    labelled: int
+    unlabelled: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of the labels, `none` where no row that is trained on has one."""
+        return self.manifest.labels.kind if self.labelled else "none"
+
+    @property
+    def images(self) -> bool:
+        """Whether the views are pictures."""
+        return self.views[0].kind == "image"
+
+    @property
+    def alone(self) -> bool:
+        """Whether one stored view is seen twice."""
+        return len(self.views) == 1
+
+
+def read_facts(data: str) -> Facts:
+    """Reads the manifest and the labels of a data set.
+
+    Raises:
+        ShardError: it is missing or damaged.
+        ConfigError: it has too few rows to train on.
+    """
+    store = open_store(data)
+    manifest = load_manifest(store)
+    splits = {split: manifest.rows(split) for split in manifest.splits}
+    split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
+    test = next((name for name in ("test", "val", "valid", "dev") if splits.get(name)), None)
+    labelled = 0
+    for shard in manifest.splits[split]:
+        labels = read_index(store, shard).labels
+        labelled += int(manifest.labels.known(labels).sum())
+    images = [view for view in manifest.views if view.kind == "image"]
+    views = images or manifest.views
+    if manifest.labels.kind == "complementary":
+        views = views[:1]  # the momentum encoder of MulCo is shared by the views
+    if splits[split] < 4:
+        raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
+    return Facts(
+        manifest, views, split, test if test != split else None, labelled, splits[split] - labelled
+    )
+
+
+def batch_of(rows: int) -> int:
+    """Returns the rows of a batch: an eighth of all or so, a power of two."""
+    return min(rows, max(16, min(LARGEST_BATCH, 2 ** int(math.log2(max(rows / 8, 1))))))
+
+
+def _data(path: str, facts: Facts) -> list[Line]:
+    known, others = facts.labelled, facts.unlabelled
+    protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
+    why = "all labels are used, and the test split is scored"
+    if facts.kind == "none":
+        protocol, why = {"test": "unlabelled"}, "no row has a label: nothing is scored"
+    elif facts.test is None:
+        kept = known - max(1, known // TESTED)
+        protocol = {"labelled": kept, "test": "unlabelled"}
+        known, others = kept, others + facts.labelled - kept
+        why = f"no test split: one labelled row in {TESTED} is kept for the test"
+    batch = {"labelled": batch_of(known) if known else 0, "unlabelled": 0}
+    if facts.kind in ("none", "multi_label") or _is_herocon(facts):
+        batch["unlabelled"] = batch_of(others) if others > 1 else 0
+    sizes = f"of {known:,} labelled and {others:,} other rows"
+    epoch = "labelled" if batch["unlabelled"] == 0 or known > others else "unlabelled"
+    lines = [
+        ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
+        ("  path", path, ""),
+        ("  split", facts.split, "rows that are trained on"),
+        ("  protocol", protocol, why),
+        ("  batch", batch, f"{sizes}, over all processes"),
+        ("  epoch", epoch, "a pass over the larger of the streams"),
+        ("  views", None, _why_views(facts)),
+    ]
+    for view in facts.views * (2 if facts.alone else 1):
+        lines.append(("    -", {"stored": view.name} | _augmented(facts, view), ""))
+    if not facts.images and all(view.mean for view in facts.views):
+        lines.append(("  standardise", True, "columns of several units count alike"))
+    if any(-1 in view.shape for view in facts.views):
+        lines.append(("  decode_size", SIDE * 4 // 3, "the pictures have several sizes"))
+    return lines
+
+
+def _why_views(facts: Facts) -> str:
+    left_out = [view.name for view in facts.manifest.views if view not in facts.views]
+    why = "one view, seen twice: augmentation makes the pair" if facts.alone else "a pair a sample"
+    return f"{why}; left out: {', '.join(left_out)}" if left_out else why
+
+
+def _augmented(facts: Facts, view: View) -> dict[str, Any]:
+    if not facts.images:
+        return {"augment": [{"noise": {"std": 0.1}}]} if facts.alone else {}
+    crop = {"crop": {"area": [0.4, 1.0] if facts.alone else [0.8, 1.0], "flip": 0.0}}
+    colour = [{"color": {"strength": 0.2, "hue": 0.05, "grey": 0.0}}]
+    steps = [crop, *(colour if facts.alone and view.shape[-1] == 3 else [])]
+    size = {"size": SIDE} if -1 in view.shape or max(view.shape[:2]) > SIDE else {}
+    return size | {"augment": steps}
+
+
+def _model(facts: Facts) -> list[Line]:
+    if facts.images:
+        side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in facts.views)
+        stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
+        encoder = {"kind": "convnet", "channels": [16 * 2**n for n in range(stages)]}
+        encoder |= {"widths": [200], "dropout": 0.1}
+        width, why = 128, f"{side} pixels, halved {stages} times"
+    else:
+        widest = max(view.shape[0] for view in facts.views)
+        hidden = 2 ** min(9, max(5, round(math.log2(widest))))
+        encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
+        width, why = min(128, hidden), f"the widest view has {widest} columns"
+    lines = [
+        ("model", None, ""),
+        ("  encoder", encoder, why),
+        ("  projection_width", width, "of what the loss compares"),
+    ]
+    if facts.alone:
+        lines += [
+            ("  shared_encoder", True, "both views are of one kind"),
+            ("  shared_projector", True, ""),
+            ("  classify_on", "first_view", "scores need no second look"),
+        ]
+    return lines
+
+
+def _is_herocon(facts: Facts) -> bool:
+    return facts.kind == "multi_class" and (facts.unlabelled > 1 or not facts.alone)
+
+
+def _objective(facts: Facts) -> list[Line]:
+    terms: dict[str, dict[str, Any]]
+    if facts.kind == "multi_label" or _is_herocon(facts):
+        single = facts.kind == "multi_class"
+        why = "HeroCon: a classifier, pairs of views, and pairs weighed by their labels"
+        terms = {
+            "cross_entropy" if single else "bce": {"weight": 1.0},
+            "weighted_unsupervised": {"weight": 0.1, "tau": 0.1},
+            "weighted_supervised": {"weight": 0.02, "tau": 1.0}
+            | ({"distance": "indicator"} if single else {}),
+        }
+    elif facts.kind == "multi_class":
+        why = "SupCon beside a classifier: every row has one class"
+        terms = {"cross_entropy": {"weight": 1.0}, "supcon": {"weight": 0.5, "tau": 0.1}}
+    elif facts.kind == "hierarchical":
+        why = "HiMulCon: pairs weighed by the levels that they share; then a linear probe"
+        terms = {"hierarchical": {"tau": 0.1, "constrain": False, "penalty": "exp_inverse"}}
+    elif facts.kind == "complementary":
+        why = "MulCo: labels say what a row is not"
+        queue = max(1024, batch_of(facts.labelled))
+        terms = {"ub_log": {"weight": 1.0}}
+        terms["mulco"] = {"weight": 1.0, "tau": 0.05, "kind": "soft", "queue": queue}
+    else:
+        why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
+    return [("objective", None, why), *((f"  {name}", given, "") for name, given in terms.items())]
+
+
+def experiment(path: str, facts: Facts, name: str) -> str:
+    """Returns a commented experiment, as YAML."""
+    data = _data(path, facts)
+    batch = next(value for key, value, _ in data if key == "  batch")
+    stream = next(value for key, value, _ in data if key == "  epoch")
+    rows = max(facts.labelled if stream == "labelled" else facts.unlabelled, 1)
+    steps = max(1, rows // max(1, batch[stream]))
+    epochs = max(LEAST, min(MOST, round(STEPS / steps)))
+    optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
+    lines: Sequence[Line] = [
+        ("seed", 0, "another number draws other weights and batches"),
+        ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
+        *data,
+        *_model(facts),
+        *_objective(facts),
+        ("optim", optim | {"warmup_epochs": 1}, "a rate that small networks bear"),
+        ("train", {"epochs": epochs, "evaluate_every_epochs": max(1, epochs // 4)},
+         f"some {epochs * steps:,} steps"),
+    ]  # fmt: skip
+    return "".join(map(_written, lines))
+
+
+def _written(line: Line) -> str:
+    key, value, why = line
+    plain = "" if value is None else yaml.safe_dump(
+        value, default_flow_style=True, width=1000, sort_keys=False
+    ).removesuffix("...\n").rstrip()  # fmt: skip
+    named = key if key.endswith("-") else f"{key}:"
+    text = f"{named} {plain}".rstrip()
+    return f"{text}  # {why}\n" if why else f"{text}\n"
+
+
+def init(
+    data: Annotated[str, "folder of shards, or a URL of one"],
+    *,
+    out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
+) -> None:
+    """Writes a first experiment for a data set, whose comments say why each value is there.
+
+    heron init data/mine
+    heron init data/mine --out mine.yaml
+    """
+    from heron.pipeline.config.experiment import parse_config
+    from heron.pipeline.config.sections import parse_yaml
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already; expected a new file: --out another")
+    facts = read_facts(data)
+    text = experiment(data, facts, out.stem)
+    config = parse_config(parse_yaml(text, str(out)))
+    next_command = f"heron pretrain {out}"
+    out.write_text(f"# {next_command}\n{text}")
+    terms = " + ".join(config.objective.terms())
+    print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")
+    print(f"next: {next_command}")

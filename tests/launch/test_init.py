@@ -1,0 +1,114 @@
+"""`heron init` writes an experiment for any data set, and the experiment trains."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from heron.launch.cli import main
+from heron.launch.init import batch_of, experiment, read_facts
+from heron.pipeline.config.experiment import load_config
+from heron.pipeline.pretrain import pretrain
+
+DRAW = np.random.default_rng(0)
+STEPS = ["train.steps=2", "train.cpu_threads=1", "evaluate.map=never"]
+
+
+def arrays(folder: Path, labels: Any, *more: object, **views: Any) -> Path:
+    """Shards of arrays; `labels` None: they have none."""
+    given = views if labels is None else views | {"labels": labels}
+    np.savez(folder / "made.npz", **given)
+    words = ["--npz", folder / "made.npz", "--out", folder / "data", "--quiet", *more]
+    assert main(["shards", "build", "arrays", *map(str, words)]) == 0
+    return folder / "data"
+
+
+def vectors(folder: Path) -> Path:
+    one, two = (DRAW.normal(size=(60, width)).astype(np.float32) for width in (9, 40))
+    return arrays(folder, DRAW.integers(0, 2, (60, 3)).astype(np.uint8), one=one, two=two)
+
+
+def classes(folder: Path) -> Path:
+    one = DRAW.normal(size=(40, 6)).astype(np.float32)
+    return arrays(folder, DRAW.integers(0, 3, 40), one=one)
+
+
+def unlabelled(folder: Path) -> Path:
+    return arrays(folder, None, one=DRAW.normal(size=(40, 6)).astype(np.float32))
+
+
+def complementary(folder: Path) -> Path:
+    one, two = (DRAW.normal(size=(40, 6)).astype(np.float32) for _ in range(2))
+    wrong = np.eye(4, dtype=np.uint8)[DRAW.integers(0, 4, 40)]
+    return arrays(folder, wrong, "--label-kind", "complementary", one=one, two=two)
+
+
+def pictures(folder: Path) -> Path:
+    words = ["--out", folder / "data", "--quiet", "--train", 40, "--test", 10, "--size", 32]
+    assert main(["shards", "build", "faces", *map(str, words)]) == 0
+    return folder / "data"
+
+
+def tree(folder: Path) -> Path:
+    """Pictures of several sizes in folders of two levels."""
+    for split, rows in (("train", 6), ("test", 2)):
+        for name in ("animal/cat", "animal/dog", "thing/car"):
+            (place := folder / "tree" / split / name).mkdir(parents=True)
+            for row in range(rows):
+                pixels = DRAW.integers(0, 256, (30 + row, 40, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{row}.png")
+    words = ["--folder", folder / "tree", "--out", folder / "data", "--quiet"]
+    assert main(["shards", "build", "folder", *map(str, words)]) == 0
+    return folder / "data"
+
+
+@pytest.mark.parametrize(
+    ("made", "terms", "views"),
+    [
+        (vectors, {"bce", "weighted_unsupervised", "weighted_supervised"}, ["one", "two"]),
+        (classes, {"cross_entropy", "supcon"}, ["one", "one"]),
+        (unlabelled, {"nt_xent"}, ["one", "one"]),
+        (complementary, {"ub_log", "mulco"}, ["one", "one"]),
+        (pictures, {"bce", "weighted_unsupervised", "weighted_supervised"}, ["image", "image"]),
+        (tree, {"hierarchical"}, ["image", "image"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_it_writes_trains(
+    made: Any, terms: set[str], views: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    data = made(tmp_path)
+    assert main(["init", str(data), "--out", "mine.yaml"]) == 0
+    assert capsys.readouterr().out.endswith("next: heron pretrain mine.yaml\n")
+    config = load_config("mine.yaml", STEPS)
+    assert {*config.objective.terms()} == terms
+    assert [view.stored for view in config.data.views] == views
+    assert pretrain(config)["steps"] == 2
+    lines = Path("mine.yaml").read_text().splitlines()
+    assert sum(" # " in line for line in lines) >= 12  # reasons
+
+
+def test_choices_go_with_the_data(tmp_path: Path) -> None:
+    facts = read_facts(str(vectors(tmp_path)))
+    text = yaml.safe_load(experiment("x", facts, "x"))
+    assert text["model"]["encoder"]["widths"] == [32, 32]
+    assert text["data"]["protocol"] == {"labelled": 48, "test": "unlabelled"}
+    assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
+    assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
+
+
+def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = unlabelled(tmp_path)
+    (out := tmp_path / "there.yaml").touch()
+    assert main(["init", str(data), "--out", str(out)]) == 1
+    assert f"{out} is there already; expected a new file: --out another" in capsys.readouterr().err
+    few = arrays(tmp_path, None, "--overwrite", one=np.ones((3, 6), np.float32))
+    assert main(["init", str(few), "--out", str(tmp_path / "few.yaml")]) == 1
+    assert "split 'all' has 3 rows; expected 4 or more" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "none")]) == 1
+    assert "no such file; expected a manifest" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""`heron pretrain`: in one process or several, it ends with the status of the run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heron.launch.cli import main
+from heron.launch.processes import environments
+from heron.launch.shipped import ACCELERATE, find_shipped
+from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.training.tracking import read_metrics
+from tests.launch import runs
+
+HERON = [sys.executable, "-m", "heron.launch.cli", "pretrain"]
+
+
+def start(config: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*HERON, str(config), *words],
+        cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("several", [(), ("--processes", "2")], ids=["one", "two"])
+def test_a_signal_reaches_the_run_which_saves_and_goes_on(
+    several: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = runs.experiment(tmp_path, "run", train={**runs.LENGTH, "epochs": 400})
+    process, metrics = start(config, *several), tmp_path / "run" / "metrics.jsonl"
+    runs.await_that("steps", lambda: metrics.exists() and len(read_metrics(metrics)) > 2, 120, str)
+    process.terminate()
+    status, said = runs.finish(process, 60)
+    assert status == runs.SAVED, said
+    assert "a signal came; step " in said
+    after = read_metrics(metrics)[-1]["step"] + 3
+    again = start(config, *several, "run.resume=auto", f"train.steps={after}")
+    status, said = runs.finish(again, 120)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("several", [(), ("--accelerate", "cpu")], ids=["one", "two"])
+def test_an_error_is_status_1(several: tuple[str, ...], tmp_path: Path) -> None:
+    config = runs.experiment(tmp_path, "run")
+    status, said = runs.finish(start(config, *several, "data.split=none"), 120)
+    assert status == 1 and "Traceback" not in said
+    assert "none" in said
+
+
+def test_what_each_configuration_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in runs.environment().keys() ^ os.environ.keys():
+        monkeypatch.delenv(name, raising=False)
+    two = environments(ACCELERATE / "cpu.yaml", None)
+    assert [one["RANK"] for one in two] == [one["LOCAL_RANK"] for one in two] == ["0", "1"]
+    assert {one["WORLD_SIZE"] for one in two} == {"2"}
+    assert len({one["MASTER_PORT"] for one in two}) == 1
+    three = environments(ACCELERATE / "cpu_zero2.yaml", 3)
+    assert len(three) == 3
+    assert {one["ACCELERATE_DEEPSPEED_ZERO_STAGE"] for one in three} == {"2"}
+    (alone,) = environments(ACCELERATE / "single_gpu.yaml", None)
+    assert "RANK" not in alone
+
+
+def test_what_cannot_be_started_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingError, match="asks for 2 machines; expected one: of several, take"):
+        environments(ACCELERATE / "multi_node.yaml", None)
+    (tmp_path / "none.yaml").write_text(yaml.safe_dump({"compute_environment": "NOWHERE"}))
+    with pytest.raises(TrainingError, match="is no configuration that accelerate reads"):
+        environments(tmp_path / "none.yaml", None)
+    with pytest.raises(ConfigError, match="study nosie is not there; expected .* mean 'noise'"):
+        find_shipped("nosie", ACCELERATE.parents[1] / "configs" / "studies", "study")
+    assert main(["pretrain", "facse"]) == 1
+    assert "did you mean faces?" in capsys.readouterr().err
+    assert main(["pretrain", "faces", "--accelerate", "cpu_zero"]) == 1
+    assert "accelerate's configuration cpu_zero is not there" in capsys.readouterr().err
+
+
+def test_launchers_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cluster"
+    assert main(["launchers", str(out)]) == 0
+    assert f"{out}/slurm/pretrain.sbatch\n" in capsys.readouterr().out
+    assert os.access(out / "hosts" / "pretrain.sh", os.X_OK)
+    assert main(["launchers", str(out)]) == 1
+    assert f"{out} is there already; expected a new folder" in capsys.readouterr().err
