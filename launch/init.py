@@ -86,7 +86,7 @@ def read_facts(data: str) -> Facts:
 
 def batch_of(rows: int) -> int:
     """Returns the rows of a batch: an eighth of all or so, a power of two."""
-    return min(rows, max(16, min(LARGEST_BATCH, 2 ** int(math.log2(max(rows / 8, 1))))))
+    return min(rows, max(16, min(LARGEST_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
 
 
 def _data(path: str, facts: Facts) -> list[Line]:
@@ -105,7 +105,7 @@ def _data(path: str, facts: Facts) -> list[Line]:
         batch["unlabelled"] = batch_of(others) if others > 1 else 0
     sizes = f"of {known:,} labelled and {others:,} other rows"
     epoch = "labelled" if batch["unlabelled"] == 0 or known > others else "unlabelled"
-    lines = [
+    lines: list[Line] = [
         ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
         ("  path", path, ""),
         ("  split", facts.split, "rows that are trained on"),
@@ -132,10 +132,12 @@ def _why_views(facts: Facts) -> str:
 def _augmented(facts: Facts, view: View) -> dict[str, Any]:
     if not facts.images:
         return {"augment": [{"noise": {"std": 0.1}}]} if facts.alone else {}
-    crop = {"crop": {"area": [0.4, 1.0] if facts.alone else [0.8, 1.0], "flip": 0.0}}
+    crop: dict[str, Any] = {
+        "crop": {"area": [0.4, 1.0] if facts.alone else [0.8, 1.0], "flip": 0.0}
+    }
     colour = [{"color": {"strength": 0.2, "hue": 0.05, "grey": 0.0}}]
     steps = [crop, *(colour if facts.alone and view.shape[-1] == 3 else [])]
-    size = {"size": SIDE} if -1 in view.shape or max(view.shape[:2]) > SIDE else {}
+    size: dict[str, Any] = {"size": SIDE} if -1 in view.shape or max(view.shape[:2]) > SIDE else {}
     return size | {"augment": steps}
 
 
@@ -143,15 +145,18 @@ def _model(facts: Facts) -> list[Line]:
     if facts.images:
         side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in facts.views)
         stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
-        encoder = {"kind": "convnet", "channels": [16 * 2**n for n in range(stages)]}
+        encoder: dict[str, Any] = {
+            "kind": "convnet",
+            "channels": [16 * 2**n for n in range(stages)],
+        }
         encoder |= {"widths": [200], "dropout": 0.1}
         width, why = 128, f"{side} pixels, halved {stages} times"
     else:
         widest = max(view.shape[0] for view in facts.views)
-        hidden = 2 ** min(9, max(5, round(math.log2(widest))))
+        hidden = 1 << min(9, max(5, round(math.log2(widest))))
         encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
         width, why = min(128, hidden), f"the widest view has {widest} columns"
-    lines = [
+    lines: list[Line] = [
         ("model", None, ""),
         ("  encoder", encoder, why),
         ("  projection_width", width, "of what the loss compares"),

@@ -9,6 +9,7 @@ import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def installed(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     (site,) = folder.glob("lib/python*/site-packages")
     libraries = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "libraries.pth").write_text("".join(f"{path}\n" for path in libraries))
-    python = folder / "bin" / "python"
+    python = str(folder / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
     subprocess.run([*pip, "--no-index", "--ignore-installed", wheels[0]], check=True)
     return folder
@@ -137,7 +138,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with a small data set in Scene's place."""
     folder = tmp_path_factory.mktemp("elsewhere")
     draw = np.random.default_rng(0)
-    views = {name: draw.normal(size=(240, 12)).astype(np.float32) for name in ("view1", "view2")}
+    views: Any = {
+        name: draw.normal(size=(240, 12)).astype(np.float32) for name in ("view1", "view2")
+    }
     np.savez(folder / "scene.npz", labels=draw.integers(0, 2, (240, 6)).astype(np.uint8), **views)
     return folder
 

@@ -134,7 +134,8 @@ def _yaml(value: Any) -> str:
 
 
 def _schema(field: FieldInfo) -> dict[str, Any]:
-    return TypeAdapter(Annotated[field.annotation, *field.metadata, None]).json_schema()
+    hint: Any = Annotated[field.annotation, *field.metadata, None]
+    return TypeAdapter(hint).json_schema()
 
 
 def _type(schema: dict[str, Any]) -> str:
