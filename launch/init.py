@@ -32,6 +32,7 @@ class Facts:
         test: split that is tested on; None: there is none.
         labelled: rows of the split with a label.
         unlabelled: rows of the split without one.
+        scorable: whether labels say what every row is, so that rows of the split can be tested.
     """
 
     manifest: Manifest
@@ -40,6 +41,7 @@ class Facts:
     test: str | None
     labelled: int
     unlabelled: int
+    scorable: bool
 
     @property
     def kind(self) -> str:
@@ -69,19 +71,26 @@ def read_facts(data: str) -> Facts:
     splits = {split: manifest.rows(split) for split in manifest.splits}
     split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
     test = next((name for name in ("test", "val", "valid", "dev") if splits.get(name)), None)
-    labelled = 0
+    labelled, scorable = 0, True
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
-        labelled += int(manifest.labels.known(labels).sum())
+        known = labels[manifest.labels.known(labels)]
+        labelled += len(known)
+        if manifest.labels.kind == "complementary":  # several classes may be left
+            scorable &= bool((known.sum(1) == len(manifest.labels.names) - 1).all())
     images = [view for view in manifest.views if view.kind == "image"]
     views = images or manifest.views
     if manifest.labels.kind == "complementary":
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
         raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
-    return Facts(
-        manifest, views, split, test if test != split else None, labelled, splits[split] - labelled
-    )
+    test, unlabelled = test if test != split else None, splits[split] - labelled
+    if not (scorable or test or unlabelled):
+        raise ConfigError(
+            f"{data}: every row has complementary labels that leave several classes; expected a "
+            "split 'test' whose labels leave one, for the scores"
+        )
+    return Facts(manifest, views, split, test, labelled, unlabelled, scorable)
 
 
 def batch_of(rows: int) -> int:
@@ -95,6 +104,8 @@ def _data(path: str, facts: Facts) -> list[Line]:
     why = "all labels are used, and the test split is scored"
     if facts.kind == "none":
         protocol, why = {"test": "unlabelled"}, "no row has a label: nothing is scored"
+    elif facts.test is None and not facts.scorable:
+        protocol, why = {"labelled": "all", "test": "unlabelled"}, "no label says what a row is"
     elif facts.test is None:
         kept = known - max(1, known // TESTED)
         protocol = {"labelled": kept, "test": "unlabelled"}

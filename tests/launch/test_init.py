@@ -42,7 +42,7 @@ def unlabelled(folder: Path) -> Path:
 
 def complementary(folder: Path) -> Path:
     one, two = (DRAW.normal(size=(40, 6)).astype(np.float32) for _ in range(2))
-    wrong = np.eye(4, dtype=np.uint8)[DRAW.integers(0, 4, 40)]
+    wrong = 1 - np.eye(4, dtype=np.uint8)[DRAW.integers(0, 4, 40)]
     return arrays(folder, wrong, "--label-kind", "complementary", one=one, two=two)
 
 
@@ -110,5 +110,11 @@ def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     few = arrays(tmp_path, None, "--overwrite", one=np.ones((3, 6), np.float32))
     assert main(["init", str(few), "--out", str(tmp_path / "few.yaml")]) == 1
     assert "split 'all' has 3 rows; expected 4 or more" in capsys.readouterr().err
+    wrong = np.eye(4, dtype=np.uint8)[DRAW.integers(0, 4, 40)]
+    one = np.ones((40, 6), np.float32)
+    told = "--label-kind", "complementary"
+    vague = arrays(tmp_path, wrong, *told, "--overwrite", one=one)
+    assert main(["init", str(vague), "--out", str(tmp_path / "vague.yaml")]) == 1
+    assert "leave several classes; expected a split 'test'" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "none")]) == 1
     assert "no such file; expected a manifest" in capsys.readouterr().err
