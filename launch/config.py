@@ -15,11 +15,11 @@ def config(
 ) -> None:
     """Shows every key with its type, default and meaning, or what the keys of an experiment are.
 
-    heron config
     heron config train.precision
     heron config --help data.protocol
     heron config scene
     heron config scene optim optim.lr=0.1
+    heron config
     """
     from heron.pipeline.config.shipped import find_config
 

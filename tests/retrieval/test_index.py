@@ -296,7 +296,7 @@ def test_faiss_gpu_is_used_where_it_sees_gpus(
     monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", move, raising=False)
     options: Any = {"queries": 20, "k": 5, "progress": False}
     build_index(embeddings, tmp_path / "ivf", kind="ivf", **options)
-    assert moved == ["IndexFlat", "IndexFlatIP"]  # k-means, and the assignment to its centroids
+    assert moved == ["IndexFlat", "Index"]  # for k-means, and the quantizer for the assignment
     assert Index.open(tmp_path / "ivf").gpu is None  # searched there only if asked for
     assert Index.open(tmp_path / "ivf", gpu=True).gpu is not None
     assert moved[2:] == ["IndexIVFFlat"]
