@@ -17,7 +17,6 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,12 +24,12 @@ from heron import __version__
 from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, Lost, Stopped
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.config.shipped import find_config
-from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, batches
 from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
-from heron.pipeline.data.skipped import Skipped
-from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.streams import build_data
 from heron.pipeline.data.views import Views
+from heron.pipeline.data.webdataset import open_data, share_of
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
@@ -125,14 +124,13 @@ class Trainer:
         data, local_main = self.config.data, self.accelerator.is_local_main_process
         with self.watchdog.busy():
             build_data(data, progress=local_main)
-            streams = self.streams = open_streams(self.config)
+            streams = self.streams = open_data(self.config)
             self.data = streams.reader.manifest.fingerprint
             if data.verify and local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # notices at once who is gone
         agree({"data": self.data}, self.config.train.timeout_s, self.signals.asked)
-        used = np.concatenate([streams.rows, streams.roles.test])
-        self.skipped = Skipped(used, data.max_bad_fraction)
+        self.skipped = streams.skipped(data.max_bad_fraction)
         for found in collectives.gather_objects(streams.reader.lost):
             streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
         self.views = Views(streams.reader, data, self.device)
@@ -159,7 +157,7 @@ class Trainer:
         self.peak = throughput.peak_flops(self.device, config.train.precision)
         most = max(self.sizes.rows)
         self.flops = throughput.model_flops(model, shapes, most) if self.peak else 0
-        labelled = streams.roles.labelled
+        labelled = streams.labelled_rows
 
         def targets() -> Tensor:
             return torch.from_numpy(streams.targets(labelled))
@@ -205,7 +203,7 @@ class Trainer:
     def train(self) -> None:
         """Takes every step that is left, and scores the last weights."""
         rank, pin = self.accelerator.process_index, self.device.type == "cuda"
-        mine = ProcessBatches(self.streams, self.config.seed, rank, self.world)
+        mine = share_of(self.streams, self.config, rank, self.world, self.done)
         source = batches(mine, self.done, self.steps, self.config.data.workers, pin=pin)
         earlier = self._clear_folder() if self.main else None
         tracker = Tracker(self.folder, self.done, self.steps, self.main)

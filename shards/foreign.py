@@ -97,8 +97,8 @@ def index(
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
         raise SourceError(suggestion(folder, contents(tars[0]).samples))
-    draft = _draft(folder, layout, splits)
-    if (done := _finished(folder, draft, splits, overwrite)) is not None:
+    plan = draft(folder, layout, splits)
+    if (done := _finished(folder, plan, splits, overwrite)) is not None:
         return Outcome(folder, done)
     if not os.access(folder, os.W_OK):
         raise ShardError(
@@ -113,7 +113,7 @@ def index(
     )
     if layout.label is not None and labels.kind == "none":
         raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
-    views = [_measured(view, n, surveys, splits) for n, view in enumerate(draft.views)]
+    views = [_measured(view, n, surveys, splits) for n, view in enumerate(plan.views)]
     _clear(folder)
     ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
     shards = {}
@@ -124,7 +124,7 @@ def index(
         shards[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
     measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
     changes = {"views": views, "labels": labels, "splits": measured}
-    manifest = Manifest.model_validate(dict(draft) | changes).write(folder / MANIFEST)
+    manifest = Manifest.model_validate(dict(plan) | changes).write(folder / MANIFEST)
     return Outcome(
         folder,
         manifest,
@@ -134,7 +134,7 @@ def index(
     )
 
 
-def _draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
+def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
     """Returns the manifest but for what is measured; SourceError where it could not be one."""
     try:
         return Manifest(

@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from heron.pipeline.config.augmentations import Augmentations
+from heron.pipeline.config.endless import WebDataset
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
@@ -125,7 +126,8 @@ class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
     Attributes:
-        path: folder of shards, or a URL: s3, https, hf, gs.
+        path: folder of shards, or a URL: s3, https, hf, gs; may be left out with `webdataset`.
+        webdataset: a stream of tars without an index, which the run then trains on.
         fingerprint: of the data set, as `heron shards show` prints it; any other is refused. null:
             any.
         build: source and options that build the shards where they are not there; null: they must be
@@ -154,7 +156,8 @@ class Data(Section):
         storage_options: options of fsspec, which holds no credentials: those are the environment's.
     """
 
-    path: PathText
+    path: PathText = ""
+    webdataset: WebDataset | None = None
     fingerprint: Fingerprint | None = None
     build: dict[str, Any] | None = None
     split: str = "train"
@@ -174,17 +177,36 @@ class Data(Section):
     cache: Cache = Cache()
     storage_options: dict[str, Any] = {}
 
+    @model_validator(mode="after")
+    def _some_data(self) -> "Data":
+        if not self.path and self.webdataset is None:
+            raise ValueError("path is missing; expected a folder of shards or a URL: path=FOLDER")
+        if not self.path and self.build is not None:
+            raise ValueError("build needs path, the folder to build in")
+        if not self.path and self.webdataset is not None and not self.webdataset.views:
+            raise ValueError(
+                "webdataset has neither image nor vector; expected the members of a sample that "
+                "are views, such as image: [jpg], or path, a data set with the same members"
+            )
+        if self.path and self.webdataset is not None and self.webdataset.declares:
+            raise ValueError(
+                "webdataset has image, vector, label or classes beside path, whose manifest says "
+                "what lies in a sample; leave them out, or path"
+            )
+        return self
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
-        local = self.build is None and "://" not in self.path
+        local = self.build is None and "://" not in self.path and self.path != ""
         if local and not (Path(self.path) / MANIFEST).exists():
             raise ConfigError(f"{self.path} holds no shards; {remedy}")
 
-    @field_validator("path", "storage_options")
+    @field_validator("path", "storage_options", "webdataset")
     @classmethod
     def _no_secrets(cls, value: Any) -> Any:
         """What a run was configured with is written beside its results."""
-        if (secret := _secret(value)) is not None:
+        many = value.labelled + value.unlabelled if isinstance(value, WebDataset) else [value]
+        if (secret := next(filter(None, map(_secret, many)), None)) is not None:
             raise ValueError(
                 f"{secret} would be written into the run's folder; expected credentials in the "
                 "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"

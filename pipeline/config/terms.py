@@ -103,6 +103,7 @@ class Term(Section):
 
     needs: ClassVar[Needs] = Needs()
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
+    remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers
 
     def requires(self) -> Needs:
         """Returns what the term needs under its options."""

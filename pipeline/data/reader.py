@@ -41,10 +41,14 @@ class Reader:
         folder: str | Path | Store,
         on_error: Literal["raise", "skip"] = "raise",
         most_open: int = OPEN,
+        manifest: Manifest | None = None,
     ) -> None:
-        """Opens a folder or a URL that `heron shards build` or `heron shards index` made."""
+        """Opens a folder or a URL that `heron shards build` or `heron shards index` made.
+
+        With a `manifest`, which then lists no shards, nothing is opened: it has no rows.
+        """
         self.store = folder if isinstance(folder, Store) else open_store(folder)
-        self.manifest: Manifest = load_manifest(self.store)
+        self.manifest = manifest or load_manifest(self.store)
         self._views = {view.name: view for view in self.manifest.views}
         self.on_error = on_error
         self.most_open = most_open
@@ -56,7 +60,7 @@ class Reader:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._blocks_before = np.cumsum([0] + [len(index.rows) for index in self.indexes])
         self._blocks: dict[str, MappedBlocks] = {}  # by view
-        present = self.store.names()
+        present = self.store.names() if self.shards else None
         for number, shard in enumerate(self.shards):
             if (fault := self._absence(shard, present)) is not None:
                 self._lose(np.arange(*self.starts[number : number + 2]), fault)
@@ -144,7 +148,9 @@ class Reader:
 
     @cached_property
     def _labels(self) -> NDArray[Any]:
-        return np.concatenate([index.labels for index in self.indexes])
+        labels = self.manifest.labels
+        none = np.empty((0, *labels.row_shape), labels.dtype)
+        return np.concatenate([none, *(index.labels for index in self.indexes)])
 
     def labels(self, rows: Rows) -> NDArray[Any]:
         """Returns labels as stored: see `heron.shards.manifest.Labels`."""
@@ -245,16 +251,18 @@ class Reader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of one row of a view as `read` gives it."""
-        return self._decoder(self.view(name)).shape
+        return self.decoder(name).shape
 
-    def _decoder(self, view: View) -> PictureDecoder:
-        return self.decoders.get(view.name) or PictureDecoder(view.shape, view.shape)
+    def decoder(self, name: str) -> PictureDecoder:
+        """Returns what decodes the pictures of a view."""
+        shape = self.view(name).shape
+        return self.decoders.get(name) or PictureDecoder(shape, shape)
 
     def _pictures(
         self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[np.uint8]
     ) -> None:
         """Decodes the pictures of a view into `out`."""
-        decoder, column = self._decoder(view), self.manifest.views.index(view)
+        decoder, column = self.decoder(view.name), self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:
                 continue

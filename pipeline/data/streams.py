@@ -15,6 +15,7 @@ from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.skipped import Skipped
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
@@ -53,10 +54,15 @@ class Streams:
         return y if drawn is None else complementary(y, rows, drawn, self.protocol)
 
     @property
-    def rows(self) -> Rows:
-        """Numbers of the rows that the streams draw from."""
+    def labelled_rows(self) -> Rows:
+        """Numbers of the rows whose labels training sees."""
+        return self.roles.labelled
+
+    def skipped(self, most: float) -> Skipped:
+        """Returns what counts skipped rows, of all that the run draws or scores."""
         drawn = [s for s in (self.labelled, self.unlabelled) if s is not None]
-        return np.concatenate([shard for stream in drawn for shard in stream.shards])
+        rows = [shard for stream in drawn for shard in stream.shards]
+        return Skipped(np.concatenate([*rows, self.roles.test]), most)
 
     def describe(self) -> list[str]:
         """Returns a line a stream: rows, batch, and what an epoch leaves over."""
@@ -92,9 +98,14 @@ def open_reader(data: Data) -> Reader:
     """Opens the shards, pictures to be decoded at the size that the views need.
 
     Raises:
-        ConfigError: a view is not there, or is asked for what it cannot be.
+        ConfigError: a view is not there, or is asked for what it cannot be; no data set is named.
         ShardError: the data set is missing or damaged.
     """
+    if not data.path:
+        raise ConfigError(
+            "the run trained on tars without an index (data.webdataset) and names no data set; "
+            "expected one with the same members: data.path=FOLDER"
+        )
     cache = ShardCache(data.cache.dir, data.cache.bytes)
     store = open_store(data.path, cache, data.storage_options)
     reader = Reader(store, data.on_error)
@@ -105,6 +116,12 @@ def open_reader(data: Data) -> Reader:
         )
     if not isinstance(store, LocalStore):
         reader.most_open = _most_open(reader, data, cache.limit)
+    prepare_decoders(reader, data)
+    return reader
+
+
+def prepare_decoders(reader: Reader, data: Data) -> None:
+    """Has a reader decode pictures at the size that the views need; raises as `open_reader`."""
     for name in dict.fromkeys(view.stored for view in data.views):
         stored = reader.view(name)
         views = [view for view in data.views if view.stored == name]
@@ -119,7 +136,6 @@ def open_reader(data: Data) -> Reader:
             f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
-    return reader
 
 
 def _most_open(reader: Reader, data: Data, limit: int) -> int:

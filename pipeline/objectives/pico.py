@@ -1,7 +1,7 @@
 """PiCO: a classifier of pseudo-targets, and contrast of what is taken for one class."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +130,8 @@ class Pico(MomentumTerm):
     phi_end: Share = 0.8
     phi_epochs: Natural = 200
     warmup_epochs: Count = 1
+
+    remembers_rows: ClassVar[bool] = True
 
     def memory(self, run: RunSpec) -> PicoMemory:
         """Returns the queue with prototypes and pseudo-targets."""

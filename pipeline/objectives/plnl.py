@@ -67,6 +67,7 @@ class Plnl(Term):
     share: Share = 0.1
 
     needs: ClassVar[Needs] = Needs(own=("logits", "networks"), labels=WRONG, views=2)
+    remembers_rows: ClassVar[bool] = True
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where a network could not see every view by one encoder."""

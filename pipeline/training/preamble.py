@@ -1,6 +1,7 @@
 """What a run says of itself before its first step."""
 
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import Streams
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
@@ -9,7 +10,7 @@ from heron.pipeline.objectives.objective import Objective
 
 def preamble(
     config: Config,
-    streams: Streams,
+    streams: Streams | EndlessStreams,
     objective: Objective,
     sizes: ShardSizes,
     strategy: Strategy,
