@@ -18,6 +18,11 @@ Pictures are CelebA's, or drawn faces of as many pixels where there is none:
 - `folder`: a file a picture, as with torchvision's ImageFolder; `webdataset` on our tars;
   `streaming` (MDS) and `litdata` on the same JPEGs. All of these decode with Pillow.
 
+A stream reads the same tars without their indexes:
+
+- `bare`: webdataset's own loop with our decoder.
+- `ours`: the batches of a run with `data.webdataset`.
+
 Vectors are two views of 273 and 112 values:
 
 - `bare`: indexes a mapped .npy file a view by the same rows; always in one process.
@@ -83,6 +88,8 @@ def plan(folder: Path, batches: Sequence[int]) -> dict[Line, Callable[[int], Con
         ("pictures", "ours"): by(loaders.ours, pictures / "shards", ["image"], few, None),
         ("half", "bare"): bare(HALF),
         ("half", "ours"): by(loaders.ours, pictures / "shards", ["image"], few, HALF),
+        ("stream", "bare"): by(loaders.bare_web, pictures / "shards", few),
+        ("stream", "ours"): by(loaders.endless, pictures / "shards", few),
         ("pictures", "folder"): by(loaders.files, pictures / "files", few),
         ("pictures", "webdataset"): by(loaders.web_pictures, pictures / "shards", few),
         ("pictures", "streaming"): by(peers.streaming, pictures / "streaming", few),

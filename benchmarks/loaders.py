@@ -5,6 +5,7 @@ Each gives, without end, the rows of one batch after another, held in memory and
 
 import os
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
+from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.webdataset import open_data, share_of
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents
@@ -104,6 +108,49 @@ def stacked(samples: list[tuple[NDArray[Any], int]]) -> tuple[Tensor, Tensor]:
 def files(folder: Path, batch: int, workers: int) -> Iterator[int]:
     """Pillow on files, in a DataLoader that shuffles."""
     return every(Files(folder), batch, workers, shuffle=True, collate_fn=stacked)
+
+
+def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
+    """The batches of a run on our shards as tars without an index: `data.webdataset`."""
+    tars = [str(path) for path in sorted(folder.glob("*.tar"))]
+    split = Reader(folder).splits[0]
+    config = parse_config(
+        {
+            "run": {"dir": str(folder / "run")},
+            "data": {
+                "path": str(folder),
+                "split": split,
+                "protocol": {"test": split},
+                "webdataset": {"labelled": tars, "samples_per_epoch": FOREVER, "shuffle": SHUFFLE},
+                "batch": {"labelled": batch},
+                "views": [{"stored": "image"}],
+                "workers": workers,
+            },
+            "objective": {"bce": {}},
+        }
+    )
+    source = share_of(open_data(config), config, 0, 1, 0)
+    for found in batches(source, 0, FOREVER, workers, pin=False):
+        yield len(found.indices)
+
+
+def bare_web(folder: Path, batch: int, workers: int) -> Iterator[int]:
+    """Webdataset's own loop with our decoder, into batches in memory."""
+    import webdataset
+
+    def decode(sample: dict[str, Any]) -> tuple[NDArray[np.uint8], Any]:
+        return simplejpeg.decode_jpeg(sample["jpg"]), np.load(BytesIO(sample["labels.npy"]))[0]
+
+    def stack(samples: list[Any]) -> tuple[Tensor, Tensor]:
+        pictures, labels = zip(*samples, strict=True)
+        return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels))
+
+    tars = [str(path) for path in sorted(folder.glob("*.tar"))]
+    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(SHUFFLE).map(decode)
+    dataset = samples.batched(batch, collation_fn=stack, partial=False).repeat()
+    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers, **ahead(workers))
+    for found in loader:
+        yield len(found[0])
 
 
 def every(dataset: Any, batch: int, workers: int, **options: Any) -> Iterator[int]:

@@ -141,7 +141,9 @@ def test_command(command: str, place: Path) -> None:
     if "benchmarks.serve" in command:
         assert output.endswith("\n0 errors\n")
     if "benchmarks.data" in command:
-        assert all(f"| {what} | ours |" in output for what in ("pictures", "half", "vectors"))
+        assert all(
+            f"| {what} | ours |" in output for what in ("pictures", "half", "stream", "vectors")
+        )
     if "reproduce" in command:
         rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| ")]
         assert [row[0] for row in rows[1:]] == [f"| {name}" for name in SOME]

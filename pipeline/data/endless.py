@@ -71,10 +71,9 @@ class EndlessStreams:
         """None: samples of an endless stream have no numbers."""
         return np.empty(0, np.int64)
 
-    @property
-    def targets(self) -> Any:
-        """See `Reader.targets`."""
-        return self.reader.targets
+    def targets(self, rows: Rows) -> NDArray[np.float32]:
+        """Returns labels of rows of the reader: see `Reader.targets`."""
+        return self.reader.targets(rows)
 
     def skipped(self, most: float) -> Skipped:
         """Returns what counts the samples and rows that are skipped."""

@@ -66,6 +66,8 @@ def embed(
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
+    if any(given.startswith("data.path=") for given in overrides):  # its manifest says all
+        overrides = [*overrides, "data.webdataset=null"]
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     together(lambda: _check_data(config.data, overrides))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, parse_config
@@ -18,6 +20,7 @@ from heron.pipeline.data.endless import EndlessStreams, open_endless
 from heron.pipeline.data.webdataset import EndlessBatches, open_data, share_of
 from heron.pipeline.distributed import collectives
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import HeronError, ShardError
 from tests import ranks
@@ -132,6 +135,15 @@ def test_a_run_that_goes_on_draws_another_order(tars: Path) -> None:
     given = config(tars)
     assert numbers(steps(given, 3)) == numbers(steps(given, 3))
     assert numbers(steps(given, 3, start=1)) != numbers(steps(given, 3))
+
+
+def test_a_run_is_resumed_at_its_step(tars: Path) -> None:
+    tree = config(tars).model_dump(mode="json")
+    pretrain(parse_config(tree))
+    again = {"run": {"resume": "auto"}, "train": {"steps": 5}}
+    assert pretrain(parse_config(merge(tree, again)))["steps"] == 5
+    rows = read_metrics(tars.parent / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(5))
 
 
 def train(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -372,3 +384,38 @@ def test_labels_of_other_kinds(tars: Path) -> None:
     assert found == {1: [0, 1, 1], 2: [1, 0, 0]}
     with pytest.raises(ShardError, match="has as its label a .*; expected a multi_class one"):
         steps(config(tars, webdataset=stream), 1)
+
+
+def test_the_experiment_of_the_guide(tars: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    section = guide.partition("## Endless streams")[2].partition("\n## ")[0]
+    first, second = re.findall(r"(?:    data:\n(?:      .*\n)+)", section)
+    rng = np.random.default_rng(0)
+    members = {"cls": "1", "sensors.npy": rng.normal(size=128).astype(np.float32)}
+    others.write_wds(
+        tars / "c.tar", [{"__key__": str(n), "jpg": others.jpeg(n)} | members for n in range(20)]
+    )
+    data = yaml.safe_load(first)["data"]
+    assert "{0000..0999}" in data["webdataset"]["labelled"]
+    data["webdataset"] |= {"labelled": f"{tars}/c.tar", "shuffle": 10}
+    data |= {"batch": {"labelled": 4}, "decode_size": 8}
+    data["views"] = [view | {"size": 8} for view in data["views"]]
+    tree = config(tars).model_dump(mode="json")
+    (batch,) = steps(parse_config(tree | {"data": data}), 1)
+    assert batch.stored["image"].shape == (4, 8, 8, 3) and batch.targets[:, 1].all()
+    data = yaml.safe_load(second)["data"] | {"batch": {"labelled": 4}, "views": data["views"]}
+    assert parse_config(tree | {"data": data}).data.protocol.test == "unlabelled"
+
+
+def test_rows_are_embedded_of_a_set_that_is_given(tars: Path) -> None:
+    given = config(tars)
+    pretrain(given)
+    run, out = Path(given.run.dir), tars.parent / "embeddings"
+    with pytest.raises(ConfigError, match="names no data set; expected one with the same members"):
+        embed(run, out, progress=False)
+    held = tars.parent / "held"
+    held.mkdir()
+    others.write_wds(held / "all.tar", vectors(50, 5))
+    others.run(held, vector=["npy"], label="cls")
+    found = embed(run, out, overrides=[f"data.path={held}"], progress=False)
+    assert len(found.samples.rows) == 5
