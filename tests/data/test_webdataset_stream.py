@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,17 +223,25 @@ def test_nothing_is_left_of_a_command_that_nobody_reads_on(tars: Path) -> None:
         os.kill(int(said.read_text()), 0)
 
 
-FIRST = 512 * 2  # bytes of a small member and its header
-FAULTS = {  # what becomes of a-01.tar, and what is said
-    "cut in a file": (lambda data: data[:600], r"is no whole tar \(.*\)"),
-    "cut in a sample": (lambda data: data[: 5 * FIRST], r"is no whole tar \(.*\)"),
+MEMBER = 512 * 4  # bytes of a small file, its header and a pax header with its time
+FAULTS: dict[
+    str, tuple[Callable[[bytes], bytes], str]
+] = {  # what becomes of a-01.tar, what is said
+    "cut in a file": (
+        lambda data: data[: MEMBER - 512],
+        r"is no whole tar \(unexpected end of data\)",
+    ),
+    "cut in a sample": (
+        lambda data: data[: 5 * MEMBER],
+        r"is cut: it has no end mark \(byte 10240\)",
+    ),
     "cut in its end": (
-        lambda data: data[: 2 * ROWS * FIRST + 512],
-        r"is cut: it has no end mark \(byte 20480\)",
+        lambda data: data[: 2 * ROWS * MEMBER + 512],
+        r"is cut: it has no end mark \(byte 40960\)",
     ),
     "a bad header": (
-        lambda data: data[: 4 * FIRST] + b"x" * 512 + data[4 * FIRST + 512 :],
-        r"has a bad header, or goes on after its end mark \(byte 4096\)",
+        lambda data: data[: 4 * MEMBER] + b"x" * 512 + data[4 * MEMBER + 512 :],
+        r"has a bad header, or goes on after its end mark \(byte 8192\)",
     ),
     "compressed": (lambda data: b"\x1f\x8b" + data, r"is compressed by gzip .* through a command"),
     "empty": (lambda data: b"", r"is no whole tar \(empty file\)"),
@@ -255,7 +263,7 @@ def test_a_bad_tar_is_named_and_stops_or_is_counted(tars: Path, name: str) -> No
         steps(config(tars, on_error="skip", max_bad_fraction=0.2), 6)
 
 
-BAD = {  # a sample's members, and what is said of it
+BAD: dict[str, tuple[dict[str, Any], str]] = {  # a sample's members, and what is said of it
     "a missing member": ({"cls": "1"}, r"lacks 'npy'; found \['cls'\]"),
     "no label": ({"npy": None, "txt": "a"}, r"lacks the label 'cls'; found \['npy', 'txt'\]"),
     "a class beyond": ({"npy": None, "cls": "3"}, "is of class 3; expected one of 3"),
