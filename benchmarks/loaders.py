@@ -134,20 +134,24 @@ def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
         yield len(found.indices)
 
 
+def decoded(sample: dict[str, Any]) -> tuple[NDArray[np.uint8], Any]:
+    """Picture and label of a sample of webdataset."""
+    return simplejpeg.decode_jpeg(sample["jpg"]), np.load(BytesIO(sample["labels.npy"]))[0]
+
+
+def joined(samples: list[Any]) -> tuple[Tensor, Tensor]:
+    """A batch of pictures and labels."""
+    pictures, labels = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels))
+
+
 def bare_web(folder: Path, batch: int, workers: int) -> Iterator[int]:
     """Webdataset's own loop with our decoder, into batches in memory."""
     import webdataset
 
-    def decode(sample: dict[str, Any]) -> tuple[NDArray[np.uint8], Any]:
-        return simplejpeg.decode_jpeg(sample["jpg"]), np.load(BytesIO(sample["labels.npy"]))[0]
-
-    def stack(samples: list[Any]) -> tuple[Tensor, Tensor]:
-        pictures, labels = zip(*samples, strict=True)
-        return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels))
-
     tars = [str(path) for path in sorted(folder.glob("*.tar"))]
-    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(SHUFFLE).map(decode)
-    dataset = samples.batched(batch, collation_fn=stack, partial=False).repeat()
+    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(SHUFFLE).map(decoded)
+    dataset = samples.batched(batch, collation_fn=joined, partial=False).repeat()
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers, **ahead(workers))
     for found in loader:
         yield len(found[0])
