@@ -324,6 +324,9 @@ class Evaluate(Section):
     Attributes:
         probe: when a linear probe makes predictions: where no term trains a classifier (`auto`),
             also beside one (`always`), or `never`.
+        knn: labelled neighbours that vote on each test row at every evaluation, which then has
+            RankMe of the test rows too; null: none vote.
+        knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
         threshold: probability from which a label of a multi-label row is predicted.
         batch: rows that are evaluated at a time.
         map: whether the report ends with a map of test rows; `auto`: where training took two
@@ -334,6 +337,8 @@ class Evaluate(Section):
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
+    knn: Natural | None = None
+    knn_tau: Positive = 0.07
     threshold: Share = 0.4
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"

@@ -109,6 +109,9 @@ def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
     """Returns exp of the entropy of the singular values over their sum, from 1 to min(rows, dim).
 
     Roy and Vetterli (2007), "The effective rank: a measure of effective dimensionality", section 2.
+    It is RankMe (Garrido et al. 2023, Eq. 1) but for the 1e-7 that RankMe adds to every share to
+    keep its logarithm finite; here 0 log 0 = 0. RankMe is taken of vectors as they are, not of unit
+    vectors: an evaluation's `rankme` is this function of the test rows' hidden features.
 
     The rows are not centred. With rows at one point but for rounding, what centring leaves is
     noise, of full rank: the worst collapse would have the best value. Uncentred it is near 1, and
@@ -117,7 +120,7 @@ def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
     normalisation bends to an arc, has up to 2.
 
     Args:
-        x: unit vectors, in float64; a row may be zero.
+        x: vectors, in float64; a row may be zero.
 
     Returns:
         The measure; 1 for a matrix of zeros, which has no singular values to share out.

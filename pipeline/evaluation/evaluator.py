@@ -17,6 +17,7 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
 from heron.pipeline.distributed.watchdog import Watchdog
+from heron.pipeline.evaluation import collapse
 from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
 from heron.pipeline.evaluation.probe import linear_probe
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
@@ -64,22 +65,33 @@ class Evaluator:
 
         They are the classifier's. Where there is none, they are those of a linear probe on the
         labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
-        as `probe_...`, and `never` trains no probe.
+        as `probe_...`, and `never` trains no probe. With `evaluate.knn` there are the scores of the
+        labelled rows' vote by hidden features, as `knn_...`, and `rankme` of the test rows' (see
+        `collapse.effective_rank`).
         """
         alone = model.classifier is None
         probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
         if not len(roles.test):
             return self.predict(model, roles.test), {}  # no row of it has a label
-        predictions = self.predict(model, roles.test, hidden=probed)
+        voted = self.config.knn is not None
+        predictions = self.predict(model, roles.test, hidden=probed or voted)
         scores = self.score(predictions)
-        if not probed:
+        if voted and predictions.hidden is not None and predictions.hidden.size:
+            hidden = torch.from_numpy(predictions.hidden).double()
+            scores |= {"rankme": collapse.effective_rank(hidden)}
+        if not (probed or voted):
             return predictions, scores
         labelled = self.predict(model, roles.labelled, hidden=True)
         if not len(labelled.y) or not len(predictions.y):
-            return predictions, scores  # a probe needs both
+            return predictions, scores  # a probe and a vote need both
+        if voted:
+            votes = self.score(self._vote(labelled, predictions))
+            scores |= {f"knn_{name}": value for name, value in votes.items()}
+        if not probed:
+            return predictions, scores
         probe = self._probe(labelled, predictions)
         if alone:
-            return probe, self.score(probe)
+            return probe, self.score(probe) | scores
         return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
 
     @torch.no_grad()
@@ -145,6 +157,24 @@ class Evaluator:
             with self.watchdog.busy():
                 probability = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
         return replace(test, probability=gather_objects(probability)[0])
+
+    def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:
+        """Returns what the nearest labelled rows vote for; each process asks for its test rows."""
+        assert labelled.hidden is not None and test.hidden is not None and self.config.knn
+        import faiss  # here, and the search too: most runs need neither
+
+        from heron.pipeline.evaluation.knn import vote
+
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        mine = share(len(test.rows), rank(), world_size())
+        with self.watchdog.busy():
+            votes = vote(
+                (labelled.rows, labelled.hidden, labelled.y),
+                (test.rows[mine], test.hidden[mine]),
+                self.config.knn,
+                self.config.knn_tau,
+            )
+        return replace(test, probability=np.concatenate(gather_objects(votes)))
 
     def _batch(self, rows: Rows, names: Sequence[str]) -> Batch:
         numbers = torch.from_numpy(rows)

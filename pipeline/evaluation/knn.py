@@ -1,4 +1,4 @@
-"""Exact nearest neighbours: the one search that mining, the report on negatives and recall use."""
+"""Exact nearest neighbours: the one search of mining, reports, recall and the kNN classifier."""
 
 from collections.abc import Iterable
 
@@ -40,6 +40,48 @@ def exact_nearest(
     heap.finalize()
     keep = without_own(heap.I, own)
     return heap.I[keep].reshape(len(own), k), heap.D[keep].reshape(len(own), k)
+
+
+def vote(
+    labelled: tuple[Numbers, Vectors, Vectors],
+    test: tuple[Numbers, Vectors],
+    k: int,
+    tau: float,
+) -> Vectors:
+    r"""Returns what the k nearest labelled rows of each test row vote for, [test rows, labels].
+
+    The weighted vote of Wu et al. (2018, section 3.4): a neighbour j counts exp(cos / tau),
+
+    .. math:: p_a = \frac{\sum_j y_{ja} e^{\cos_j / \tau}}{\sum_j e^{\cos_j / \tau}}
+
+    Of exclusive classes the p sum to 1, and the largest is the prediction; of several labels each
+    is the weighted share of the neighbours that have it, scored as any probability. A row is never
+    its own neighbour.
+
+    Args:
+        labelled: numbers of the labelled rows, their features [rows, width] and labels as 0/1.
+        test: numbers of the test rows and their features.
+        k: neighbours that vote; all that there are where they are fewer.
+        tau: temperature, > 0.
+    """
+    (numbers, features, y), (own, queries) = labelled, test
+    # A test row that is labelled as well leaves one fewer to choose from.
+    k = min(k, len(numbers) - bool(np.isin(own, numbers).any()))
+    if not k or not len(own):
+        return np.zeros((len(own), y.shape[1]), np.float32)
+    keys, anchors = _unit(features), _unit(queries)
+    near, cosine = exact_nearest([(numbers, keys)], anchors, own, k)
+    order = np.argsort(numbers)
+    places = order[np.searchsorted(numbers, near, sorter=order)]
+    weights = np.exp((cosine - cosine[:, :1]).astype(np.float64) / tau)  # the nearest counts 1
+    votes = np.einsum("qk,qka->qa", weights, y[places].astype(np.float64))
+    return (votes / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    """Returns rows of length one; a row of zeros stays one."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def without_own(numbers: Numbers, own: Numbers) -> NDArray[np.bool_]:

@@ -55,7 +55,8 @@ class Tracker:
         if not self.main or not scores:
             return
         self._write({"step": step, "epoch": epoch} | {f"test/{k}": v for k, v in scores.items()})
-        shown = ", ".join(f"{k} {scores[k]:.4f}" for k in ("f1_weighted", "auc_macro"))
+        names = "f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"
+        shown = ", ".join(f"{k} {scores[k]:.4f}" for k in names if k in scores)
         self.say(f"epoch {epoch:g}: {shown}")
 
     def say(self, *lines: str) -> None:
