@@ -146,7 +146,7 @@ class Trainer:
     def build_model(self) -> None:
         """Builds the objective, the parts of the model that it needs, and what terms remember."""
         config, streams = self.config, self.streams
-        self.objective = Objective(config.objective.terms())
+        self.objective = Objective(config.objective.terms(), config.model.matryoshka)
         self.objective.refuse(streams.kind, config.data.views, self.labelled, config.model)
         self.labels = streams.reader.manifest.labels.names
         shapes, terms = self.views.shapes, self.objective.terms

@@ -203,6 +203,8 @@ class Model(Section):
             the dotted path.
         projector: one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear.
         projection_width: of the projections that the loss compares.
+        matryoshka: how many of a projection's first numbers are compared: a term of projections is
+            then the mean over these widths (see `objectives.objective`); []: all numbers alone.
         shared_encoder: whether all views have one encoder.
         shared_projector: whether all views have one projector.
         classify_on: what the classifier, the probe and evaluation see: every view's hidden
@@ -212,6 +214,17 @@ class Model(Section):
     encoder: Encoder = Mlp()
     projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
+    matryoshka: list[Natural] = []
     shared_encoder: bool = False
     shared_projector: bool = False
     classify_on: Literal["all_views", "first_view"] = "all_views"
+
+    @model_validator(mode="after")
+    def _nested(self) -> Self:
+        widths = self.matryoshka
+        if widths and (widths != sorted(set(widths)) or widths[-1] != self.projection_width):
+            raise ValueError(
+                f"matryoshka is {widths}; expected rising widths, the last of them "
+                f"projection_width, {self.projection_width}: numbers beyond would learn nothing"
+            )
+        return self

@@ -102,6 +102,9 @@ class Term(Section):
     ramp_epochs: Count = 0
 
     needs: ClassVar[Needs] = Needs()
+    # Features with as many numbers as a projection, whose first ones are compared alone under
+    # `model.matryoshka`; None: the term has no meaning on a part of them.
+    nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
     remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers
 

@@ -1,7 +1,7 @@
 """What the terms of the objective see of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,6 +15,13 @@ class ByName(dict[str, list[Tensor]]):
         """Holds what terms have asked for by `Needs.scope`."""
         super().__init__(features)
         self.scope = scope
+
+    def prefix(self, names: Collection[str], width: int) -> "ByName":
+        """Returns these features with the first `width` numbers alone of those named."""
+        return ByName(
+            self.scope,
+            {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()},
+        )
 
     def __missing__(self, name: str) -> list[Tensor]:
         """Says what a loss has not asked for."""
@@ -55,6 +62,18 @@ class GlobalBatch:
     rng_keys: Tensor
     epoch: float
     gather_labelled: Callable[[Tensor], Tensor]
+
+    def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
+        """Returns the batch with the first `width` numbers alone of the features named.
+
+        They are views of what was gathered: nothing more is sent.
+        """
+        return replace(
+            self,
+            own=self.own.prefix(names, width),
+            gathered=self.gathered.prefix(names, width),
+            gathered_labelled=self.gathered_labelled.prefix(names, width),
+        )
 
     @property
     def num_labelled(self) -> int:

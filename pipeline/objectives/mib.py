@@ -75,6 +75,7 @@ class Mib(Term):
     needs: ClassVar[Needs] = Needs(
         gathered=("critics",), own=("projections", "means", "stds"), views=2
     )
+    nested: ClassVar[tuple[str, ...] | None] = None  # codes of its own are compared, not z
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings a bottleneck a view."""

@@ -15,17 +15,26 @@ from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 
 
 class Objective:
-    """``sum_t weight_t(epoch) term_t(batch)``.
+    r"""``sum_t weight_t(epoch) term_t(batch)``.
+
+    With `matryoshka`, a term t that reads projections is its mean over the widths m of their first
+    m numbers (Kusupati et al. 2022, Eq. 1, of a contrastive loss):
+
+    .. math:: \frac{1}{|M|} \sum_{m \in M} L_t(z_{1:m})
+
+    The paper adds them with weights of 1; the mean leaves a term's scale, and so the learning rate,
+    as it is. Every loss makes unit vectors of what it compares, so of each z_{1:m} too.
 
     Attributes:
         terms: by name.
+        matryoshka: the widths; none: projections are compared whole.
         needs: what any of them needs.
         memories: of the terms that have one, by the term's name; see `remember`.
     """
 
-    def __init__(self, terms: Mapping[str, Term]) -> None:
-        """Takes the terms of a configuration: see `config.terms.Terms.terms`."""
-        self.terms = dict(terms)
+    def __init__(self, terms: Mapping[str, Term], matryoshka: Sequence[int] = ()) -> None:
+        """Takes the terms of a configuration, and the widths: see `config.model.Model`."""
+        self.terms, self.matryoshka = dict(terms), tuple(matryoshka)
         needs = [term.requires() for term in terms.values()]
 
         def union(scope: str) -> tuple[str, ...]:
@@ -73,7 +82,18 @@ class Objective:
                     f"objective.{name} needs at least {needs.views} views; data.views has "
                     f"{len(views)}; give the stored view twice, each with its augmentation"
                 )
+            if model.matryoshka and term.nested is None and "projections" in needs.features:
+                raise ConfigError(
+                    f"objective.{name} has no meaning on the first numbers of a projection, as it "
+                    "compares whole keys or codes of its own; expected model.matryoshka: [] beside "
+                    "it, or another term"
+                )
             term.refuse(name, TermSetting(model, self.terms, labelled))
+        if model.matryoshka and not any(_nested(term) for term in self.terms.values()):
+            raise ConfigError(
+                f"model.matryoshka is {model.matryoshka}, and none of {', '.join(self.terms)} "
+                "compares projections; expected a term that does, such as nt_xent, or []"
+            )
 
     def weights(self, epoch: float) -> dict[str, float]:
         """Returns each term's weight at an epoch (a fraction of it counts)."""
@@ -95,7 +115,7 @@ class Objective:
         weights, losses = self.weights(batch.epoch), {}
         for name, term in self.terms.items():
             try:
-                loss = term.loss(batch, self.memories.get(name))
+                loss = self._loss(name, term, batch)
             except ValueError as fault:
                 raise TrainingError(f"objective.{name}: {fault}") from None
             if loss is None:
@@ -112,6 +132,14 @@ class Objective:
             )
         total = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         return total, {name: loss.detach() for name, loss in losses.items()}
+
+    def _loss(self, name: str, term: Term, batch: GlobalBatch) -> Any:
+        """Returns a term's loss, the mean over the widths where it compares projections."""
+        memory, names = self.memories.get(name), _nested(term)
+        if not (self.matryoshka and names):
+            return term.loss(batch, memory)
+        losses = [term.loss(batch.prefix(names, width), memory) for width in self.matryoshka]
+        return None if losses[0] is None else sum(losses) / len(losses)
 
     def remember(self, run: RunSpec) -> None:
         """Makes the memories of the terms, on the device of the model."""
@@ -150,3 +178,8 @@ class Objective:
                 if key.startswith(start)
             }
             memory.load_state_dict(own)
+
+
+def _nested(term: Term) -> set[str]:
+    """Returns the features of a term whose first numbers are compared too."""
+    return term.requires().features & set(term.nested or ())

@@ -39,6 +39,7 @@ class SingleViewUnsupervised(Term):
     tau: Temperature = 1.0
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), own=("input_projections",))
+    nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights", "input_projections")
     repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:

@@ -69,6 +69,7 @@ class WeightedUnsupervised(Term):
     negatives: Negatives = "all_views"
 
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
+    nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights")
     repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:

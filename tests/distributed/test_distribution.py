@@ -1,6 +1,7 @@
 """P processes are one: loss and gradient of every parameter, shares uneven, in float64."""
 
 import copy
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -113,6 +114,7 @@ def step(
     chosen: dict[str, Term] = HEROCON,
     rounds: int = 1,
     pieces: int = 1,
+    matryoshka: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Forward and backward over this process's share of batches of `count` labelled rows.
 
@@ -121,7 +123,7 @@ def step(
     world, rank = collectives.world_size(), collectives.rank()
     torch.manual_seed(0)
     base, shape = ENCODERS[encoder]
-    objective = Objective(chosen)
+    objective = Objective(chosen, matryoshka)
     config = base.model_copy(update={"shared_encoder": shared, "shared_projector": shared})
     model = Heterogeneous(config, [shape, shape], LABELS, objective.terms).double()
     wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
@@ -193,6 +195,10 @@ def steps() -> dict[str, dict[str, Tensor]]:
         "label codes, two labelled": step("plain", shared=False, count=2, chosen=CODES),
         "bottlenecks in pieces": step("plain", shared=False, chosen=BOTTLENECKS, pieces=4),
         "inputs in pieces": step("cnn", shared=False, chosen=SINGLE, pieces=2),
+        "prefixes": step("mlp", True, chosen=OTHERS["contrast of all rows"], matryoshka=[2, 3, 4]),
+        "prefixes in pieces": step(
+            "mlp", True, chosen=OTHERS["contrast of labelled rows"], pieces=2, matryoshka=[2, 4]
+        ),
         "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
     } | {
         name: step(
