@@ -58,7 +58,7 @@ from heron.pipeline.retrieval.embeddings import (
     Embeddings,
 )
 from heron.pipeline.retrieval.index import Index, prepared
-from heron.pipeline.retrieval.kinds import KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
+from heron.pipeline.retrieval.kinds import CODED, KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
 from heron.shards.atomic import save_json
 
 PARTS = ["build", "search", "embed", "million"]
@@ -88,16 +88,9 @@ def bare_build(vectors: NDArray[np.float32], plan: Plan, own: int, path: Path) -
     vectors = vectors.copy()
     faiss.normalize_L2(vectors)
     dim = vectors.shape[1]
-    metric = faiss.METRIC_L2 if plan.kind == "ivfpq" else faiss.METRIC_INNER_PRODUCT
-    quantizer = faiss.IndexFlat(dim, metric)
-    if plan.kind == "flat":
-        index = quantizer
-    elif plan.kind == "hnsw":
-        index = faiss.IndexHNSWFlat(dim, plan.links, metric)
-    elif plan.kind == "ivf":
-        index = faiss.IndexIVFFlat(quantizer, dim, plan.lists, metric)
-    else:
-        index = faiss.IndexIVFPQ(quantizer, dim, plan.lists, plan.subvectors, plan.bits, metric)
+    metric = faiss.METRIC_L2 if plan.kind in CODED else faiss.METRIC_INNER_PRODUCT
+    index = faiss.index_factory(dim, plan.factory, metric)
+    if plan.kind == "ivfpq":
         index.pq.cp.max_points_per_centroid = POINTS
     index.train(vectors[own : own + plan.training])
     index.add(vectors)

@@ -29,6 +29,7 @@ OtherRun = Annotated[str | None, "run whose model encodes files (default: the in
 OtherData = Annotated[str | None, "shards that pictures are in (default: the index's)"]
 Quiet = Annotated[bool, "no progress bar"]
 NoVerify = Annotated[bool, "compare no checksums, only sizes"]
+Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
 Size = Annotated[int, BeforeValidator(bytes_of)]
 LOST_SHOWN = 5  # rows that are named on the terminal; the manifest names all
 
@@ -77,6 +78,10 @@ def index(
     queries: Annotated[int, "queries that recall is measured on"] = 1000,
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
+    width: Annotated[
+        int | None, "first numbers of a view's vector that count (default: all)"
+    ] = None,
+    gpu: Gpu = False,
     no_verify: NoVerify = False,
     quiet: Quiet = False,
 ) -> None:
@@ -99,6 +104,8 @@ def index(
         k=k,
         queries=queries,
         seed=seed,
+        width=width,
+        gpu=gpu,
         progress=not quiet,
     ).manifest
     plan, measured = made.plan, made.recall
@@ -144,6 +151,7 @@ def query(
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
+    gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
     """Finds the neighbours of a sample, a file or a vector.
@@ -160,7 +168,7 @@ def query(
         from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
 
         check_sheet(sheet)
-    retriever = Retriever.open(index, embeddings, run, data, not no_verify)
+    retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
     files = retriever.files(file) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
@@ -268,6 +276,7 @@ def serve(
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
+    gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
     """Shows an index as a web page.
@@ -283,7 +292,7 @@ def serve(
     given = os.environ.get("HERON_TOKEN") or None if token is None else token
     with listen(host, port) as listening:  # a taken port is found before the index
         token = choose_token(listening, given)
-        retriever = Retriever.open(index, embeddings, run, data, not no_verify)
+        retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
         server = make_server(retriever, listening, token=token)
         print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)

@@ -273,11 +273,13 @@ class Negatives(Section):
         every_steps: steps after which the labelled rows are embedded anew, and their hard negatives
             found while training goes on.
         nearest: hard negatives that are found of a row.
+        gpu: whether they are searched for on a GPU.
     """
 
     mine: Count = 0
     every_steps: Natural = 200
     nearest: Natural = 16
+    gpu: bool = False
 
 
 Precision = Literal["fp32", "bf16", "fp64"]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
 
 faiss = require("faiss", "a search for neighbours")
@@ -19,6 +20,7 @@ def exact_nearest(
     own: Numbers,
     k: int,
     metric: int = faiss.METRIC_INNER_PRODUCT,
+    gpu: bool = False,
 ) -> tuple[Numbers, Vectors]:
     """Returns the k nearest of each query, by comparison with all vectors but its own.
 
@@ -28,18 +30,44 @@ def exact_nearest(
         own: number of the sample that each query is, [queries].
         k: at most the number of vectors less one.
         metric: of FAISS.
+        gpu: search on the first GPU that FAISS sees (unmeasured).
 
     Returns:
         Numbers and scores (inner products, or squared distances), [queries, k], the nearest first.
+
+    Raises:
+        RetrievalError: FAISS sees no GPU, and one was asked for.
     """
+    if gpu:
+        require_gpus()
+        resources = faiss.StandardGpuResources()
     heap = faiss.ResultHeap(len(queries), k + 1, keep_max=faiss.is_similarity_metric(metric))
     for numbers, vectors in blocks:
         if len(numbers):
-            scores, rows = faiss.knn(queries, vectors, k + 1, metric)
+            if gpu:
+                scores, rows = faiss.knn_gpu(resources, queries, vectors, k + 1, metric=metric)
+            else:
+                scores, rows = faiss.knn(queries, vectors, k + 1, metric)
             heap.add_result(scores, numbers[rows])  # of a short block, row -1 has the worst score
     heap.finalize()
     keep = without_own(heap.I, own)
     return heap.I[keep].reshape(len(own), k), heap.D[keep].reshape(len(own), k)
+
+
+def gpus() -> int:
+    """Returns how many GPUs FAISS can use: none unless faiss-gpu is installed."""
+    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
+
+
+def require_gpus() -> None:
+    """Raises a RetrievalError where FAISS can use no GPU."""
+    if not gpus():
+        built = hasattr(faiss, "StandardGpuResources")
+        why = "sees none" if built else f"{faiss.__version__} is built without them"
+        raise RetrievalError(
+            f"GPUs are asked for, and FAISS {why}; expected a GPU and faiss-gpu; install it with: "
+            "pip install 'heron-pretrain[gpu]', or leave --gpu or negatives.gpu out"
+        )
 
 
 def vote(

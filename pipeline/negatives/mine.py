@@ -59,8 +59,13 @@ class Miner:
             CheckpointError: a table that the steps after it need is not there, or not what it was;
                 or not all processes see the folder.
             MissingPackage: FAISS is not installed.
+            RetrievalError: `negatives.gpu` is set, and FAISS has no GPU.
         """
         require("faiss", "negatives.mine")
+        if self.config.gpu:
+            from heron.pipeline.evaluation.knn import require_gpus  # which loads FAISS
+
+            require_gpus()
         folder = self.stream.folder
         fault, token = self._prepare(step) if rank() == 0 else ("", "")
         fault, token = gather_objects((fault, token))[0]
@@ -146,7 +151,8 @@ class Miner:
         """Writes a table, and removes those that no batch after a checkpoint needs."""
         candidates, every = self.stream.candidates, self.config.every_steps
         table = np.full((len(candidates), self.config.nearest), -1, np.int64)
-        mined = mine(hidden, y, rows, self.config.nearest, self.evaluator.exclusive)
+        known = self.config.nearest, self.evaluator.exclusive, self.config.gpu
+        mined = mine(hidden, y, rows, *known)
         table[np.searchsorted(candidates, rows)] = mined  # rows that cannot be read have none
         path = self.stream.folder / table_name(step)
         path.unlink(missing_ok=True)
@@ -161,7 +167,12 @@ class Miner:
 
 
 def mine(
-    hidden: NDArray[np.float32], y: NDArray[np.float32], rows: Rows, nearest: int, exclusive: bool
+    hidden: NDArray[np.float32],
+    y: NDArray[np.float32],
+    rows: Rows,
+    nearest: int,
+    exclusive: bool,
+    gpu: bool = False,
 ) -> Rows:
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
@@ -174,6 +185,7 @@ def mine(
         rows: numbers of the rows, [rows].
         nearest: how many a row.
         exclusive: whether a row has one class.
+        gpu: search on a GPU: see `evaluation.knn.exact_nearest`.
     """
     from heron.pipeline.evaluation.knn import exact_nearest, faiss  # here: only mining needs it
 
@@ -184,9 +196,8 @@ def mine(
     mined = np.full((len(rows), nearest), -1, np.int64)
     for block in pairs.blocks():
         own = every[block]
-        near, _ = exact_nearest(
-            [(every, unit)], unit[block], own, min(len(rows) - 1, SEEN * nearest)
-        )
+        k = min(len(rows) - 1, SEEN * nearest)
+        near, _ = exact_nearest([(every, unit)], unit[block], own, k, gpu=gpu)
         hard = hard_difference(pairs.counts(block))
         far = label_difference(y, own[:, None], near, exclusive) >= hard[:, None]
         order = np.argsort(~far, axis=1, kind="stable")[:, :nearest]

@@ -1,13 +1,14 @@
 """From embeddings to an index: checked, trained, added in blocks, measured; whole or not at all."""
 
 import fcntl
+import math
 import os
 import shutil
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
+from heron.pipeline.evaluation.knn import require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
-from heron.pipeline.retrieval.index import Index, gpus, prepared, set_default
+from heron.pipeline.retrieval.index import Index, prepared, set_default
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
+    CODED,
     METRICS,
     POINTS,
+    PQ_SAMPLE,
     Asked,
     Metric,
     Plan,
@@ -33,6 +37,7 @@ from heron.pipeline.retrieval.kinds import (
 )
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.transform import Prefix, rotation
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.progress import progress_bar
 
@@ -50,10 +55,14 @@ class LayerVectors:
     layer: Layer
     metric: Metric
     progress: bool = False  # show a bar where a pass has a name
+    prefix: Prefix | None = None  # the numbers of each that count; None: all
+    rotation: Vectors | None = None  # see `transform.rotation`
 
     @property
     def dim(self) -> int:
         """The dimension of a vector."""
+        if self.prefix is not None:
+            return self.prefix.width * self.prefix.views
         return self.embeddings.layer(self.layer).dim
 
     def measures(self, held_out: int) -> VectorSet:
@@ -86,7 +95,9 @@ class LayerVectors:
     def _prepared(self, vectors: Vectors, numbers: Numbers) -> Vectors:
         samples = self.embeddings.samples
         unit = self.metric == "cosine"
-        return prepared(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
+        part = vectors if self.prefix is None else self.prefix.of(vectors)
+        found = prepared(part, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
+        return found if self.rotation is None else found @ self.rotation
 
     def empty_index(self, plan: Plan) -> Any:
         """Returns FAISS's index of a plan, without a vector."""
@@ -106,6 +117,8 @@ def build_index(
     k: int = 10,  # neighbours that recall is measured on, at most N - 1
     queries: int = 1000,  # that it is measured on, at most a tenth of the vectors
     seed: int = 0,  # of the draw
+    width: int | None = None,  # the first numbers of each view's vectors that count; None: all
+    gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
     progress: bool = True,
 ) -> Index:
     """Builds an index of a layer of embeddings, and measures its recall.
@@ -115,9 +128,12 @@ def build_index(
 
     Raises:
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
-            of the embeddings was altered; the budget is too small; `out` holds something.
+            of the embeddings was altered; the budget is too small; `out` holds something; or GPUs
+            are asked for, and FAISS has none.
     """
     out, count = Path(out), len(embeddings)
+    if gpu:
+        require_gpus()
     if metric not in METRICS:
         raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
     if not 0 < recall <= 1 or k < 1 or queries < 1:
@@ -127,9 +143,12 @@ def build_index(
         )
     if not count:
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
-    vectors = LayerVectors(embeddings, layer, metric, progress)
+    prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
+    vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
     plan = choose(kind, vectors.measures(held_out), memory_bytes)
+    if plan.kind == "rabitq":
+        vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
     query_numbers = np.sort(order[:held_out])
@@ -137,10 +156,10 @@ def build_index(
     del order
     with _folder(out) as work:
         seconds: dict[str, float] = {}
-        index = make(vectors, plan, training, work / INDEX, seconds)
+        index = make(vectors, plan, training, work / INDEX, seconds, gpu)
         with _timed(seconds, "recall"):
             setting, measured = measure(
-                index, vectors, plan, query_numbers, min(k, count - 1), recall
+                index, vectors, plan, query_numbers, min(k, count - 1), recall, gpu
             )
         with _timed(seconds, "checksums"):
             files = embeddings.copy_samples(work) | {INDEX: FileSum.of(work / INDEX)}
@@ -152,6 +171,7 @@ def build_index(
             compared_by=compared_by(metric, plan.kind),
             layer=layer,
             dim=vectors.dim,
+            prefix=prefix,
             count=count,
             **embeddings.origin(),
             plan=plan,
@@ -173,7 +193,12 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def make(
-    vectors: LayerVectors, plan: Plan, training: Numbers, path: Path, seconds: dict[str, float]
+    vectors: LayerVectors,
+    plan: Plan,
+    training: Numbers,
+    path: Path,
+    seconds: dict[str, float],
+    gpu: bool = False,
 ) -> Any:
     """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
     if plan.kind == "hnsw":
@@ -189,9 +214,9 @@ def make(
             write_flat(path, vectors, plan)
     else:
         with _timed(seconds, "train"):
-            trained = train(vectors, plan, training)
+            trained = train(vectors, plan, training, gpu)
         with _timed(seconds, "assign"):
-            assigned = assign(trained, vectors)
+            assigned = assign(trained, vectors, gpu)
         with _timed(seconds, "add"):
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
@@ -214,23 +239,41 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
             stream.write(block.data)
 
 
-def train(vectors: LayerVectors, plan: Plan, training: Numbers) -> Any:
-    """Returns an inverted file with centroids, and codes where it has them; on GPUs if any."""
+def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = False) -> Any:
+    """Returns an inverted file with centroids, and codes where it has them; k-means on GPUs."""
     index = vectors.empty_index(plan)
     if plan.kind == "ivfpq":
         index.pq.cp.max_points_per_centroid = POINTS
         index.use_precomputed_table = -1  # it is not searched before it is read again
-    if gpus():  # FAISS borrows what it clusters with
+    if gpu:  # FAISS borrows what it clusters with
         flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
         index.clustering_index = flat
-    index.train(vectors.take(training))
+    sample = vectors.take(training)
+    if plan.kind in ("sq8", "rabitq"):
+        _train_codes(index, sample)
+    else:
+        index.train(sample)
     index.clustering_index = None
     return index
 
 
-def assign(index: Any, vectors: LayerVectors) -> Numbers:
-    """Returns the list of every vector, int64 [N]; found on GPUs if any."""
-    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpus() else index.quantizer
+def _train_codes(index: Any, sample: Vectors) -> None:
+    """Trains centroids, then codes on what few vectors differ from theirs by."""
+    # `index.train` takes the differences of 100,000 vectors or of all, which need more memory
+    # than the index does.
+    index.train_q1(len(sample), faiss.swig_ptr(sample), False, index.metric_type)
+    few = np.ascontiguousarray(sample[:: math.ceil(len(sample) / PQ_SAMPLE)])
+    lists = np.ascontiguousarray(index.quantizer.search(few, 1)[1][:, 0])
+    differences = np.empty_like(few)
+    pointers = map(faiss.swig_ptr, (few, differences, lists))
+    index.quantizer.compute_residual_n(len(few), *pointers)
+    index.train_encoder(len(few), *map(faiss.swig_ptr, (differences, lists)))
+    index.is_trained = True
+
+
+def assign(index: Any, vectors: LayerVectors, gpu: bool = False) -> Numbers:
+    """Returns the list of every vector, int64 [N]; found on GPUs if asked."""
+    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpu else index.quantizer
     assigned = np.empty(len(vectors.embeddings), np.int64)
     for start, block in vectors.blocks("assign"):
         assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
@@ -280,7 +323,13 @@ def write_lists(
 
 
 def measure(
-    index: Any, vectors: LayerVectors, plan: Plan, query_numbers: Numbers, k: int, target: float
+    index: Any,
+    vectors: LayerVectors,
+    plan: Plan,
+    query_numbers: Numbers,
+    k: int,
+    target: float,
+    gpu: bool = False,
 ) -> tuple[int, Recall | None]:
     """Returns the setting that reaches the target of recall@k, and the recall.
 
@@ -295,8 +344,8 @@ def measure(
         cut = range(0, len(queries), QUERY_BLOCK)
         return np.concatenate([index.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
 
-    exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type)
-    return exact.tune(search, least, most, target, plan.kind == "ivfpq")
+    exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type, gpu)
+    return exact.tune(search, least, most, target, plan.kind in CODED)
 
 
 @contextmanager

@@ -8,16 +8,19 @@ from typing import Any
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.retrieval.kinds import Kind, Plan
+from heron.pipeline.retrieval.kinds import Kind, Plan, code_bytes
 
 faiss = require("faiss", "an index")
 FAISS_METRICS = {"inner_product": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2}
 CLASSES: dict[Kind, tuple[type[Any], ...]] = {
     "flat": (faiss.IndexFlat, faiss.IndexFlatIP, faiss.IndexFlatL2),
     "ivf": (faiss.IndexIVFFlat,),
+    "sq8": (faiss.IndexIVFScalarQuantizer,),
+    "rabitq": (faiss.IndexIVFRaBitQ,),
     "ivfpq": (faiss.IndexIVFPQ,),
     "hnsw": (faiss.IndexHNSWFlat,),
 }
+QUERY_BITS = 4  # of a number, by which RaBitQ looks at the signs first: FAISS's default
 _lock = Lock()  # FAISS's limits are the process's
 
 
@@ -75,6 +78,11 @@ def _difference(index: Any, plan: Plan) -> str:
             ("lists", index.nlist, plan.lists),
             ("lists with vectors", inverted.nlist, plan.lists),
             ("bytes of a code", inverted.code_size, index.code_size),
+            (
+                "bytes of a code of the plan",
+                index.code_size,
+                code_bytes(plan.kind, index.d, plan.subvectors, plan.bits),
+            ),
             ("vectors in lists", inverted.compute_ntotal(), index.ntotal),
             *_vectors(quantizer, "centroids", index, plan.lists),
         ]
@@ -84,6 +92,21 @@ def _difference(index: Any, plan: Plan) -> str:
             ("bits", index.pq.nbits, plan.bits),
             ("dimensions of the codes", index.pq.d, index.d),
             ("centroids of the codes", index.pq.centroids.size(), index.d * index.pq.ksub),
+        ]
+    if plan.kind == "sq8":
+        pairs += [
+            ("the type of the codes", index.sq.qtype, faiss.ScalarQuantizer.QT_8bit),
+            ("dimensions of the codes", index.sq.d, index.d),
+            ("bytes that the codes are read by", index.sq.code_size, index.code_size),
+            ("ranges of the codes", index.sq.trained.size(), 2 * index.d),
+        ]
+    if plan.kind == "rabitq":
+        pairs += [
+            ("bits", index.rabitq.nb_bits, plan.bits),
+            ("dimensions of the codes", index.rabitq.d, index.d),
+            ("bytes that the codes are read by", index.rabitq.code_size, index.code_size),
+            ("the metric of the codes", index.rabitq.metric_type, index.metric_type),
+            ("bits of a query", index.qb, QUERY_BITS),
         ]
     if plan.links:
         pairs += [

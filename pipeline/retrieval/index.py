@@ -14,18 +14,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
+from heron.pipeline.evaluation.knn import require_gpus
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
-from heron.pipeline.retrieval.kinds import Asked, Metric, Plan
+from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
 from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.transform import rotation
 from heron.shards.artefact import MANIFEST
 
 faiss = require("faiss", "an index")
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
+CPU_ONLY: tuple[Kind, ...] = "hnsw", "rabitq"
 
 
 class Neighbours(NamedTuple):
@@ -34,8 +37,8 @@ class Neighbours(NamedTuple):
     Attributes:
         numbers: of samples, int64 [queries, k]; -1 where fewer than k are allowed.
         scores: float32 [queries, k]: cosine or inner product, larger is nearer; or the Euclidean
-            distance, smaller is nearer; NaN where there is no sample. Those of `ivfpq` are of the
-            coded vectors.
+            distance, smaller is nearer; NaN where there is no sample. Of a kind with codes they
+            are those of the coded vectors.
     """
 
     numbers: Numbers
@@ -136,16 +139,24 @@ class Index:
 
         `verify` compares all files with their checksums, once (see `FileSum.fault`); their sizes
         are always compared. FAISS is handed no file that fails. `gpu` searches without a filter on
-        all GPUs that faiss-gpu sees (unmeasured; `hnsw` stays on the processor).
+        all GPUs that faiss-gpu sees (unmeasured).
 
         Raises:
-            RetrievalError: there is no index, or a file is foreign, truncated or altered.
+            RetrievalError: there is no index, or a file is foreign, truncated or altered; or FAISS
+                has no GPU, or no search of its kind on one.
         """
+        if gpu:
+            require_gpus()
         folder = Path(folder)
         remedy = "give a folder that `heron index` wrote"
         manifest = IndexManifest.read(folder / MANIFEST, remedy)
         manifest.check_files(folder, manifest.files, verify)
         samples = Samples.load(folder)
+        if gpu and manifest.kind in CPU_ONLY:
+            raise RetrievalError(
+                f"{folder} is of kind {manifest.kind}, which FAISS searches on no GPU; expected "
+                f"one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}; leave --gpu out"
+            )
         faiss_index = read_faiss(folder / INDEX, manifest.plan, AGAIN)
         pairs = [
             ("vectors", faiss_index.ntotal, manifest.count),
@@ -156,7 +167,7 @@ class Index:
         if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
             raise RetrievalError(f"{folder}: {'; '.join(differ)}; {AGAIN}")
         index = cls(folder, manifest, samples, faiss_index)
-        if gpu and manifest.kind != "hnsw" and gpus():
+        if gpu:
             index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
         return index
 
@@ -167,11 +178,12 @@ class Index:
     def check(self, embeddings: Embeddings) -> None:
         """Refuses embeddings that are of another checkpoint or other samples (RetrievalError)."""
         mine, other = self.manifest, embeddings.manifest
+        whole = mine.prefix.dim if mine.prefix else mine.dim
         pairs = [
             ("checkpoint", mine.checkpoint, other.checkpoint),
             ("data", mine.data_fingerprint, other.data_fingerprint),
             ("keys", mine.files["keys.npy"].sha256, other.samples["keys.npy"].sha256),
-            ("dimension", str(mine.dim), str(embeddings.layer(mine.layer).dim)),
+            ("dimension", str(whole), str(embeddings.layer(mine.layer).dim)),
             ("fingerprint", mine.embeddings_fingerprint, other.fingerprint),
         ]
         if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
@@ -195,7 +207,8 @@ class Index:
         were found, the setting doubles until they are.
 
         Args:
-            vectors: float32 [queries, dim], not normalised.
+            vectors: float32 [queries, dim], not normalised, or the whole vectors of the layer where
+                the index has a prefix of them.
             k: neighbours of each, 1 to N; a query that is in the index is its own nearest.
             where: a filter by label, such as "Beach and not Urban"; see `filters.parse`.
             allowed: a filter by sample, bool [N]; samples must pass both.
@@ -278,12 +291,21 @@ class Index:
     def _queries(self, vectors: ArrayLike) -> Vectors:
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
             found = np.asarray(vectors, np.float32)
+        prefix = self.manifest.prefix
+        if prefix is not None and found.ndim == 2 and found.shape[1] == prefix.dim:
+            found = prefix.of(found)
         if found.ndim != 2 or found.shape[1] != self.manifest.dim:
             raise RetrievalError(
                 f"queries are {list(found.shape)}; expected [queries, {self.manifest.dim}], "
                 f"vectors of layer '{self.manifest.layer}' as in {self.folder}"
             )
-        return prepared(found, self.manifest.normalised, lambda row: f"query {row}")
+        found = prepared(found, self.manifest.normalised, lambda row: f"query {row}")
+        return found if self._rotation is None else found @ self._rotation
+
+    @property
+    def _rotation(self) -> Vectors | None:
+        manifest = self.manifest
+        return rotation(manifest.dim, manifest.seed) if manifest.kind == "rabitq" else None
 
     def _scores(self, numbers: Numbers, scores: Vectors) -> Vectors:
         """Turns FAISS's scores into ours: it gives squared distances, and any number for none."""
@@ -297,7 +319,7 @@ class Index:
     def vectors(self, numbers: NDArray[np.int64]) -> Vectors:
         """Returns some vectors as the index holds them, float32 [numbers, dim].
 
-        They are unit vectors under cosine, and those of `ivfpq` are what the codes stand for.
+        They are unit vectors under cosine, and of a kind with codes what these stand for.
 
         Raises:
             RetrievalError: there is no such number.
@@ -316,7 +338,7 @@ class Index:
         except RuntimeError as error:  # FAISS refuses numbers beyond N, and one that is not there
             text = " ".join(str(error).split())
             raise RetrievalError(f"{self.folder / INDEX}: {text}; {AGAIN}") from None
-        return found
+        return found if self._rotation is None else found @ self._rotation.T
 
 
 def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]) -> Vectors:
@@ -348,8 +370,3 @@ def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
     """Has FAISS search with a setting where none is given."""
     if plan.setting:
         faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)
-
-
-def gpus() -> int:
-    """Returns how many GPUs FAISS can use: none unless faiss-gpu is installed."""
-    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0

@@ -9,6 +9,7 @@ from heron.pipeline.retrieval.embeddings import Layer, Width
 from heron.pipeline.retrieval.kinds import Compared, Kind, Metric, Plan, compared_by
 from heron.pipeline.retrieval.recall import Recall
 from heron.pipeline.retrieval.samples import FILES
+from heron.pipeline.retrieval.transform import Prefix
 from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Sha256
 
 INDEX = "index.faiss"
@@ -21,9 +22,10 @@ class IndexManifest(Artefact):
 
     `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
     by their length, as queries are. `compared_by` is what FAISS computes: of unit vectors the
-    distance gives the same order, cos = 1 - distance^2 / 2, and `ivfpq` finds far more by it: an
-    inner product prefers codes that are longer than the vector they stand for. What is "" of where
-    the vectors come from is not known: they were given in memory.
+    distance gives the same order, cos = 1 - distance^2 / 2, and codes find far more by it: an
+    inner product prefers codes that are longer than the vector they stand for. `rabitq` has
+    vectors that are rotated by `seed`, as queries are: see `transform.rotation`. What is "" of
+    where the vectors come from is not known: they were given in memory.
     """
 
     what: ClassVar[str] = "the manifest of an index"
@@ -38,6 +40,7 @@ class IndexManifest(Artefact):
     compared_by: Compared
     layer: Layer
     dim: Width
+    prefix: Prefix | None = None  # of the layer's vectors, which is indexed
     count: Count
     checkpoint: Sha256 | Literal[""]  # of the model's weights
     embeddings: str
@@ -62,6 +65,7 @@ class IndexManifest(Artefact):
             ("compared_by", self.compared_by, compared_by(self.metric, self.kind)),
             ("search", [*self.search], [plan.setting] if plan.setting else []),
             ("subvectors of a dimension", self.dim % (plan.subvectors or 1), 0),
+            ("dim", self.dim, self.prefix.width * self.prefix.views if self.prefix else self.dim),
             ("files", sorted(self.files), sorted([INDEX, *FILES])),
         ]
         for name, found, wanted in pairs:

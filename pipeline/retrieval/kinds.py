@@ -1,6 +1,7 @@
 """Kinds of index: what each one takes, and which one N, d and a memory budget ask for."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -9,11 +10,13 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError, model_valida
 from heron.pipeline.config.errors import RetrievalError
 from heron.shards.artefact import Count, Record
 
-Kind = Literal["flat", "ivf", "ivfpq", "hnsw"]
-Asked = Literal["flat", "ivf", "ivfpq", "hnsw", "auto"]
+Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
+Asked = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw", "auto"]
 Metric = Literal["cosine", "inner_product", "euclidean"]
 Compared = Literal["inner_product", "euclidean"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+LISTED: tuple[Kind, ...] = "ivf", "sq8", "rabitq", "ivfpq"  # inverted files
+CODED: tuple[Kind, ...] = "sq8", "rabitq", "ivfpq"  # of codes, not of vectors
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 # FAISS warns below 39 points a centroid and leaves out what is above 256 (faiss/Clustering.h).
@@ -22,11 +25,14 @@ LEAST_POINTS, POINTS = 39, 64
 SCAN_VALUES = 2**24  # N d up to which `auto` compares with all: some milliseconds a query
 LINKS = 32  # of HNSW, a vector and level; twice as many on the lowest
 BITS = 8  # of a subvector's code
+# Of a number by RaBitQ: with 7, codes are as long as those of `sq8`. `auto` takes 4 at least: with
+# fewer, the codes of `ivfpq` find more in as many bytes.
+MOST_RABITQ, LEAST_RABITQ = 6, 4
 BLOCK = 16_384  # vectors handled at a time
 WORKSPACE = 48 * 2**20  # FAISS's tables of distances, 4,096 x 1,024 of them a thread, and slack
 MOST_TABLE = 2**31  # bytes: FAISS keeps no larger one
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]  # that FAISS can hold
-PQ_SAMPLE = POINTS * 2**BITS  # vectors that the codes are learnt from
+PQ_SAMPLE = POINTS * 2**BITS  # vectors that codes are learnt from
 
 
 class Plan(Record):
@@ -35,7 +41,7 @@ class Plan(Record):
     kind: Kind
     lists: Number = 0  # of an inverted file, into which k-means puts the vectors
     subvectors: Number = 0  # that product quantisation codes a vector as
-    bits: int = Field(0, ge=0, le=BITS)  # of the code of each
+    bits: int = Field(0, ge=0, le=BITS)  # of the code of each; of each number by RaBitQ
     links: Number = 0  # of HNSW
     training: Count = 0  # vectors that k-means learns from
     table: bool = False  # whether FAISS keeps the products of centroids and codes, for speed
@@ -47,8 +53,9 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        codes, lists = self.kind == "ivfpq", self.kind in ("ivf", "ivfpq")
-        there = {"lists": lists, "training": lists, "subvectors": codes, "bits": codes}
+        codes, lists = self.kind == "ivfpq", self.kind in LISTED
+        bits = codes or self.kind == "rabitq"
+        there = {"lists": lists, "training": lists, "subvectors": codes, "bits": bits}
         for name, wanted in (there | {"links": self.kind == "hnsw"}).items():
             if (getattr(self, name) > 0) != wanted:
                 raise ValueError(f"{name} of {self.kind}: {getattr(self, name)}")
@@ -70,6 +77,8 @@ class Plan(Record):
             "flat": "Flat",
             "hnsw": f"HNSW{self.links},Flat",
             "ivf": f"IVF{self.lists},Flat",
+            "sq8": f"IVF{self.lists},SQ8",
+            "rabitq": f"IVF{self.lists},RaBitQ{self.bits}",
             "ivfpq": f"IVF{self.lists},PQ{self.subvectors}x{self.bits}np",  # np: not polysemous
         }[self.kind]
 
@@ -77,6 +86,13 @@ class Plan(Record):
     def setting(self) -> str:
         """What of a search trades time for recall, by FAISS's name; none of an exact one."""
         return {"flat": "", "hnsw": "efSearch"}.get(self.kind, "nprobe")
+
+
+def code_bytes(kind: Kind, dim: int, subvectors: int = 0, bits: int = 0) -> int:
+    """Returns the bytes of a vector in a list: of the vector, or of its code."""
+    if kind == "rabitq":  # signs, the other bits, and FAISS's factors of the vector: 2 or 5 floats
+        return math.ceil(dim / 8) + math.ceil(dim * (bits - 1) / 8) + (20 if bits > 1 else 8)
+    return {"sq8": dim, "ivfpq": math.ceil(subvectors * bits / 8)}.get(kind, 4 * dim)
 
 
 class VectorSet(Record):
@@ -102,7 +118,7 @@ class VectorSet(Record):
 
 def compared_by(metric: Metric, kind: Kind) -> Compared:
     """Returns what FAISS computes for a metric: see `IndexManifest`."""
-    codes = metric == "cosine" and kind == "ivfpq"
+    codes = metric == "cosine" and kind in CODED
     return "euclidean" if codes or metric == "euclidean" else "inner_product"
 
 
@@ -110,9 +126,9 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
     """Returns the plan for a kind, or for the most exact kind that fits a budget.
 
     `auto` takes `flat` while comparing with all takes milliseconds (N d <= 2^24), else `ivf`,
-    else `ivfpq` with as many subvectors as fit, else `ivf` mapped from its file. It never takes
-    `hnsw`, which takes longest to build and must be asked for. The budget is by default half of
-    the memory that the machine has free.
+    else `sq8`, else `rabitq` of 6 to 4 bits, else `ivfpq` with as many subvectors as fit, else
+    `ivf` mapped from its file. It never takes `hnsw`, which takes longest to build and must be
+    asked for. The budget is by default half of the memory that the machine has free.
 
     Raises:
         RetrievalError: there is no such kind, too few vectors for it, or too little memory.
@@ -125,9 +141,8 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
             f"dimensions: expected at least {in_bytes(vectors.reading)}; give more --memory, or "
             "embed with fewer --part-rows"
         )
-    planners = {"flat": _flat, "ivf": _ivf, "ivfpq": _ivfpq, "hnsw": _hnsw}
-    if asked in planners:
-        return planners[asked](vectors, budget, "asked for")
+    if asked in KINDS:
+        return PLANNERS[asked](vectors, budget, "asked for")
     if asked != "auto":
         raise RetrievalError(f"unknown kind '{asked}'; expected {', '.join(KINDS)} or auto")
     scanned = f"N d = {count * dim:,}"
@@ -135,11 +150,13 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
         return _flat(vectors, budget, f"{scanned}: exact search takes milliseconds")
     scanned += " is too much to compare with all"
     plan = _ivf(vectors, budget, f"{scanned}; the vectors fit")
-    if plan.mapped:
-        coded = _ivfpq(vectors, budget, f"{scanned}, the vectors to hold")
-        why = f"{scanned}, and even codes are too much to hold"
-        plan = plan.model_copy(update={"why": why}) if coded.mapped else coded
-    return plan
+    if not plan.mapped:
+        return plan
+    for kind in CODED:  # the most exact first
+        coded = PLANNERS[kind](vectors, budget, f"{scanned}, the vectors to hold")
+        if not coded.mapped and (kind != "rabitq" or coded.bits >= LEAST_RABITQ):
+            return coded
+    return plan.model_copy(update={"why": f"{scanned}, and even codes are too much to hold"})
 
 
 def _flat(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -164,13 +181,32 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     return Plan(index_bytes=size, build_bytes=need, **known)
 
 
-def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
+def _enough(vectors: VectorSet, kind: Kind) -> None:
     if vectors.trainable < LEAST_POINTS:
         raise RetrievalError(
-            f"ivf needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
+            f"{kind} needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
             f"found {vectors.trainable}; take --kind flat"
         )
-    return _inverted_file(vectors, budget, why)
+
+
+def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
+    _enough(vectors, "ivf")
+    return _inverted_file("ivf", vectors, budget, why)
+
+
+def _sq8(vectors: VectorSet, budget: int, why: str) -> Plan:
+    _enough(vectors, "sq8")
+    return _inverted_file("sq8", vectors, budget, f"{why}; a byte a number")
+
+
+def _rabitq(vectors: VectorSet, budget: int, why: str) -> Plan:
+    """Plans as many bits a number as fit."""
+    _enough(vectors, "rabitq")
+    plans = [
+        _inverted_file("rabitq", vectors, budget, f"{why}; {bits} bits a number", bits=bits)
+        for bits in range(MOST_RABITQ, 0, -1)
+    ]
+    return next((plan for plan in plans if not plan.mapped), plans[0])
 
 
 def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -184,7 +220,9 @@ def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
     # One a dimension would find a little more, and take FAISS twice as long to learn. A mapped
     # index has the longest codes: there they need not fit.
     plans = [
-        _inverted_file(vectors, budget, f"{why}; {m} codes of {bits} bits a vector", m, bits)
+        _inverted_file(
+            "ivfpq", vectors, budget, f"{why}; {m} codes of {bits} bits a vector", m, bits
+        )
         for m in range(max(1, dim // 2), 0, -1)
         if dim % m == 0 and (m * 8 >= dim or m == 1)
     ]
@@ -192,7 +230,7 @@ def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
 
 
 def _inverted_file(
-    vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
+    kind: Kind, vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
 ) -> Plan:
     """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
     count, dim, reading = vectors.count, vectors.dim, vectors.reading
@@ -201,11 +239,15 @@ def _inverted_file(
     lists = max(1, min(round(4 * math.sqrt(count)), vectors.trainable // LEAST_POINTS))
     fixed = lists * (4 * dim + 128)  # centroids, and what a list costs when it is empty
     learning = 3 * lists * 4 * dim  # k-means has two copies of the centroids
-    code, least_training = 4 * dim, 0
+    code, least_training = code_bytes(kind, dim, subvectors, bits), 0
+    if kind in CODED:
+        learning += 2 * min(count, PQ_SAMPLE) * 4 * dim  # the codes' own sample, twice
+    if kind == "rabitq":
+        fixed += 4 * dim * dim  # the rotation
+        reading += 4 * dim * min(count, BLOCK)  # and what it makes of a block
     if subvectors:
         fixed += 4 * dim * 2**bits
-        learning += 2 * min(count, PQ_SAMPLE) * 4 * dim  # the codes' own sample, twice
-        code, least_training = math.ceil(subvectors * bits / 8), LEAST_POINTS * 2**bits
+        least_training = LEAST_POINTS * 2**bits
     learning += fixed
     spare = budget - reading - learning
     points = min(POINTS, max(LEAST_POINTS, spare // (lists * (4 * dim + 16))))
@@ -219,7 +261,7 @@ def _inverted_file(
     table = bool(subvectors) and vectors.euclidean and fits
     resident += table_bytes if table else 0
     return Plan(
-        kind="ivfpq" if subvectors else "ivf",
+        kind=kind,
         lists=lists,
         subvectors=subvectors,
         bits=bits,
@@ -231,6 +273,16 @@ def _inverted_file(
         mapped=mapped,
         why=why,
     )
+
+
+PLANNERS: dict[Kind, Callable[[VectorSet, int, str], Plan]] = {
+    "flat": _flat,
+    "ivf": _ivf,
+    "sq8": _sq8,
+    "rabitq": _rabitq,
+    "ivfpq": _ivfpq,
+    "hnsw": _hnsw,
+}
 
 
 def most_bits(count: int) -> int:

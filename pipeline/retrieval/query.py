@@ -20,6 +20,7 @@ from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.given import File
 from heron.pipeline.retrieval.index import Index
+from heron.pipeline.retrieval.kinds import CODED
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
@@ -68,6 +69,7 @@ class Retriever:
         run: str | Path | None = None,  # whose model encodes files
         data: str | Path | None = None,  # the shards that pictures are in
         verify: bool = True,  # compare the checksums of index and embeddings
+        gpu: bool = False,  # search without a filter on GPUs: see `Index.open`
     ) -> Self:
         """Opens an index, and the embeddings that it was built of where they are there.
 
@@ -79,7 +81,7 @@ class Retriever:
             RetrievalError: there is no sound index, its embeddings were altered, or `embeddings`
                 are not those of the index.
         """
-        opened = Index.open(Path(index), verify)
+        opened = Index.open(Path(index), verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
             return cls(opened, None, "it was built of vectors in memory", run, data)
         where = Path(embeddings or opened.manifest.embeddings)
@@ -173,7 +175,8 @@ class Retriever:
         if self.embeddings is not None:
             found = self.embeddings.take(manifest.layer, numbers)[0]
             return found, f"the embeddings of {self.embeddings.folder}"
-        lossy = ", decoded from codes (ivfpq is lossy)" if manifest.kind == "ivfpq" else ""
+        kind = manifest.kind
+        lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
         return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._without}"
 
     def files(self, asked: Sequence[str]) -> dict[str, Path]:

@@ -61,13 +61,16 @@ class ExactSearch:
         query_numbers: Numbers,  # of samples
         k: int,  # neighbours of each, at most the number of vectors less one
         metric: int,  # of FAISS
+        gpu: bool = False,
     ) -> None:
         """Searches block by block."""
         self.take, self.query_numbers, self.k = take, query_numbers, k
         self.product = faiss.is_similarity_metric(metric)
         self.queries = take(query_numbers)
         numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
-        self.numbers, self.scores = exact_nearest(numbered, self.queries, query_numbers, k, metric)
+        self.numbers, self.scores = exact_nearest(
+            numbered, self.queries, query_numbers, k, metric, gpu
+        )
 
     def recall(self, found: Numbers) -> float:
         """Returns recall@k: the share of the exact k nearest that are in `found` [queries, k + 1].

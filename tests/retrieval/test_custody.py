@@ -148,6 +148,10 @@ def test_a_manifest_is_typed_and_bounded(
         ("ivf", {"lists": 0}),
         ("ivf", {"lists": 2**31}),
         ("ivf", {"subvectors": 4}),
+        ("sq8", {"bits": 4}),
+        ("rabitq", {"bits": 0}),
+        ("rabitq", {"subvectors": 4}),
+        ("rabitq", {"table": True}),
         ("ivfpq", {"bits": 9}),
         ("ivfpq", {"bits": 0}),
         ("hnsw", {"links": 0}),
@@ -253,6 +257,35 @@ def test_another_index_than_the_plans(kind: Kind, copied: Callable[[str], Path])
         with pytest.raises(RetrievalError, match=f"{INDEX}: .*expected .*; build the index again"):
             Index.open(folder)
             pytest.fail(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "message"),
+    [
+        ("sq8", "SQ6", "bytes of a code of the plan: 6, expected 8; the type of the codes: 4, exp"),
+        ("sq8", "SQ8", "ranges of the codes: 2, expected 16"),
+        ("rabitq", "RaBitQ5", "bytes of a code of the plan: 25, expected 26; bits: 5, expected 6"),
+        ("rabitq", "RaBitQ6", "bits of a query: 8, expected 4"),
+    ],
+)
+def test_codes_of_another_kind_than_the_plans(
+    kind: str, other: str, message: str, copied: Callable[[str], Path]
+) -> None:
+    """Of the plan's class, lists and vectors: only the codes differ."""
+    folder = copied(kind)
+    lists = faiss.read_index(str(folder / INDEX)).nlist
+    index = faiss.index_factory(DIM, f"IVF{lists},{other}")
+    if other == "SQ8":  # one range of all numbers
+        index.sq.qtype = faiss.ScalarQuantizer.QT_8bit_uniform
+    index.train(clustered(N, DIM))
+    index.add(clustered(N, DIM))
+    if other == "SQ8":
+        index.sq.qtype = faiss.ScalarQuantizer.QT_8bit
+    if other == "RaBitQ6":
+        index.qb = 8
+    write(folder, index)
+    with pytest.raises(RetrievalError, match=message):
+        Index.open(folder)
 
 
 def test_numbers_beyond_n_are_refused(copied: Callable[[str], Path]) -> None:

@@ -14,7 +14,7 @@ from heron.pipeline.retrieval.build import LayerVectors, build_index, train, wri
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index, Neighbours
 from heron.pipeline.retrieval.index_manifest import INDEX
-from heron.pipeline.retrieval.kinds import KINDS, METRICS, Kind, Metric, Plan, VectorSet
+from heron.pipeline.retrieval.kinds import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
 from heron.pipeline.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
 
@@ -71,14 +71,14 @@ def test_flat_is_exact(embeddings: Embeddings, metric: Metric, tmp_path: Path) -
         np.testing.assert_allclose(found.scores[row], [s for s, _ in expected], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("metric", METRICS)
 def test_scores_are_those_of_the_metric(
     kind: Kind, metric: Metric, embeddings: Embeddings, tmp_path: Path
 ) -> None:
     index = build_index(embeddings, tmp_path / "i", kind=kind, metric=metric, progress=False)
     found = index.search(clustered(2), 4)
-    near = 0.1 if kind == "ivfpq" else 1e-4
+    near = {"ivfpq": 0.1, "rabitq": 0.05, "sq8": 0.02}.get(kind, 1e-4)
     for row, query in enumerate(clustered(2).astype(np.float64)):
         scores = {n: s for s, n in by_hand(clustered(N), query, metric, np.ones(N, bool))}
         expected = [scores[number] for number in found.numbers[row].tolist()]
@@ -89,7 +89,7 @@ def test_scores_are_those_of_the_metric(
     )
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq"])
+@pytest.mark.parametrize("kind", ["flat", *LISTED])
 def test_the_file_is_that_of_faiss(
     kind: Kind, indices: dict[tuple[Kind, bool], Index], embeddings: Embeddings, tmp_path: Path
 ) -> None:
@@ -113,7 +113,7 @@ def test_the_file_is_that_of_faiss(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mapped_index_finds_the_same(kind: Kind, indices: dict[tuple[Kind, bool], Index]) -> None:
     index, other = indices[kind, False], indices[kind, kind != "hnsw"]
-    if kind in ("ivf", "ivfpq"):  # the least training sample, so other centroids
+    if kind in LISTED:  # the least training sample, so other centroids
         exact, same = (i.search(clustered(20), 5, allowed=np.ones(N, bool)) for i in (index, other))
         assert np.mean(exact.numbers[:, 0] == same.numbers[:, 0]) > 0.5
     else:
@@ -121,7 +121,7 @@ def test_a_mapped_index_finds_the_same(kind: Kind, indices: dict[tuple[Kind, boo
     numbers = np.array([N - 1, 0, 7])
     unit = clustered(N) / np.linalg.norm(clustered(N), axis=1, keepdims=True)
     for held in (index, other):
-        slack = 0.35 if kind == "ivfpq" else 1e-6
+        slack = {"ivfpq": 0.35, "rabitq": 0.05, "sq8": 0.01}.get(kind, 1e-6)
         np.testing.assert_allclose(held.vectors(numbers), unit[numbers], atol=slack)
         with pytest.raises(RetrievalError, match="numbers 0 to 1500; expected 0 to 1499"):
             held.vectors(np.array([0, N]))
@@ -221,7 +221,8 @@ def test_a_filter_returns_k_where_k_exist(
         assert (np.isnan(found.scores[row]) == (got < 0)).all()
         expected = [n for _, n in by_hand(clustered(N), query, "cosine", allowed)[:k]]
         agree.append(len(set(expected) & set(got.tolist())) / len(expected))
-    assert np.mean(agree) >= {"flat": 1, "ivf": 0.8, "ivfpq": 0.4, "hnsw": 0.9}[kind]
+    least = {"flat": 1, "ivf": 0.8, "sq8": 0.8, "rabitq": 0.7, "ivfpq": 0.4, "hnsw": 0.9}
+    assert np.mean(agree) >= least[kind]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])

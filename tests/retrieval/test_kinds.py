@@ -1,15 +1,18 @@
 """Which index N, d and a budget ask for, and what it is said to take."""
 
+import faiss
 import pytest
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.kinds import (
     LEAST_POINTS,
     Asked,
+    Kind,
     Plan,
     VectorSet,
     bytes_of,
     choose,
+    code_bytes,
     in_bytes,
     most_bits,
 )
@@ -20,10 +23,13 @@ MILLION = VectorSet(count=10**6, dim=128, part_bytes=65_536 * 512, held_out=1000
 
 def test_auto_takes_the_most_exact_that_is_fast_and_fits() -> None:
     assert choose("auto", VectorSet(count=100_000, dim=128), GB).kind == "flat"
-    wide, narrow = choose("auto", MILLION, GB), choose("auto", MILLION, 250 * MB)
-    assert (wide.kind, narrow.kind) == ("ivf", "ivfpq")
-    assert not wide.mapped and not narrow.mapped
-    assert "N d = 128,000,000" in wide.why and "codes of 8 bits" in narrow.why
+    wide, bytes_each, bits = (choose("auto", MILLION, n * MB) for n in (1000, 300, 250))
+    assert (wide.kind, bytes_each.kind, bits.kind) == ("ivf", "sq8", "rabitq")
+    assert bits.bits == 5 and choose("auto", MILLION, 242 * MB).bits == 4
+    many = choose("auto", MILLION.model_copy(update={"count": 10**7}), 1150 * MB)
+    assert many.kind == "ivfpq" and "64 codes of 8 bits" in many.why
+    assert not any(plan.mapped for plan in (wide, bytes_each, bits, many))
+    assert "N d = 128,000,000" in wide.why and "5 bits a number" in bits.why
     least = choose("auto", MILLION, 150 * MB)
     assert (least.kind, least.mapped) == ("ivf", True)
 
@@ -46,6 +52,24 @@ def test_codes_shorten_and_the_table_goes_as_the_budget_shrinks() -> None:
 
 
 @pytest.mark.parametrize("count", [100, 2_000, 50_000, 10**6, 10**7])
+@pytest.mark.parametrize("kind", ["sq8", "rabitq"])
+def test_a_code_is_as_long_as_faiss_has_it(kind: Kind) -> None:
+    for dim, bits in ((8, 1), (12, 2), (128, 4), (130, 6)):
+        plan = choose(kind, VectorSet(count=1000, dim=dim), GB)
+        plan = plan.model_copy(update={"bits": bits}) if kind == "rabitq" else plan
+        index = faiss.index_factory(dim, plan.factory)
+        assert index.code_size == code_bytes(kind, dim, bits=bits)
+    few = VectorSet(count=45, dim=8, held_out=10)
+    with pytest.raises(RetrievalError, match=f"{kind} needs 39 vectors besides 10.*found 35; take"):
+        choose(kind, few, GB)
+
+
+def test_rabitq_takes_as_many_bits_as_fit() -> None:
+    found = [choose("rabitq", MILLION, n * MB) for n in (2000, 250, 242, 230)]
+    assert [plan.bits for plan in found] == [6, 5, 4, 6]
+    assert [plan.mapped for plan in found] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq"])
 def test_the_training_sample_is_what_faiss_asks_for(kind: Asked, count: int) -> None:
     shape = VectorSet(count=count, dim=32, held_out=count // 10)
@@ -78,7 +102,9 @@ def test_bytes_by_hand() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     small = VectorSet(count=1000, dim=8)
-    with pytest.raises(RetrievalError, match="unknown kind 'tree'; expected flat, ivf, ivfpq"):
+    with pytest.raises(
+        RetrievalError, match="unknown kind 'tree'; expected flat, ivf, sq8, rabitq"
+    ):
         choose("tree", small, GB)  # type: ignore[arg-type]
     with pytest.raises(RetrievalError, match=r"budget of 1 MB .* at least 50\.4 MB; give more"):
         choose("auto", small, MB)
