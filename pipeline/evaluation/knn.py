@@ -103,7 +103,7 @@ def vote(
     places = order[np.searchsorted(numbers, near, sorter=order)]
     weights = np.exp((cosine - cosine[:, :1]).astype(np.float64) / tau)  # the nearest counts 1
     votes = np.einsum("qk,qka->qa", weights, y[places].astype(np.float64))
-    return (votes / weights.sum(1, keepdims=True)).astype(np.float32)
+    return np.asarray(votes / weights.sum(1, keepdims=True), np.float32)
 
 
 def _unit(vectors: Vectors) -> Vectors:

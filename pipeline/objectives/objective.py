@@ -138,7 +138,9 @@ class Objective:
         memory, names = self.memories.get(name), _nested(term)
         if not (self.matryoshka and names):
             return term.loss(batch, memory)
-        losses = [term.loss(batch.prefix(names, width), memory) for width in self.matryoshka]
+        losses: list[Any] = [
+            term.loss(batch.prefix(names, width), memory) for width in self.matryoshka
+        ]
         return None if losses[0] is None else sum(losses) / len(losses)
 
     def remember(self, run: RunSpec) -> None:

@@ -38,10 +38,11 @@ class Prefix(Record):
     def of(self, vectors: Vectors) -> Vectors:
         """Returns the prefixes of whole vectors [rows, dim]: [rows, views * width]."""
         found = vectors.reshape(len(vectors), self.views, -1)[:, :, : self.width]
+        scale = np.ones((len(vectors), self.views, 1), np.float32)
         if self.unit:
             lengths = np.linalg.norm(found, axis=2, keepdims=True)
-            found = found / np.where(lengths > 0, lengths, 1)
-        return np.ascontiguousarray(found, np.float32).reshape(len(vectors), -1)
+            scale = np.where(lengths > 0, lengths, scale)
+        return np.asarray(found / scale, np.float32).reshape(len(vectors), -1)
 
 
 @lru_cache(maxsize=4)
