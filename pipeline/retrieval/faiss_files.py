@@ -98,7 +98,6 @@ def _difference(index: Any, plan: Plan) -> str:
             ("the type of the codes", index.sq.qtype, faiss.ScalarQuantizer.QT_8bit),
             ("dimensions of the codes", index.sq.d, index.d),
             ("bytes that the codes are read by", index.sq.code_size, index.code_size),
-            ("ranges of the codes", index.sq.trained.size(), 2 * index.d),
         ]
     if plan.kind == "rabitq":
         pairs += [

@@ -319,7 +319,8 @@ class Index:
     def vectors(self, numbers: NDArray[np.int64]) -> Vectors:
         """Returns some vectors as the index holds them, float32 [numbers, dim].
 
-        They are unit vectors under cosine, and of a kind with codes what these stand for.
+        They are unit vectors under cosine, and of a kind with codes what these stand for: of
+        `rabitq` FAISS decodes the signs alone.
 
         Raises:
             RetrievalError: there is no such number.

@@ -86,7 +86,10 @@ LOOPS: dict[str, tuple[dict[str, Any], Loop]] = {
     "single_view_unsupervised": (
         {"tau": 0.3},
         lambda f, m: oracles.single_view_unsupervised(
-            *(first(f[name], m) for name in ("input_projections", "projections", "weights")), 0.3
+            first(f["input_projections"], m),
+            first(f["projections"], m),
+            first(f["weights"], m),
+            0.3,
         ),
     ),
     "supcon": (
