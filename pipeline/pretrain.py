@@ -51,6 +51,7 @@ from heron.pipeline.training.report import wants_map, write_report, write_result
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
+from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import Tracker
 from heron.pipeline.training.values import refuse_nonfinite, total
 from heron.shards.errors import HeronError
@@ -114,6 +115,7 @@ class Trainer:
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = self.accelerator.device
         watchdog.start()
+        self.trackers = Trackers(config, watchdog)
         torch.manual_seed(config.seed)
 
     def open_data(self) -> None:
@@ -206,7 +208,7 @@ class Trainer:
         mine = share_of(self.streams, self.config, rank, self.world, self.done)
         source = batches(mine, self.done, self.steps, self.config.data.workers, pin=pin)
         earlier = self._clear_folder() if self.main else None
-        tracker = Tracker(self.folder, self.done, self.steps, self.main)
+        tracker = Tracker(self.folder, self.done, self.steps, self.main, self.trackers)
         with tracker as self.tracker, closing(source), self.miner or nullcontext():
             known = self.config, self.streams, self.objective, self.sizes, self.strategy
             tracker.say(preamble(*known, self.micro_batches), *self.damaged)
@@ -324,10 +326,8 @@ class Trainer:
             "fingerprint": run_fingerprint(config, self.data),
         }
         if self.main:
-            report = write_report(
-                self.folder, result, self.predictions, self.embedding, self.streams.reader
-            )
-            print(f"report: {report}")
+            shown = self.predictions, self.embedding, self.streams.reader
+            print(f"report: {write_report(self.folder, result, *shown)}")
             if config.evaluate.baselines:
                 print(*baselines.table(scores, self.folder.name), sep="\n")
             write_result(self.folder, result)  # last: who finds it takes the run for done

@@ -10,12 +10,13 @@ Base = TypeVar("Base")
 _loaded: set[Path] = set()
 
 
-def load_class(path: str, base: type[Base]) -> type[Base]:
+def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]:
     """Returns the class that a dotted path names.
 
     Args:
         path: such as `my_lab.losses.Mine`; the module must be importable (PYTHONPATH).
         base: what the class must derive from.
+        decisive: whether it decides a run's numbers, so that its file is one of `loaded_files`.
 
     Raises:
         ValueError: there is no such module or name, or it is no such class.
@@ -40,13 +41,13 @@ def load_class(path: str, base: type[Base]) -> type[Base]:
     if not _derives(found, base):
         what = f"the class {found.__name__}" if inspect.isclass(found) else repr(found)
         raise ValueError(f"{path}: found {what:.80}; {expected}; derive it from that class")
-    if module.__file__:
+    if module.__file__ and decisive:
         _loaded.add(Path(module.__file__))
     return found
 
 
 def loaded_files() -> list[Path]:
-    """Returns the source files of the classes that were loaded so far, in order of their names."""
+    """Returns the source files of the decisive classes that were loaded, in order of their names."""
     return sorted(path for path in _loaded if path.is_file())
 
 

@@ -30,6 +30,8 @@ from heron.pipeline.config.sections import (
 from heron.pipeline.config.terms import Terms
 from heron.shards.artefact import MANIFEST, Count, Fingerprint
 
+TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
+
 
 class RunFolder(Section):
     """Where a run leaves what it made.
@@ -362,6 +364,8 @@ class Config(Section):
         negatives: mined hard negatives.
         train: length, measurements, checkpoints and precision.
         evaluate: how the run is scored.
+        tracking: trackers of accelerate by name, and dotted paths of your own, beside metrics.jsonl:
+            see `training.trackers`.
     """
 
     seed: Count = 0
@@ -373,6 +377,14 @@ class Config(Section):
     negatives: Negatives = Negatives()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
+    tracking: list[TrackerName] = ["tensorboard"]
+
+    @field_validator("tracking")
+    @classmethod
+    def _no_tracker_twice(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("a tracker is there twice; expected each once: take one out")
+        return names
 
 
 METHODS = Path(__file__).resolve().parents[2] / "configs" / "methods.yaml"

@@ -42,7 +42,7 @@ _calls = itertools.count()
 
 def run_facts(config: Config) -> dict[str, Any]:
     """Returns what decides the numbers of a run, but its data: configuration and versions."""
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump(mode="json", exclude={"tracking"})
     for section, keys in HERE.items():
         for key in keys:
             del tree[section][key]

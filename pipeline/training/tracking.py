@@ -1,10 +1,10 @@
-"""What a run tells while it goes: a progress bar, a JSON object a step, TensorBoard."""
+"""What a run tells while it goes: a progress bar, a JSON object a step, and its trackers."""
 
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tqdm import tqdm
@@ -14,6 +14,9 @@ from heron.pipeline.config.sections import Plain
 from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
 from heron.shards.progress import progress_bar
 
+if TYPE_CHECKING:  # results are read without torch and accelerate
+    from heron.pipeline.training.trackers import Trackers
+
 
 class Tracker:
     """Writes on the main process; on the others every call does nothing.
@@ -22,7 +25,14 @@ class Tracker:
         earlier_s: seconds that the steps before this start have taken, as far as it is known.
     """
 
-    def __init__(self, folder: Path, start: int, steps: int, main: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        start: int,
+        steps: int,
+        main: bool,
+        trackers: "Trackers | None" = None,
+    ) -> None:
         """Opens the files; lines of steps from `start` on, left by a run cut short, are dropped.
 
         So is an evaluation at `start`, which a run that goes on from there makes again.
@@ -30,17 +40,21 @@ class Tracker:
         self.main, self.earlier_s = main, 0.0
         if not main:
             return
-        from torch.utils.tensorboard import SummaryWriter  # here: one process writes
-
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        before = [row for row in read_metrics(path) if row["step"] < start]
+        told = read_metrics(path)
+        before = [row for row in told if row["step"] < start]
         kept = [row for row in before if row["step"] < start - 1 or "loss" in row]
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.lines = path.open("a", buffering=1)
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
         self.bar = progress_bar(initial=start, total=steps, unit="step")
+        self.trackers = trackers
+        if trackers:
+            steps_told = [row["step"] for row in told if "loss" in row]
+            scores_told = [row["step"] for row in told if "loss" not in row]
+            last = max(steps_told, default=-1), max(scores_told, default=-1)
+            self.say(*trackers.start(start, *last))
 
     def step(self, row: dict[str, Any]) -> None:
         """Records one training step; `row` has the keys `step` and `loss`."""
@@ -69,9 +83,9 @@ class Tracker:
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
         self.lines.write(json.dumps(finite) + "\n")
-        for name, value in row.items():
-            if name not in ("step", "epoch"):
-                self.board.add_scalar(name, value, row["step"])
+        if self.trackers:
+            values = {k: v for k, v in row.items() if k not in ("step", "epoch")}
+            self.say(*self.trackers.log(values, row["step"], scores="loss" not in row))
 
     def __enter__(self) -> Self:
         """Used as a context, so that what was written is on disk also after an error."""
@@ -82,7 +96,8 @@ class Tracker:
         if self.main:
             self.bar.close()
             self.lines.close()
-            self.board.close()
+            if self.trackers:
+                self.say(*self.trackers.finish())
 
 
 class Metrics(BaseModel):

@@ -1,0 +1,261 @@
+"""Experiment trackers beside metrics.jsonl: those that accelerate knows, and your own."""
+
+import json
+import netrc
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.distributed.watchdog import Watchdog
+from heron.shards.artefact import LARGEST, in_words
+from heron.shards.atomic import save_json
+from heron.shards.dotted import load_class, suggest
+
+PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
+KEPT = "tracking.json"
+FINISH_S = 60  # that wandb may take to upload what is left at a run's end
+NEEDED = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
+EXTRA = "wandb", "mlflow"  # of heron-pretrain[track]
+KEYS = {  # accounts without which these ask, or reach for the network
+    "clearml": "CLEARML_API_ACCESS_KEY",
+    "comet_ml": "COMET_API_KEY",
+    "swanlab": "SWANLAB_API_KEY",
+}
+LOCAL_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+OFFLINE_WANDB = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+OWN = "name", "requires_logging_directory", "tracker"  # of a GeneralTracker
+
+Told = Annotated[int, Field(ge=-1, le=LARGEST)]
+
+
+class Kept(BaseModel):
+    """What a run's folder keeps of its trackers, so that a resumed run goes on in the same.
+
+    Attributes:
+        ids: a tracker's run, by the tracker's name.
+        step: the last step that trackers were told of before this start; -1: none.
+        scores: the same of evaluations.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    ids: dict[str, str] = {}
+    step: Told = -1
+    scores: Told = -1
+
+
+class Trackers:
+    """The trackers of a run; one that fails is told of once, and the run goes on without it.
+
+    Every method but the constructor is for the main process alone, and returns lines to say.
+    """
+
+    def __init__(self, config: Config, watchdog: Watchdog) -> None:
+        """Finds the classes; every process calls it, the main process looks.
+
+        Raises:
+            TrainingError: on every process: a tracker is not known, not installed, or lacks a key.
+        """
+        self.config, self.watchdog = config, watchdog
+        self.kinds: dict[str, type[GeneralTracker]] = {}
+        self.live: dict[str, GeneralTracker] = {}
+        self._environment: dict[str, str] = {}
+        fault = ""
+        if rank() == 0:
+            try:
+                self.kinds = {name: _kind(name) for name in config.tracking}
+            except ValueError as error:
+                fault = str(error)
+        if fault := gather_objects(fault)[0]:
+            raise TrainingError(fault)
+
+    def start(self, start: int, step: int, scores: int) -> list[str]:
+        """Begins the trackers' runs, or goes on in those that the run's folder tells of.
+
+        Args:
+            start: the first step to come; at 0 all runs are new.
+            step: the last step that metrics.jsonl tells of, from before this start.
+            scores: the step of its last evaluation.
+
+        Raises:
+            TrainingError: what the folder tells of its trackers is damaged.
+        """
+        path = Path(self.config.run.dir) / KEPT
+        kept = _read(path) if start else Kept()
+        told = [name for name in self.kinds if name in kept.ids and name != "tensorboard"]
+        lines: list[str] = []
+        for name, kind in self.kinds.items():
+            new = name not in kept.ids
+            identity = kept.ids.get(name, uuid.uuid4().hex)
+            lines += self._try(name, start, partial(self._begin, name, kind, identity, start, new))
+            if name in self.live:
+                run = self.live[name].tracker if name == "mlflow" else None
+                kept.ids[name] = run.info.run_id if run else identity
+        if start:
+            kept.step, kept.scores = max(kept.step, step), max(kept.scores, scores)
+        self.kept = kept
+        if self.kinds.keys() - {"tensorboard"}:
+            save_json(path, kept.model_dump())
+        if told and kept.step >= start:
+            lines.append(
+                f"steps {start} to {kept.step} are in {', '.join(told)} already, from before the "
+                "run was cut short; they are not written there again"
+            )
+        return lines
+
+    def log(self, values: Mapping[str, float], step: int, scores: bool = False) -> list[str]:
+        """Records values of a step; where the tracker has that step already, nothing."""
+        lines, seen = [], self.kept.scores if scores else self.kept.step
+        for name, tracker in list(self.live.items()):
+            if step > seen or name == "tensorboard":  # which has a step purged
+                lines += self._try(name, step, partial(tracker.log, dict(values), step=step))
+        return lines
+
+    def finish(self) -> list[str]:
+        """Ends the trackers' runs."""
+        lines = []
+        for name, tracker in list(self.live.items()):
+            lines += self._try(name, None, tracker.finish)
+        self.live.clear()
+        for name in self._environment:
+            os.environ.pop(name, None)
+        return lines
+
+    def _begin(
+        self, name: str, kind: type[GeneralTracker], identity: str, start: int, new: bool
+    ) -> None:
+        folder = Path(self.config.run.dir).absolute()
+        options, environment = _options(name, folder, identity, start, new)
+        for variable, value in environment.items():
+            if variable not in os.environ:
+                os.environ[variable] = self._environment[variable] = value
+        project = PROJECT
+        if name == "tensorboard":
+            project = "tensorboard"  # the folder's name
+        elif name == "wandb":
+            project = os.environ.get("WANDB_PROJECT", PROJECT)
+        places = [str(folder)] if kind.requires_logging_directory else []
+        tracker = kind(project, *places, **options)
+        tracker.start()
+        if new and name != "tensorboard":  # its form has a folder more for each start
+            tracker.store_init_configuration(_flat(self.config.model_dump(mode="json")))
+        self.live[name] = tracker
+
+    def _try(self, name: str, step: int | None, call: Callable[[], object]) -> list[str]:
+        """Calls a tracker; the network may be slow, or gone."""
+        try:
+            with self.watchdog.busy():
+                call()
+        except Exception as error:  # it is code of others, which may do anything
+            self.live.pop(name, None)
+            when = "at the end" if step is None else f"at step {step}"
+            reason = " ".join(str(error).split())
+            return [
+                f"tracker {name} failed {when} ({type(error).__name__}: {reason:.300}); the run "
+                "goes on without it, and metrics.jsonl has every step"
+            ]
+        return []
+
+
+def _kind(name: str) -> type[GeneralTracker]:
+    """Returns the class of a tracker; ValueError where it cannot track, with the remedy."""
+    if "." in name:
+        own: type[GeneralTracker] = load_class(name, GeneralTracker, decisive=False)
+        if missing := [key for key in OWN if not hasattr(own, key)]:
+            raise ValueError(
+                f"tracking: {name} has no {', '.join(missing)}; expected what accelerate's "
+                f"GeneralTracker asks for: {', '.join(OWN)}"
+            )
+        return own
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise ValueError(
+            f"tracking: unknown tracker {name!r}; {suggest(name, sorted(LOGGER_TYPE_TO_CLASS))} "
+            "or the dotted path of your own"
+        )
+    try:
+        if name not in map(str, get_available_trackers()):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        for module in NEEDED.get(name, ()) if not os.environ.get("MLFLOW_TRACKING_URI") else ():
+            import_module(module)
+    except ModuleNotFoundError as error:
+        package = "'heron-pretrain[track]'" if name in EXTRA else name
+        raise ValueError(
+            f"tracking: {name} is not installed ({error}); expected its package: "
+            f"pip install {package}, or leave it out"
+        ) from None
+    if (key := KEYS.get(name)) and key not in os.environ:
+        raise ValueError(
+            f"tracking: {name} tracks with an account, and {key} is not set; expected the "
+            "account's key in the environment, or leave it out"
+        )
+    known: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
+    return known
+
+
+def _options(
+    name: str, folder: Path, identity: str, start: int, new: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns a tracker's own options, and what the environment says while it is open.
+
+    Without a key or a server nothing leaves the machine.
+    """
+    if name == "tensorboard":
+        return {"purge_step": start}, {}
+    if name == "wandb":
+        options = {"id": identity, "name": folder.name, "resume": "allow", "dir": str(folder)}
+        known = "WANDB_MODE" in os.environ or _has_wandb_login()
+        settings = {"settings": {"finish_timeout": FINISH_S}}
+        return options | settings, {} if known else OFFLINE_WANDB
+    if name == "mlflow":
+        run = {"run_name": folder.name} if new else {"run_id": identity}
+        if "MLFLOW_TRACKING_URI" in os.environ:
+            return run, {}
+        place = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+        return run | {"logging_dir": str(folder / "mlflow")}, place | LOCAL_MLFLOW
+    if name == "trackio":
+        return {"name": f"{folder.name}-{identity[:8]}", "resume": "allow", "embed": False}, {}
+    if name == "dvclive":
+        return {"dir": str(folder / "dvclive"), "save_dvc_exp": False}, {}
+    return {}, {}
+
+
+def _has_wandb_login() -> bool:
+    if {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        return host in netrc.netrc(Path(os.environ.get("NETRC", "~/.netrc")).expanduser()).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _flat(tree: Any, name: str = "") -> dict[str, Any]:
+    """Returns the leaves of a tree by their dotted names; a list is one leaf, as JSON."""
+    if isinstance(tree, dict) and tree:
+        leaves = (_flat(value, f"{name}.{key}".strip(".")) for key, value in tree.items())
+        return {key: value for part in leaves for key, value in part.items()}
+    return {name: json.dumps(tree) if isinstance(tree, dict | list) else tree}
+
+
+def _read(path: Path) -> Kept:
+    try:
+        return Kept.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Kept()
+    except (OSError, ValueError) as error:
+        fault = in_words(error) if isinstance(error, ValidationError) else error
+        raise TrainingError(
+            f"{path} cannot be read: {fault}; expected what a run wrote of its trackers; bring it "
+            "back, or take it away, and the trackers begin new runs"
+        ) from None

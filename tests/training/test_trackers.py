@@ -1,0 +1,261 @@
+"""Trackers beside metrics.jsonl: real ones offline, one's own, resumed, failing and refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.config.experiment import dump_config, load_run_config, parse_config
+from heron.pipeline.distributed.agreement import run_fingerprint
+from heron.pipeline.distributed.watchdog import Watchdog
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.trackers import KEPT, Trackers
+from heron.pipeline.training.tracking import read_metrics
+from tests.experiments import frames
+from tests.launch import runs
+
+OWN = '''
+import json, os, signal
+from accelerate.tracking import GeneralTracker
+
+class Mine(GeneralTracker):
+    """Appends to a file; KILL_AT and FAIL_AT are steps at which it kills the process or fails."""
+
+    name, requires_logging_directory, tracker = "mine", True, None
+
+    def __init__(self, project, folder, **options):
+        super().__init__()
+        self.path = folder + "/mine.jsonl"
+
+    def start(self):
+        if "FAIL_START" in os.environ:
+            raise ConnectionError("no way\\nthere")
+        self.write(["start", os.getpid()])
+
+    def store_init_configuration(self, values):
+        self.write(["config", values])
+
+    def log(self, values, step=None, **options):
+        if str(step) == os.environ.get("FAIL_AT"):
+            raise ConnectionError("the network is gone")
+        self.write(["log", step, values])
+        if str(step) == os.environ.get("KILL_AT"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def finish(self):
+        self.write(["finish"])
+
+    def write(self, line):
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\\n")
+
+class Bare(GeneralTracker):
+    name = "bare"
+'''
+
+
+@pytest.fixture
+def own(my_lab: Path) -> Path:
+    """The package's folder, in which trackers of one's own lie."""
+    (my_lab / "trackers.py").write_text(OWN)
+    return my_lab
+
+
+def lines(run: Path) -> list[Any]:
+    return [json.loads(line) for line in (run / "mine.jsonl").read_text().splitlines()]
+
+
+def start(config: Path, own: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs an experiment to its end, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "pipeline/pretrain.py", "--config", str(config), "run.resume=auto"],
+        cwd=runs.ROOT,
+        env=runs.environment(PYTHONPATH=str(own.parent), **environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: Path) -> None:
+    changes: dict[str, Any] = {"tracking": ["my_lab.trackers.Mine"]}
+    changes["train"] = {"steps": 9, "save_every_steps": 4}
+    config, run = runs.experiment(tmp_path, "run", **changes), tmp_path / "run"
+    for at in ("2", "6", "5"):  # before a checkpoint; then steps 4 to 6 come again, twice
+        start(config, own, KILL_AT=at)
+    assert (last := start(config, own)).returncode == 0, last.stderr
+    begun = [n for n, line in enumerate(lines(run)) if line[0] == "config"]
+    assert len(begun) == 2  # nothing was saved before the first kill: the second run is another
+    told = lines(run)[begun[1] :]
+    steps = Counter(line[1] for line in told if line[0] == "log" and "loss" in line[2])
+    assert steps == dict.fromkeys(range(9), 1)
+    scores = [line for line in told if line[0] == "log" and "loss" not in line[2]]
+    assert [line[1] for line in scores] == [8] and "test/f1_weighted" in scores[0][2]
+    assert told[0][1]["optim.lr"] == 0.05 and told[-1] == ["finish"]
+    said = "steps 4 to 6 are in my_lab.trackers.Mine already, from before the run was cut short"
+    assert said in last.stdout
+    rows = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if "lr" in row}
+    assert {line[1]: line[2]["loss"] for line in told if "lr" in line[-1]} == rows
+
+
+def test_a_tracker_that_fails_is_told_of_once(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "2")
+    config = frames(tmp_path, tracking=["my_lab.trackers.Mine", "tensorboard"])
+    assert pretrain(config)["steps"] == 5
+    said = capsys.readouterr().out
+    assert said.count("my_lab.trackers.Mine") == 1
+    assert (
+        "tracker my_lab.trackers.Mine failed at step 2 (ConnectionError: the network is gone); the "
+        "run goes on without it, and metrics.jsonl has every step" in said
+    )
+    assert [line[1] for line in lines(tmp_path / "run") if line[0] == "log"] == [0, 1]
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 6
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_tracker_that_cannot_start_is_told_of_once(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAIL_START", "1")
+    pretrain(frames(tmp_path, tracking=["my_lab.trackers.Mine"], train={"steps": 2}))
+    said = capsys.readouterr().out
+    assert said.count("Mine failed at step 0 (ConnectionError: no way there); the run goes") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wandd", r"tracking: unknown tracker 'wandd'; did you mean 'wandb'\? or the dotted path"),
+        ("my_lab.trackers.Yours", "my_lab.trackers.Yours: module 'my_lab.trackers' has no 'Yours'"),
+        ("nowhere.Mine", "nowhere.Mine: module 'nowhere' cannot be imported"),
+        (
+            "my_lab.trackers.Bare",
+            "Bare has no requires_logging_directory, tracker; expected what accelerate's General",
+        ),
+    ],
+)
+def test_refused_before_training(tmp_path: Path, own: Path, name: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        pretrain(frames(tmp_path, tracking=[name]))
+    assert not (tmp_path / "run").exists() and not (tmp_path / "frames").exists()
+
+
+def test_refused_where_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heron.pipeline.training.trackers.get_available_trackers", lambda: [])
+    with pytest.raises(TrainingError) as fault:
+        Trackers(frames(tmp_path, tracking=["wandb"]), Watchdog(60))
+    assert str(fault.value) == (
+        "tracking: wandb is not installed (No module named 'wandb'); expected its package: "
+        "pip install 'heron-pretrain[track]', or leave it out"
+    )
+
+
+def test_refused_without_the_key_of_an_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "heron.pipeline.training.trackers.get_available_trackers", lambda: ["comet_ml"]
+    )
+    monkeypatch.delenv("COMET_API_KEY", raising=False)
+    with pytest.raises(TrainingError, match="comet_ml tracks with an account, and COMET_API_KEY"):
+        Trackers(frames(tmp_path, tracking=["comet_ml"]), Watchdog(60))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a b"], "tracking.0: found 'a b'"), (["wandb", "wandb"], "a tracker is there twice")],
+)
+def test_refused_in_the_configuration(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        frames(tmp_path, tracking=names)
+
+
+def test_trackers_decide_no_number(tmp_path: Path, own: Path) -> None:
+    """Two runs that differ in them have one fingerprint; a run's folder is read without them."""
+    plain, tracked = frames(tmp_path), frames(tmp_path, tracking=["my_lab.trackers.Mine"])
+    before = run_fingerprint(plain, "")
+    Trackers(tracked, Watchdog(60))
+    assert run_fingerprint(tracked, "") == before == run_fingerprint(plain, "")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(parse_config({**plain.model_dump(), "tracking": ["gone.Now"]})))
+    assert load_run_config(path).tracking == ["gone.Now"]
+
+
+@pytest.mark.parametrize("content", ["{", '{"ids": 3}', '{"step": -2}'])
+def test_a_damaged_memory_of_trackers(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / KEPT).write_text(content)
+    with pytest.raises(TrainingError, match=f"{KEPT} cannot be read: .*bring it back, or take it"):
+        Trackers(frames(tmp_path), Watchdog(60)).start(3, 5, -1)
+
+
+def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
+    """The folder of a run that one tracker follows, of 3 steps and then resumed, to 5."""
+    for variable in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    before = dict(os.environ)
+    for steps in (3, 5):
+        changes: dict[str, Any] = {"tracking": [name], "train": {"steps": steps}}
+        pretrain(frames(tmp_path, run={"resume": "auto"}, **changes))
+    assert {key for key in os.environ if key not in before} <= {"WANDB_SERVICE"}
+    return tmp_path / "run"
+
+
+def test_mlflow_in_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really: mlflow-skinny 3.17.2 with SQLAlchemy 2.1.9."""
+    for module in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(module, reason="pip install 'heron-pretrain[track]'")
+    from mlflow import MlflowClient
+
+    run = twice(tmp_path, monkeypatch, "mlflow")
+    client = MlflowClient(f"sqlite:///{run / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'heron'")
+    (only,) = client.search_runs([experiment.experiment_id])
+    assert only.info.status == "FINISHED" and only.data.params["optim.lr"] == "0.05"
+    losses = [(m.step, m.value) for m in client.get_metric_history(only.info.run_id, "loss")]
+    rows = read_metrics(run / "metrics.jsonl")
+    assert losses == [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    scores = client.get_metric_history(only.info.run_id, "test/f1_weighted")
+    assert [m.step for m in scores] == [2, 4]
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really: wandb 0.31.0; a file for each start, both of one run, as `wandb sync` takes them."""
+    pytest.importorskip("wandb", reason="pip install 'heron-pretrain[track]'")
+    run = twice(tmp_path, monkeypatch, "wandb")
+    identity = json.loads((run / KEPT).read_text())["ids"]["wandb"]
+    files = sorted(run.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))
+    rows = [row for file in files for row in history(file)]
+    told = read_metrics(run / "metrics.jsonl")
+    assert len(files) == 2
+    assert [row["loss"] for row in rows] == [row["loss"] for row in told if "loss" in row]
+    assert [row["_step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["_step"] for row in rows if "test/f1_weighted" in row] == [2, 4]
+
+
+def history(file: Path) -> list[dict[str, Any]]:
+    """The rows that an offline file of wandb holds."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, rows = DataStore(), []
+    store.open_for_scan(str(file))
+    while data := store.scan_data():
+        record = Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            names = [item.key or "/".join(item.nested_key) for item in items]
+            rows.append(
+                dict(zip(names, (json.loads(item.value_json) for item in items), strict=True))
+            )
+    return rows
