@@ -13,6 +13,7 @@ from heron.launch.init import init
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
+from heron.launch.runs import runs
 from heron.launch.shards import SHARDS
 from heron.launch.study import report, study
 from heron.pipeline.config.errors import STOPPED, Stopped
@@ -36,6 +37,7 @@ VERBS = Group(
         "report": Verb(report),
         "launchers": Verb(launchers),
         "completion": Verb(completion),
+        "runs": Verb(runs),
     },
 )
 STDOUT = 1  # its file descriptor

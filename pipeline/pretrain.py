@@ -52,7 +52,7 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
-from heron.pipeline.training.tracking import Tracker
+from heron.pipeline.training.tracking import Tracker, write_start
 from heron.pipeline.training.values import refuse_nonfinite, total
 from heron.shards.errors import HeronError
 
@@ -355,7 +355,7 @@ class Trainer:
         earlier = None if self.done else checkpoint.set_aside(self.saved)
         for stale in ("result.json", "report.html", "map.png"):
             (self.folder / stale).unlink(missing_ok=True)
-        (self.folder / "config.yaml").write_text(self.text)
+        write_start(self.folder, self.text, self.steps, run_fingerprint(self.config, self.data))
         return earlier
 
     def _tell_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:

@@ -47,7 +47,7 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
 
 
 def loaded_files() -> list[Path]:
-    """Returns the source files of the decisive classes that were loaded, in order of their names."""
+    """Returns the source files of the decisive classes loaded so far, in order of their names."""
     return sorted(path for path in _loaded if path.is_file())
 
 

@@ -7,11 +7,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
-from heron.pipeline.distributed.collectives import gather_objects, rank
-from heron.pipeline.distributed.watchdog import Watchdog
+
+if TYPE_CHECKING:  # who asks whether a folder is held needs no torch
+    from heron.pipeline.distributed.watchdog import Watchdog
 
 LOCK = ".lock"
 WAIT_S = 60.0  # for a run that was killed elsewhere and has not ended yet
@@ -35,6 +36,26 @@ def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
     return True
 
 
+def holder(folder: Path) -> str | None:
+    """Returns who holds a run's folder, "" if it does not say so, or None where nobody does.
+
+    It looks with a shared lock, which others that look do not see, and lets go at once.
+    """
+    try:
+        file = (folder / LOCK).open()
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(1000).strip()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+    return None
+
+
 class RunLock:
     """Locks a run's folder until the context is left, or the process ends in any way.
 
@@ -47,7 +68,7 @@ class RunLock:
         self._folder = folder
         self._file: IO[str] | None = None
 
-    def acquire(self, watchdog: Watchdog, stop: Callable[[], object] = lambda: False) -> None:
+    def acquire(self, watchdog: "Watchdog", stop: Callable[[], object] = lambda: False) -> None:
         """Locks the folder on the main process, and makes it if need be; every process calls it.
 
         `stop` says whether a signal came, so that the lock is not to be waited for any longer.
@@ -57,6 +78,8 @@ class RunLock:
             Stopped: on every process: `stop` said so.
             TrainingError: on every process: nothing can be written to the folder.
         """
+        from heron.pipeline.distributed.collectives import gather_objects, rank
+
         error: TrainingError | Stopped | None = None
         if rank() == 0:
             try:

@@ -2,20 +2,26 @@
 
 import json
 import math
+import socket
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tqdm import tqdm
 
+from heron import __version__
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.sections import Plain
 from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
+from heron.shards.atomic import save_json
 from heron.shards.progress import progress_bar
 
 if TYPE_CHECKING:  # results are read without torch and accelerate
     from heron.pipeline.training.trackers import Trackers
+
+START = "run.json"
 
 
 class Tracker:
@@ -98,6 +104,14 @@ class Tracker:
             self.lines.close()
             if self.trackers:
                 self.say(*self.trackers.finish())
+
+
+def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None:
+    """Writes what is known of a run before its first step: config.yaml and run.json."""
+    (folder / "config.yaml").write_text(config)
+    known = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
+    known |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
+    save_json(folder / START, known)
 
 
 class Metrics(BaseModel):

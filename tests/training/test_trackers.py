@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -87,7 +88,7 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     changes: dict[str, Any] = {"tracking": ["my_lab.trackers.Mine"]}
     changes["train"] = {"steps": 9, "save_every_steps": 4}
     config, run = runs.experiment(tmp_path, "run", **changes), tmp_path / "run"
-    for at in ("2", "6", "5"):  # before a checkpoint; then steps 4 to 6 come again, twice
+    for at in ("2", "6", "7"):  # before a checkpoint; then steps from 4 on come again, twice
         start(config, own, KILL_AT=at)
     assert (last := start(config, own)).returncode == 0, last.stderr
     begun = [n for n, line in enumerate(lines(run)) if line[0] == "config"]
@@ -98,10 +99,20 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     scores = [line for line in told if line[0] == "log" and "loss" not in line[2]]
     assert [line[1] for line in scores] == [8] and "test/f1_weighted" in scores[0][2]
     assert told[0][1]["optim.lr"] == 0.05 and told[-1] == ["finish"]
-    said = "steps 4 to 6 are in my_lab.trackers.Mine already, from before the run was cut short"
+    said = "steps 4 to 7 are in my_lab.trackers.Mine already, from before the run was cut short"
     assert said in last.stdout
     rows = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if "lr" in row}
     assert {line[1]: line[2]["loss"] for line in told if "lr" in line[-1]} == rows
+
+
+def test_the_guides_tracker(tmp_path: Path, my_lab: Path) -> None:
+    guide = (runs.ROOT / "docs" / "training.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (code,) = [block for block in blocks if "(GeneralTracker)" in block]
+    (my_lab / "trackers.py").write_text(code)
+    pretrain(frames(tmp_path, tracking=["my_lab.trackers.Lines"], train={"steps": 2}))
+    told = [json.loads(line) for line in (tmp_path / "run" / "lines.jsonl").open()]
+    assert [step for step, _ in told] == [None, 0, 1, 1]
 
 
 def test_a_tracker_that_fails_is_told_of_once(
@@ -255,7 +266,6 @@ def history(file: Path) -> list[dict[str, Any]]:
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
             names = [item.key or "/".join(item.nested_key) for item in items]
-            rows.append(
-                dict(zip(names, (json.loads(item.value_json) for item in items), strict=True))
-            )
+            values = [json.loads(item.value_json) for item in items]
+            rows.append(dict(zip(names, values, strict=True)))
     return rows

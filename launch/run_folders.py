@@ -1,0 +1,179 @@
+"""Runs as their folders tell of them: what state each is in, how far, with what scores."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
+from heron.pipeline.config.renamed import move_renamed
+from heron.pipeline.config.sections import read_tree
+from heron.pipeline.training.run_lock import LOCK, holder
+from heron.pipeline.training.tracking import START, Metrics, read_result
+from heron.shards.artefact import parse_json
+
+TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
+MOST = 20_000  # runs that are listed
+DEEPEST = 8  # folders within folders
+SIGNS = START, "metrics.jsonl", "result.json", LOCK  # one of them beside a config.yaml
+INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # where no run lies
+COLUMNS = ("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version")
+COLUMNS += ("fingerprint", "fault")
+NO_SCORES = {"steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"}
+NO_SCORES |= {"peak_memory_bytes", "auc_labels"}
+
+Run = dict[str, Any]
+
+
+def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yields the folders of runs at or below some folders, each in the order of names.
+
+    Links are not followed.
+
+    Raises:
+        StudyError: a folder is not there, or more than `MOST` runs are.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise StudyError(f"{folder} is no folder; expected one that runs lie in: see run.dir")
+    found = (run for folder in folders for run in _below(folder, DEEPEST))
+    yield from islice(found, MOST)
+    if next(found, None) is not None:
+        raise StudyError(
+            f"more than {MOST:,} runs are in {', '.join(map(str, folders))}; expected no more: "
+            "name the folders further down"
+        )
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            files = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+    except OSError:
+        files = {}
+    if "config.yaml" in files and any(name in files for name in SIGNS):
+        yield folder
+    for name in sorted(name for name, is_folder in files.items() if is_folder and levels):
+        if not name.startswith((".", *INSIDE)):
+            yield from _below(folder / name, levels - 1)
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Returns what a run's folder tells: `COLUMNS`, and its scores by their names.
+
+    `state` is `living` (a process has its lock), `ended` (there is a result), `stopped` (all steps
+    that it made are saved), `dead` (some are not, or none was made) or `damaged`, with the `fault`.
+    """
+    run: Run = dict.fromkeys(COLUMNS) | {"name": name, "folder": str(folder)}
+    try:
+        owner = holder(folder)
+        start = _start(folder / START)
+        run |= start
+        step, rows = _last_rows(folder / "metrics.jsonl")
+        saved = _saved(folder / "checkpoints")
+        run |= rows | {"step": step}
+        if run["started"] and (written := _modified(folder / "metrics.jsonl")):
+            began = datetime.fromisoformat(run["started"]).timestamp()
+            run["seconds"] = max(0.0, written - began)
+        if owner is not None:
+            run |= {"state": "living"}
+            if " on " in owner:
+                run["host"] = owner.rpartition(" on ")[2]
+        elif (folder / "result.json").exists():
+            result = read_result(folder / "result.json", ["steps", "train_seconds"])
+            run |= {key: value for key, value in result.items() if _is_score(key, value)}
+            run |= {"state": "ended", "steps": result["steps"], "seconds": result["train_seconds"]}
+            run |= {key: result.get(key) for key in ("version", "fingerprint")}
+        else:
+            run["state"] = "stopped" if step and step == saved else "dead"
+    except (TrainingError, OSError, ValueError) as fault:
+        run |= {"state": "damaged", "fault": " ".join(str(fault).split())}
+    return run
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns the configuration of a run by dotted keys; none where it cannot be read."""
+    try:
+        tree = read_tree(folder / "config.yaml")
+        move_renamed(tree)
+    except ConfigError:
+        return {}
+    return dict(_leaves(tree, ""))
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields the values of a tree by their dotted keys; a number is a place in a list."""
+    inside = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    if isinstance(inside, dict) and inside:
+        for key, value in inside.items():
+            yield from _leaves(value, f"{name}.{key}".strip("."))
+    else:
+        yield name, tree
+
+
+def _start(path: Path) -> Run:
+    """Returns what run.json says; runs of the edition before it have none."""
+    if not path.exists():
+        return {}
+    told = read_result(path, ["steps"])
+    kept = {key: told.get(key) for key in ("started", "host", "steps", "version", "fingerprint")}
+    TypeAdapter(dict[str, str | float | None]).validate_python(kept)
+    if kept["started"] is not None:
+        datetime.fromisoformat(kept["started"]).astimezone(UTC)
+    return kept
+
+
+def _last_rows(path: Path) -> tuple[int, Run]:
+    """Returns how many steps metrics.jsonl tells of, and its last loss and scores."""
+    try:
+        with path.open("rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ValueError(f"{path} is no file")
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - TAIL))
+            lines = stream.read(TAIL).split(b"\n")
+    except FileNotFoundError:
+        return 0, {}
+    if size > TAIL:
+        del lines[0]  # its beginning is not there
+    last: Run = {}
+    step = 0
+    scored = False
+    for line in reversed(lines[:-1]):  # what follows the last end of a line was cut short
+        if "loss" in last and (scored or b'"test/' not in line):
+            continue  # a line that is not read cannot take long
+        if not line.strip():
+            continue
+        try:
+            row = Metrics.model_validate(parse_json(line)).model_dump()
+        except ValueError as fault:
+            reason = str(fault).splitlines()[0]
+            raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
+        scores = {k.removeprefix("test/"): v for k, v in row.items() if k.startswith("test/")}
+        if scores and not scored:
+            last |= scores
+            scored = True
+        if "loss" in row and "loss" not in last:
+            last["loss"], step = row["loss"], row["step"] + 1
+    last.pop("auc_labels", None)
+    return step, last
+
+
+def _saved(checkpoints: Path) -> int | None:
+    """Returns the step of the newest complete checkpoint."""
+    names = (path.parent.name for path in checkpoints.glob("step-*/COMPLETE"))
+    steps = (name.removeprefix("step-") for name in names)
+    return max((int(step) for step in steps if step.isdecimal()), default=None)
+
+
+def _modified(path: Path) -> float | None:
+    return path.stat().st_mtime if path.exists() else None
+
+
+def _is_score(key: str, value: Any) -> bool:
+    return key not in NO_SCORES and (value is None or type(value) in (int, float))

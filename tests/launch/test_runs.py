@@ -1,0 +1,197 @@
+"""Runs as their folders tell of them: their states, what is damaged, filters, comparison."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heron.launch.cli import main
+from heron.launch.run_folders import find_runs, read_run
+from heron.launch.runs import parse_conditions
+from heron.pipeline.config.errors import StudyError
+from heron.pipeline.pretrain import pretrain
+from tests.experiments import frames
+from tests.launch import runs
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and two runs of two steps, `a` and `b`, of two learning rates."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, lr in (("a", 0.01), ("b", 0.05)):
+        pretrain(frames(folder, name, train={"steps": 2}, optim={"lr": lr}))
+    return folder
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
+    assert main(["runs", *map(str, words), "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def start(config: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "pipeline/pretrain.py", "--config", str(config), "run.resume=auto"],
+        cwd=runs.ROOT,
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_living_stopped_and_dead(tmp_path: Path) -> None:
+    """One run, as its lock, its checkpoints and its metrics tell of it from moment to moment."""
+    length = {"steps": 10**6, "epochs": 10**6, "save_every_steps": 10**5}
+    config, run = runs.experiment(tmp_path, "run", train=length), tmp_path / "run"
+    for number, state in ((signal.SIGTERM, "stopped"), (signal.SIGKILL, "dead")):
+        process, before = start(config), runs.steps(run)
+        try:
+            runs.await_that(
+                "steps", lambda b=before: runs.steps(run) > b + 2, 60, lambda: "none came"
+            )
+            living = read_run(run, "run")
+        finally:
+            process.send_signal(number)
+            runs.finish(process, 60)
+        assert living["state"] == "living" and living["steps"] == 10**6
+        assert living["host"] and living["started"] and living["fingerprint"]
+        left = read_run(run, "run")
+        assert left["state"] == state and left["step"] == runs.steps(run) >= living["step"]
+        assert left["loss"] > 0
+
+
+def test_ended(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (a, b), result = listed(capsys, ended), json.loads((ended / "a" / "result.json").read_text())
+    assert [Path(run["name"]).name for run in (a, b)] == ["a", "b"]
+    assert a["state"] == b["state"] == "ended" and a["step"] == a["steps"] == 2
+    for key in ("f1_weighted", "f1_macro", "auc_macro", "version", "fingerprint"):
+        assert a[key] == result[key]
+    assert a["seconds"] == result["train_seconds"]
+    assert main(["runs", str(ended)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:6] == ["name", "state", "step", "steps", "loss", "f1_weighted"]
+    assert len(table) == 3 and "ended" in table[1]
+
+
+def test_filters_order_and_best(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def names(*words: str) -> list[str]:
+        return [Path(run["name"]).name for run in listed(capsys, ended, *words)]
+
+    assert names("--where", "optim.lr>0.01 and state == 'ended'") == ["b"]
+    assert names("--where", "optim.lr <= 0.01") == ["a"]
+    assert names("--where", "state != ended") == names("--living") == []
+    assert names("--where", "optim.lr > x") == []  # a number and a text
+    assert names("--sort", "optim.lr") == ["a", "b"]
+    runs_of = listed(capsys, ended)
+    best = max(runs_of, key=lambda run: float(run["auc_macro"]))
+    assert listed(capsys, ended, "--best", "auc_macro") == [best]
+    least = min(runs_of, key=lambda run: float(run["loss"]))
+    assert listed(capsys, ended, "--best", "loss") == [least]
+
+
+def test_compared(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the keys in which they differ, and the scores."""
+    assert main(["runs", "--compare", str(ended / "a"), str(ended / "b"), "--json"]) == 0
+    by_run = json.loads(capsys.readouterr().out)
+    a, b = (by_run[str(ended / name)] for name in "ab")
+    assert {key for key in a if "." in key} == {"optim.lr"}
+    assert (a["optim.lr"], b["optim.lr"]) == (0.01, 0.05) and "f1_weighted" in a
+    assert main(["runs", "--compare", str(ended)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["optim.lr", "0.01", "0.05"]
+    assert main(["runs", "--compare", str(ended / "a")]) == 2
+    assert "--compare found 1 runs; expected two or more" in capsys.readouterr().err
+
+
+DAMAGED = [
+    ("result.json", b"{", "result.json cannot be read: not JSON"),
+    ("metrics.jsonl", b'{"step": "x"}\n', "metrics.jsonl has a damaged line near its end"),
+    ("metrics.jsonl", b"\xff\xfe\0\n", "has a damaged line near its end: not JSON"),
+    ("run.json", b'{"steps": 3, "started": "soon"}', "Invalid isoformat string: 'soon'"),
+    ("run.json", b'{"steps": 3, "host": [1]}', "host"),
+    ("run.json", b"[]", "run.json cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "message"), DAMAGED)
+def test_a_damaged_run_is_a_line(
+    ended: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    content: bytes,
+    message: str,
+) -> None:
+    shutil.copytree(ended / "a", tmp_path / "a", symlinks=True)
+    (tmp_path / "a" / file).write_bytes(content)
+    (run,) = listed(capsys, tmp_path)
+    assert run["state"] == "damaged" and message in run["fault"]
+    assert len(run["fault"].splitlines()) == 1
+    assert main(["runs", str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("a: 1")
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    assert main(["runs", str(tmp_path / "none")]) == 1
+    assert "none is no folder; expected one that runs lie in" in capsys.readouterr().err
+
+
+def test_a_bad_configuration_hides_no_run(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(ended / name, tmp_path / name, symlinks=True)
+    (tmp_path / "a" / "config.yaml").write_text("{")
+    assert [run["state"] for run in listed(capsys, tmp_path)] == ["ended", "ended"]
+    assert len(listed(capsys, tmp_path, "--where", "optim.lr == 0.05")) == 1
+
+
+def test_only_the_end_of_long_metrics_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    rows = [json.dumps({"step": step, "loss": 1.0 / (step + 1)}) for step in range(20_000)]
+    text = "\n".join(["no row at all", *rows, '{"step": 20000, "lo'])
+    (tmp_path / "metrics.jsonl").write_text(text)
+    run = read_run(tmp_path, "run")
+    assert run["state"] == "dead" and run["step"] == 20_000 and run["loss"] == 1 / 20_000
+
+
+def test_links_and_checkpoints_are_not_followed(ended: Path) -> None:
+    link = ended / "link"
+    link.symlink_to(ended)
+    try:
+        assert [path.name for path in find_runs([ended])] == ["a", "b"]
+    finally:
+        link.unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no comparison; expected KEY SIGN VALUE"),
+        ("optim.lr", "'optim.lr' is no comparison"),
+        ("a == 'b", "is no comparison"),
+        ("a == 1 or b == 2", "found 'or' after a comparison; expected 'and'"),
+        ("a == 1 and", "'' is no comparison"),
+        ("__import__('os').system('true')", "is no comparison"),
+        ("a" * 3000, "a condition of 3,000 characters"),
+    ],
+)
+def test_conditions_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(StudyError) as fault:
+        parse_conditions(text)
+    assert message in str(fault.value) and len(str(fault.value).splitlines()) == 1
+
+
+def test_an_unknown_key_is_named(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(ended), "--sort", "optim.rl"]) == 1
+    assert capsys.readouterr().err == "error: no run has 'optim.rl'; did you mean 'optim.lr'?\n"
