@@ -22,8 +22,10 @@ MOST = 20_000  # runs that are listed
 DEEPEST = 8  # folders within folders
 SIGNS = START, "metrics.jsonl", "result.json", LOCK  # one of them beside a config.yaml
 INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # where no run lies
-COLUMNS = ("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version")
-COLUMNS += ("fingerprint", "fault")
+COLUMNS = (
+    *("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version"),
+    *("fingerprint", "fault"),
+)
 NO_SCORES = {"steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"}
 NO_SCORES |= {"peak_memory_bytes", "auc_labels"}
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def listed(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str,
     return found
 
 
+def going(run: Path, before: int) -> bool:
+    return runs.steps(run) > before + 2
+
+
 def start(config: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "pipeline/pretrain.py", "--config", str(config), "run.resume=auto"],
@@ -52,9 +57,7 @@ def test_living_stopped_and_dead(tmp_path: Path) -> None:
     for number, state in ((signal.SIGTERM, "stopped"), (signal.SIGKILL, "dead")):
         process, before = start(config), runs.steps(run)
         try:
-            runs.await_that(
-                "steps", lambda b=before: runs.steps(run) > b + 2, 60, lambda: "none came"
-            )
+            runs.await_that("steps", partial(going, run, before), 60, lambda: "none came")
             living = read_run(run, "run")
         finally:
             process.send_signal(number)

@@ -1,5 +1,6 @@
 """Trackers beside metrics.jsonl: real ones offline, one's own, resumed, failing and refused."""
 
+import importlib
 import json
 import os
 import re
@@ -229,10 +230,8 @@ def test_mlflow_in_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Really: mlflow-skinny 3.17.2 with SQLAlchemy 2.1.9."""
     for module in ("mlflow", "sqlalchemy", "alembic"):
         pytest.importorskip(module, reason="pip install 'heron-pretrain[track]'")
-    from mlflow import MlflowClient
-
     run = twice(tmp_path, monkeypatch, "mlflow")
-    client = MlflowClient(f"sqlite:///{run / 'mlflow.db'}")
+    client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{run / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'heron'")
     (only,) = client.search_runs([experiment.experiment_id])
     assert only.info.status == "FINISHED" and only.data.params["optim.lr"] == "0.05"
@@ -259,8 +258,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def history(file: Path) -> list[dict[str, Any]]:
     """The rows that an offline file of wandb holds: LevelDB's log after a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    written = importlib.import_module("wandb.proto.wandb_internal_pb2")
     data, at, whole, rows = file.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no header fits into the rest of the block
@@ -270,7 +268,7 @@ def history(file: Path) -> list[dict[str, Any]]:
         at += 7 + length
         if kind not in (1, 4):  # neither all of a record nor its last part
             continue
-        record = Record()
+        record = written.Record()
         record.ParseFromString(whole)
         whole = b""
         if record.WhichOneof("record_type") == "history":
