@@ -137,25 +137,25 @@ class ComplementaryTerm(LogitsTerm):
 
 
 class UbLog(ComplementaryTerm):
-    """See `ub_log`."""
+    """UB-LOG of complementary labels (Feng et al. 2020): see `ub_log`."""
 
     function = staticmethod(ub_log)
 
 
 class UbExp(ComplementaryTerm):
-    """See `ub_exp`."""
+    """UB-EXP of complementary labels (Feng et al. 2020): see `ub_exp`."""
 
     function = staticmethod(ub_exp)
 
 
 class Mse(ComplementaryTerm):
-    """See `mse`."""
+    """Squared error from complementary labels, unbiased (Feng et al. 2020): see `mse`."""
 
     function = staticmethod(mse)
 
 
 class Gce(ComplementaryTerm):
-    """See `gce`."""
+    """Generalised cross-entropy from complementary labels, unbiased, of exponent `q`: see `gce`."""
 
     q: Annotated[float, Field(gt=0, le=1)] = 0.7
 
@@ -167,12 +167,12 @@ class Gce(ComplementaryTerm):
 
 
 class LUw(ComplementaryTerm):
-    """See `l_uw`."""
+    """L-UW of complementary labels (Gao and Zhang 2021): see `l_uw`."""
 
     function = staticmethod(l_uw)
 
 
 class Mlcl(ComplementaryTerm):
-    """See `mlcl`."""
+    """MLCL of complementary labels (Gao, Xu and Zhang 2024), uniform case: see `mlcl`."""
 
     function = staticmethod(mlcl)

@@ -1,0 +1,87 @@
+"""The documentation builds without a warning, and its pages hold what the code has."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.terms import named_terms
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+GUIDES = [p for p in sorted(DOCS.glob("*.md")) if p.name not in ("log.md", "glossary.md")]
+PICTURE = re.compile(r"!\[([^\]]+)\]\(pictures/([\w-]+\.\w+)\)")
+LARGEST = 150_000  # bytes of a picture
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="needs the extra docs: pip install 'heron-pretrain[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def test_the_reference_of_the_code_has_what_others_derive_from(site: Path) -> None:
+    for page, name in (
+        ("terms", "heron.pipeline.config.terms.Term.loss"),
+        ("sources", "heron.shards.sources.base.FileSource.load"),
+        ("encoders", "heron.pipeline.config.model.OwnEncoder.build"),
+    ):
+        assert f'id="{name}"' in (site / "reference" / page / "index.html").read_text()
+
+
+def test_the_reference_of_the_configuration_has_every_section_and_term(site: Path) -> None:
+    page = (site / "reference" / "configuration" / "index.html").read_text()
+    for key in Config.model_fields:
+        assert f"<code>{key}</code>" in page
+    for key in ("data.protocol.folds", "optim.lr", "train.micro_batch", "model.encoder.widths"):
+        assert f"<code>{key}</code>" in page
+    for name, term in named_terms().items():
+        assert re.search(rf"<h3[^>]*><code>{name}</code>", page), name
+        for option in term.model_fields:
+            assert f"<code>{option}</code>" in page
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_every_guide_has_a_picture_that_is_described_and_small(guide: Path) -> None:
+    found = PICTURE.findall(guide.read_text())
+    assert found
+    for description, name in found:
+        assert len(description) > 10
+        assert (DOCS / "pictures" / name).stat().st_size < LARGEST
+
+
+def test_every_picture_is_on_a_page() -> None:
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md"]
+    text = "".join(p.read_text() for p in pages)
+    assert [p.name for p in DOCS.glob("pictures/*") if f"pictures/{p.name})" not in text] == []
+
+
+def test_the_glossary_has_each_word_once_and_one_sentence_for_it() -> None:
+    entries = re.findall(
+        r"^(\S.*)\n:   (.+(?:\n    .+)*)", (DOCS / "glossary.md").read_text(), re.M
+    )
+    words = [
+        re.sub(r"\(.*?\)", "", word).strip() for names, _ in entries for word in names.split(", ")
+    ]
+    assert len(words) > 60
+    assert len(words) == len(set(words))
+    assert [names for names, text in entries if not text.endswith((".", ".)"))] == []
+
+
+def test_the_commands_of_the_first_page_are_those_of_the_readme() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    commands = [line.removeprefix(".venv/bin/") for text in blocks for line in text.splitlines()]
+    readme = (ROOT / "README.md").read_text().splitlines()
+    assert len(commands) == 3
+    assert [line for line in commands if line not in readme] == []
