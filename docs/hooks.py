@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -15,29 +13,21 @@ from heron.pipeline.config.augmentations import Augmentation
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.terms import named_terms
 
-PAGE = "reference/configuration.md"
-HEAD = """# Configuration
-
-Every key of an experiment, read from the code that checks it. A key is written as a path on the
-command line (`optim.lr=0.1`) and as nested keys in the YAML file. A key without a default has to be
-there. [Training](../training.md), [data](../data.md) and [objectives](../objectives.md) say how the
-keys are used.
-"""
+MARK = "<!-- keys -->"  # in reference/configuration.md, where the tables come
 WORDS = {
     int: "integer", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"
 }  # fmt: skip
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page of the configuration to the site."""
-    files.append(File.generated(config, PAGE, content=configuration()))
-    return files
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Puts the tables of the configuration into the page that has the mark."""
+    return markdown.replace(MARK, configuration()) if MARK in markdown else markdown
 
 
 def configuration() -> str:
-    """Returns the reference of all keys as a page of Markdown."""
-    parts = [HEAD, *_sections("", Config)]
+    """Returns the tables of all keys as Markdown."""
+    parts = [*_sections("", Config)]
     parts += ["## Augmentations", "Each is an item of `data.views.*.augment`."]
     for name, field in Augmentation.model_fields.items():
         if name != "own":
