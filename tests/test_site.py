@@ -31,8 +31,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_reference_of_the_code_has_what_others_derive_from(site: Path) -> None:
+def test_the_reference_of_the_code_has_its_classes(site: Path) -> None:
     for page, name in (
+        ("heron", "heron.model.Model.encode"),
+        ("losses", "heron.losses.supervised.WeightedSupervised.forward"),
+        ("metrics", "heron.pipeline.evaluation.metrics.label_auc"),
         ("terms", "heron.pipeline.config.terms.Term.loss"),
         ("sources", "heron.shards.sources.base.FileSource.load"),
         ("encoders", "heron.pipeline.config.model.OwnEncoder.build"),
