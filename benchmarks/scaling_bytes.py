@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.config.experiment import Optim
 from heron.pipeline.config.model import Cnn, Model
 from heron.pipeline.config.terms import Terms
+from heron.pipeline.config.training import Optim
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys

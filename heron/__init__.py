@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heron import metrics
+    from heron import losses, metrics
     from heron.model import Model, from_pretrained
     from heron.pipeline.config.experiment import Config
     from heron.pipeline.retrieval.index import Index
@@ -49,6 +49,7 @@ __all__ = [
     "__version__",
     "from_pretrained",
     "load_config",
+    "losses",
     "metrics",
     "pretrain",
 ]

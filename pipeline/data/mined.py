@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.pipeline.config.experiment import Negatives
+from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.plan import Rows, Stream
 from heron.shards.errors import ShardError
 

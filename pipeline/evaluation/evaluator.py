@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.pipeline.config.experiment import Evaluate
+from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import Rows, share, shares
 from heron.pipeline.data.protocol import Roles

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Precision
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Term
+from heron.pipeline.config.training import Precision
 from heron.pipeline.models.encoders import build_encoder, mlp
 
 # What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.pipeline.config.errors import CheckpointError, TrainingError
-from heron.pipeline.config.experiment import Negatives
 from heron.pipeline.config.extras import require
+from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.distributed.collectives import gather_objects, rank

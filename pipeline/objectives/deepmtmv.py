@@ -32,8 +32,7 @@ class Deepmtmv(Term):
     It has no loss of its own: `bce` or `cross_entropy` trains it.
 
     Attributes:
-        widths: of the hidden layers; null: a half and a quarter of what it sees, as in the authors'
-            code.
+        widths: of the hidden layers; null: 1/2 and 1/4 of what it sees, as in the authors' code.
         every_epochs: epochs between two partings of the highest layer that all labels share, where
             that is cheaper.
         errors: averaged of each view alone, or of the joint prediction.
@@ -344,12 +343,8 @@ def affinity(
 
     Lu et al. 2017, affinity of branches; made symmetric by the mean of both ways.
     """
-    a = np.array(
-        [
-            [[of[np.ix_(one, other)].min(1).mean() for other in branches] for one in branches]
-            for of in agreement
-        ]
-    )
+    pairs = [[np.ix_(one, other) for other in branches] for one in branches]
+    a = np.array([[[of[at].min(1).mean() for at in row] for row in pairs] for of in agreement])
     mean: NDArray[np.float64] = (a + a.transpose(0, 2, 1)) / 2
     return mean
 

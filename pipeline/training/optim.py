@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from heron.pipeline.config.experiment import Optim
+from heron.pipeline.config.training import Optim
 
 
 class Lars(SGD):

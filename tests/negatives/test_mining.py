@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from heron.pipeline import pretrain as story
 from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import Config, Negatives
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Stream

@@ -16,15 +16,12 @@ import pytest
 from heron.launch.retrieval import index as index_verb
 from heron.launch.retrieval import negatives, query
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.config.experiment import dump_config, load_config
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.index_manifest import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, Kind
-from heron.pipeline.retrieval.query import Retriever
 from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.errors import ShardError
 from tests.retrieval.made import clustered, embeddings, unlabelled
 from tests.sealed import seal
 
@@ -361,42 +358,3 @@ def test_a_damaged_faiss_file_of_the_right_checksum_crashes_nothing(
         relist(folder, INDEX)
         ends.append((at, in_a_child(use, 20)))
     assert {end for _, end in ends} <= {"whole", "refused"}, ends
-
-
-def test_an_address_that_an_index_names_is_not_fetched(
-    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copied("flat")
-    seal(folder / MANIFEST, data="http://127.0.0.1:9/data", embeddings="/none", run="/none")
-    opened = Retriever.open(folder)
-    message = "flat names the data set http://127.0.0.1:9/data, which is fetched only when you give"
-    with pytest.raises(RetrievalError, match=message):
-        opened.picture(0)
-    with pytest.raises(RetrievalError, match=message):
-        opened.by_file(b"any")
-
-
-def test_options_of_a_run_that_an_index_names_lead_nowhere(
-    copied: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They may name an endpoint, which would be sent the user's credentials."""
-    foreign, folder = tmp_path / "foreign", copied("flat")
-    foreign.mkdir()
-    endpoint = "data.storage_options={endpoint_url: 'http://127.0.0.1:9'}"
-    (foreign / "config.yaml").write_text(dump_config(load_config(FACES, [endpoint])))
-    (foreign / "model.safetensors").write_bytes(b"weights")
-    weights = FileSum.of(foreign / "model.safetensors").sha256
-    seal(folder / MANIFEST, run=str(foreign), checkpoint=weights)
-    opened = Retriever.open(folder, data="s3://mine/x")
-    message = "s3://mine/x with data.storage_options endpoint_url, which may lead elsewhere"
-    with pytest.raises(RetrievalError, match=message):
-        opened.picture(0)
-    with pytest.raises(RetrievalError, match=message):
-        opened.by_file(b"any")
-
-    def reached(*_: object) -> None:
-        raise ShardError("the address was reached")
-
-    monkeypatch.setattr("heron.pipeline.retrieval.pictures.open_store", reached)
-    with pytest.raises(ShardError, match="the address was reached"):
-        Retriever.open(folder, run=foreign, data="s3://mine/x").picture(0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.experiment import Optim
+from heron.pipeline.config.training import Optim
 from heron.pipeline.training.optim import Lars, build_optimizer, learning_rate
 
 

@@ -1,0 +1,135 @@
+"""How a run trains and is scored: optimiser, mined negatives, length, precision, evaluation."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from heron.pipeline.config.sections import (
+    BelowOne,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+)
+from heron.shards.artefact import Count
+
+
+class Optim(Section):
+    """Optimiser and the schedule of its learning rate.
+
+    Attributes:
+        kind: optimiser.
+        lr: learning rate, after the warm-up.
+        momentum: of sgd and lars.
+        weight_decay: L2 penalty of sgd, lars and adam; decoupled in adamw.
+        trust_coefficient: of lars (You et al. 2017).
+        lars_exclude_1d: whether biases and batch norm are left out of lars's trust ratio and of the
+            decay.
+        schedule: how the rate goes after the warm-up; cosine ends at 0.
+        milestones: epochs at which schedule `step` multiplies the rate by `gamma`.
+        gamma: factor of schedule `step`.
+        warmup_epochs: epochs over which the rate rises linearly.
+    """
+
+    kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
+    lr: Positive = 0.05
+    momentum: BelowOne = 0.95
+    weight_decay: NonNegative = 0.0
+    trust_coefficient: Positive = 0.02
+    lars_exclude_1d: bool = False
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    milestones: list[Natural] = []
+    gamma: Positive = 0.1
+    warmup_epochs: Count = 0
+
+    @model_validator(mode="after")
+    def _some_milestone(self) -> "Optim":
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule is step without milestones; expected epochs: [100, 150]")
+        return self
+
+
+class Negatives(Section):
+    """Mined hard negatives: near rows with far labels, beside the random labelled rows.
+
+    See `pipeline.negatives.mine`.
+
+    Attributes:
+        mine: mined hard negatives that are added to every labelled batch; 0: none.
+        every_steps: steps after which the labelled rows are embedded anew, and their hard negatives
+            found while training goes on.
+        nearest: hard negatives that are found of a row.
+        gpu: whether they are searched for on a GPU.
+    """
+
+    mine: Count = 0
+    every_steps: Natural = 200
+    nearest: Natural = 16
+    gpu: bool = False
+
+
+Precision = Literal["fp32", "bf16", "fp64"]
+
+
+class Train(Section):
+    """How long, how often measured for collapse, evaluated, saved, and how a step is computed.
+
+    On SIGTERM or SIGUSR1 a run saves and ends.
+
+    Attributes:
+        epochs: epochs of the run.
+        steps: steps at which a run ends at the latest; null: at the end of its epochs.
+        micro_batch: most rows of a process that are embedded with a graph at a time; the gradient
+            stays that of the whole batch. null: all.
+        precision: bf16 computes the model by autocast; fp64 has parameters, inputs and losses in
+            float64, which shows exactness.
+        measure_every_steps: steps between two measurements of collapse.
+        evaluate_every_epochs: epochs between two evaluations; null: one at the end.
+        save_every_epochs: epochs between two checkpoints; null: one at the end, or when a signal
+            comes.
+        save_every_steps: steps between two checkpoints; null: see `save_every_epochs`.
+        keep_checkpoints: newest checkpoints that stay.
+        timeout_s: seconds that nothing may move before the run ends.
+        cpu_threads: threads of a process on CPUs; null: its share of the cores.
+    """
+
+    epochs: Natural = 1
+    steps: Natural | None = None
+    micro_batch: Natural | None = None
+    precision: Precision = "fp32"
+    measure_every_steps: Natural = 100
+    evaluate_every_epochs: Natural | None = None
+    save_every_epochs: Natural | None = None
+    save_every_steps: Natural | None = None
+    keep_checkpoints: Natural = 2
+    timeout_s: Natural = 600
+    cpu_threads: Natural | None = None
+
+
+class Evaluate(Section):
+    """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
+
+    Attributes:
+        probe: when a linear probe makes predictions: where no term trains a classifier (`auto`),
+            also beside one (`always`), or `never`.
+        knn: labelled neighbours that vote on each test row at every evaluation, which then has
+            RankMe of the test rows too; null: none vote.
+        knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
+        threshold: probability from which a label of a multi-label row is predicted.
+        batch: rows that are evaluated at a time.
+        map: whether the report ends with a map of test rows; `auto`: where training took two
+            minutes or more.
+        map_rows: test rows on the map, about, at most.
+        baselines: whether logistic regression and the plain network are trained on the same labels,
+            for comparison.
+    """
+
+    probe: Literal["auto", "always", "never"] = "auto"
+    knn: Natural | None = None
+    knn_tau: Positive = 0.07
+    threshold: Share = 0.4
+    batch: Natural = 512
+    map: Literal["auto", "always", "never"] = "auto"
+    map_rows: Natural = 1000
+    baselines: bool = False
