@@ -44,16 +44,24 @@ Tars = Annotated[list[PathText], BeforeValidator(_listed), AfterValidator(_expan
 class WebDataset(Section):
     """Tars that are read as they come, again and again, by webdataset: `docs/data.md` has a guide.
 
-    `labelled` and `unlabelled` are tars of samples with and without labels that are looked at: a
-    path, an address or `pipe:COMMAND`, with braces, or a list of them. An epoch is
-    `samples_per_epoch` samples of the stream that `data.epoch` names; `shuffle` is how many samples
-    lie in the buffer that the next one is drawn from. Each reading process goes through tars of its
-    own in an order that changes from pass to pass; with `resampled` it draws from all of them, with
-    replacement. `tar_bytes` is the most that a tar may have.
-
     What lies in a sample is what `data.path` says, a data set with the same members, on which the
-    run is scored; or, without `data.path`, `image`, `vector` (its width by its suffix) and `label`,
-    as of `heron shards index`, and `classes`: their names, or how many there are.
+    run is scored; or, without `data.path`, what the keys from `image` on say, as of `heron shards
+    index`. An epoch is of the stream that `data.epoch` names.
+
+    Attributes:
+        labelled: tars of samples with labels: a path, an address or `pipe:COMMAND`, with braces, or
+            a list of them.
+        unlabelled: tars of samples whose labels, if any, are not looked at.
+        samples_per_epoch: samples of an epoch.
+        shuffle: samples in the buffer that the next one is drawn from.
+        resampled: whether each reading process draws from all tars, with replacement; otherwise it
+            goes through tars of its own, in an order that changes from pass to pass.
+        tar_bytes: the most that a tar may have.
+        image: suffixes of the members that are pictures, a view each.
+        vector: suffixes of the members that are vectors, a view each, and their widths.
+        label: suffix of the member that is the label, or `json:FIELD`.
+        label_kind: whether a sample has one class or several labels.
+        classes: names of the classes or labels, or how many there are.
     """
 
     labelled: Tars = []

@@ -105,7 +105,7 @@ def test_labels_of_classes_and_of_some() -> None:
         ({"keys": ["a"] * N}, "699 keys are there twice, the first 'a' of samples 0 and 1"),
         ({"vectors": np.where(np.arange(N)[:, None] == 7, 0, Z)}, "1 of 700 vectors are zero, "
          "which has no cosine: '7'"),
-        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, ivfpq, hnsw or auto"),
+        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, sq8, rabitq, ivfpq, hnsw"),
         ({"vectors": Z[:0]}, "the array has no vectors; expected some to index"),
     ],
 )  # fmt: skip
