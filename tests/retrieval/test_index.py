@@ -280,26 +280,3 @@ def test_predicted_bytes_are_those_of_the_file(
     table = 4 * known.plan.lists * known.plan.subvectors * 2**known.plan.bits * known.plan.table
     predicted = known.plan.index_bytes - table
     assert predicted == pytest.approx(known.files[INDEX].bytes, rel=0.2)
-
-
-def test_faiss_gpu_is_used_where_it_sees_gpus(
-    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a FAISS that says it has a GPU: what is trained, assigned and opened there."""
-    moved: list[str] = []
-
-    def move(index: Any) -> Any:
-        moved.append(type(index).__name__)
-        return index
-
-    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", move, raising=False)
-    options: Any = {"queries": 20, "k": 5, "progress": False}
-    build_index(embeddings, tmp_path / "ivf", kind="ivf", **options)
-    assert moved == ["IndexFlat", "Index"]  # for k-means, and the quantizer for the assignment
-    assert Index.open(tmp_path / "ivf").gpu is None  # searched there only if asked for
-    assert Index.open(tmp_path / "ivf", gpu=True).gpu is not None
-    assert moved[2:] == ["IndexIVFFlat"]
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
-    assert Index.open(tmp_path / "ivf", gpu=True).gpu is None
