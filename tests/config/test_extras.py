@@ -28,8 +28,9 @@ def run(without: str, *words: str) -> tuple[int, str]:
         (
             "faiss",
             ("index", "none", "--out", "x"),
-            "error: a search for neighbours needs the package faiss, which is not installed; expected "
-            "an extra: pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for CUDA\n",
+            "error: a search for neighbours needs the package faiss, which is not installed; "
+            "expected an extra: pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for "
+            "CUDA\n",
         ),
         ("faiss", ("query", "none", "--key", "x"), "the package faiss"),
         ("faiss", ("negatives", "none", "--out", "x"), "the package faiss"),
