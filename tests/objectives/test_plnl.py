@@ -94,6 +94,7 @@ def test_each_network_guesses_for_the_other() -> None:
     numbers = torch.tensor([40, 7, 9])
     ybar = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
     selection = Selection(numbers, ybar, Plnl(pretrain_epochs=2, warmup_epochs=1, epochs=3))
+    torch.testing.assert_close(selection.history.sum(3), torch.ones(2, 3, 3))  # nothing is known
     sure = torch.zeros(3, 2, 4)
     sure[:, 0, 3], sure[0, 1, 1] = 20, 20
     for epoch in range(4):
