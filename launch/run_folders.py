@@ -1,7 +1,6 @@
 """Runs as their folders tell of them: what state each is in, how far, with what scores."""
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -27,7 +26,7 @@ COLUMNS = (
     *("fingerprint", "fault"),
 )
 NO_SCORES = {"steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"}
-NO_SCORES |= {"peak_memory_bytes", "auc_labels"}
+NO_SCORES |= {"peak_memory_bytes", "auc_labels", "folder", "config"} | set(COLUMNS)
 
 Run = dict[str, Any]
 
@@ -73,6 +72,9 @@ def read_run(folder: Path, name: str) -> Run:
     """
     run: Run = dict.fromkeys(COLUMNS) | {"name": name, "folder": str(folder)}
     try:
+        for path in (folder / file for file in ("config.yaml", *SIGNS)):
+            if path.exists() and not path.is_file():  # one that waits for a writer would hang
+                raise ValueError(f"{path} is no file; expected one, as a run wrote it")
         owner = holder(folder)
         start = _start(folder / START)
         run |= start
@@ -93,13 +95,15 @@ def read_run(folder: Path, name: str) -> Run:
             run |= {key: result.get(key) for key in ("version", "fingerprint")}
         else:
             run["state"] = "stopped" if step and step == saved else "dead"
-    except (TrainingError, OSError, ValueError) as fault:
+    except (TrainingError, OSError, ValueError, OverflowError) as fault:
         run |= {"state": "damaged", "fault": " ".join(str(fault).split())}
     return run
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the configuration of a run by dotted keys; none where it cannot be read."""
+    if not (folder / "config.yaml").is_file():
+        return {}
     try:
         tree = read_tree(folder / "config.yaml")
         move_renamed(tree)
@@ -134,8 +138,6 @@ def _last_rows(path: Path) -> tuple[int, Run]:
     """Returns how many steps metrics.jsonl tells of, and its last loss and scores."""
     try:
         with path.open("rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise ValueError(f"{path} is no file")
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - TAIL))
             lines = stream.read(TAIL).split(b"\n")
@@ -157,12 +159,12 @@ def _last_rows(path: Path) -> tuple[int, Run]:
             reason = str(fault).splitlines()[0]
             raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
         scores = {k.removeprefix("test/"): v for k, v in row.items() if k.startswith("test/")}
+        scores = {key: value for key, value in scores.items() if _is_score(key, value)}
         if scores and not scored:
             last |= scores
             scored = True
         if "loss" in row and "loss" not in last:
             last["loss"], step = row["loss"], row["step"] + 1
-    last.pop("auc_labels", None)
     return step, last
 
 

@@ -118,7 +118,8 @@ def runs(
             run["config"] = read_config(Path(run["folder"]))
     known = own | {key for run in found for key in run.get("config", {})}
     if found and (unknown := sorted(asked - known)):
-        raise StudyError(f"no run has {unknown[0]!r}; {suggest(unknown[0], sorted(known))}")
+        names = sorted(filter(str.isprintable, known))
+        raise StudyError(f"no run has {unknown[0]!r}; {suggest(unknown[0], names)}")
     found = [
         run for run in found if all(one.holds(run.get("config", {}) | run) for one in conditions)
     ]
@@ -182,10 +183,12 @@ def _compared(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    # What is not printable, as in the name of a folder or of a score, could move the cursor.
+    table = [[t if t.isprintable() else repr(t) for t in line] for line in (heads, *lines)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = [
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in (heads, *lines)
+        for line in table
     ]
     return "\n".join(rows)
 
@@ -198,8 +201,7 @@ def _cell(run: dict[str, Any], key: str) -> str:
         return str(value).removeprefix("sha256:")[:10]
     if key == "seconds":
         return f"{value:,.0f}"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if text.isprintable() else repr(text)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -1,6 +1,7 @@
 """Runs as their folders tell of them: their states, what is damaged, filters, comparison."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,7 @@ DAMAGED = [
     ("metrics.jsonl", b"\xff\xfe\0\n", "has a damaged line near its end: not JSON"),
     ("run.json", b'{"steps": 3, "started": "soon"}', "Invalid isoformat string: 'soon'"),
     ("run.json", b'{"steps": 3, "host": [1]}', "host"),
+    ("run.json", b'{"steps": 3, "started": "9999-12-31T23:00-09:00"}', "date value out of range"),
     ("run.json", b"[]", "run.json cannot be read"),
 ]
 
@@ -138,6 +140,36 @@ def test_a_damaged_run_is_a_line(
     assert len(run["fault"].splitlines()) == 1
     assert main(["runs", str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl", ".lock"])
+def test_what_waits_for_a_writer_is_not_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for file in {"config.yaml", "run.json"} - {name}:
+        (tmp_path / file).write_text('{"steps": 1}')
+    os.mkfifo(tmp_path / name)
+    assert main(["runs", str(tmp_path), "--compare", str(tmp_path / ".")]) in (1, 2)
+    (run,) = listed(capsys, tmp_path)
+    assert run["state"] == "damaged"
+    assert run["fault"] == f"{tmp_path / name} is no file; expected one, as a run wrote it"
+
+
+def test_scores_take_no_column_and_names_do_not_print_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = "test/\x1b[2Jf1"
+    row = {"step": 0, "loss": 1.0, "test/config": 4.0, "test/state": 5.0, score: 0.5}
+    for name in ("a\x1b[2J", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f'{{"\\e[2J": {len(name)}, seed: 1}}')
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert [run["state"] for run in listed(capsys, tmp_path)] == ["dead", "dead"]
+    for words in ([], ["--compare"], ["--sort", "\x1b[2Jf1"], ["--sort", "zzz"]):
+        main(["runs", str(tmp_path), *words])
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out + said.err and said.out + said.err
 
 
 def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
