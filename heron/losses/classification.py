@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from heron.losses.inputs import LossError, as_columns
+from heron.losses.inputs import as_columns, as_rows, refuse_rows
 from heron.losses.loss import Loss
 from heron.pipeline.objectives import classification, complementary
 
@@ -31,7 +31,8 @@ class _OfLogits(Loss):
         Raises:
             LossError: logits or labels are not what the loss expects; says what it found.
         """
-        return self.evaluate({"logits": logits}, as_columns(labels, logits.shape[1]), sizes=sizes)
+        classes = as_rows(logits, "logits").shape[1]
+        return self.evaluate({"logits": logits}, as_columns(labels, classes), sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -53,10 +54,9 @@ class _OfProbabilities(_OfLogits):
         Raises:
             LossError: logits or labels are not what the loss expects; says what it found.
         """
-        if labels.dim() == 2 and ((labels < 0) | (labels > 1)).any():
-            row = int(((labels < 0) | (labels > 1)).any(1).nonzero()[0])
-            raise LossError(f"labels of row {row} are {labels[row].tolist()}; expected 0 to 1")
-        return super().forward(logits, labels, sizes=sizes)
+        columns = as_columns(labels, as_rows(logits, "logits").shape[1])
+        refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
+        return super().forward(logits, columns, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward

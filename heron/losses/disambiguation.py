@@ -12,8 +12,9 @@ from torch import Tensor
 
 from heron.losses.inputs import LossError, Views, as_columns, as_views
 from heron.losses.loss import Loss
-from heron.losses.momentum import GivenKeys, MomentumLoss
+from heron.losses.momentum import GivenKeys, MomentumLoss, one_view
 from heron.pipeline.objectives import pico, plnl
+from heron.pipeline.objectives.complementary import checked
 
 
 class _OfRows(Loss):
@@ -28,10 +29,12 @@ class _OfRows(Loss):
                 f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
                 "labels that the loss was made with"
             )
-        whole = not (indices.is_floating_point() or indices.dtype == torch.bool)
-        if indices.dim() != 1 or not whole:
+        given = isinstance(indices, Tensor)
+        whole = given and not (indices.is_floating_point() or indices.dtype == torch.bool)
+        if not whole or indices.dim() != 1:
+            found = f"{indices.dtype} {tuple(indices.shape)}" if given else type(indices).__name__
             raise LossError(
-                f"indices are {indices.dtype} {tuple(indices.shape)}; expected the samples' rows "
+                f"indices are {found}; expected the samples' rows "
                 "of the labels that the loss was made with, whole numbers [batch]"
             )
         if ((indices < 0) | (indices >= len(self.labels))).any():
@@ -40,6 +43,15 @@ class _OfRows(Loss):
                 f"labels that the loss was made with, 0 to {len(self.labels) - 1}"
             )
         return self.labels[indices]
+
+
+def _complementary(labels: Tensor) -> Tensor:
+    """Returns the labels of the whole training set as columns, and refuses what are none."""
+    columns = as_columns(labels, None)
+    try:
+        return checked(columns, columns)
+    except ValueError as fault:
+        raise LossError(str(fault)) from None
 
 
 class _PicoKeys(GivenKeys, pico.PicoQueue):
@@ -90,7 +102,7 @@ class Pico(MomentumLoss, _OfRows):
             warmup_epochs: see above.
             queue: keys that it holds, at least those of a batch of all processes.
         """
-        labels = as_columns(labels, labels.shape[-1])
+        labels = _complementary(labels)
         super().__init__(
             pico.Pico,
             {
@@ -130,7 +142,7 @@ class Pico(MomentumLoss, _OfRows):
         Raises:
             LossError: an input is not what the loss expects; says what it found.
         """
-        features: dict[str, Views] = {"projections": queries, "keys": keys, "logits": logits}
+        features = one_view(queries, keys, logits)
         targets = self.of_rows(indices, logits)
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
@@ -179,7 +191,7 @@ class Plnl(_OfRows):
             neighbours: that vote on further complementary labels.
             share: of the classes that a set could take, how many it takes.
         """
-        labels = as_columns(labels, labels.shape[-1])
+        labels = _complementary(labels)
         super().__init__(
             plnl.Plnl,
             {

@@ -26,7 +26,7 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     """
     if isinstance(features, Tensor) and features.dim() == 3:
         features = features.unbind(1)
-    views = [features] if isinstance(features, Tensor) else list(features)
+    views = list(features) if isinstance(features, list | tuple) else [features]
     for x in views:
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise LossError(
@@ -39,6 +39,17 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     return views
 
 
+def as_rows(features: Tensor, name: str) -> Tensor:
+    """Returns features of one view, [batch, dim].
+
+    Raises:
+        LossError: they are of another shape or type.
+    """
+    if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
+        raise LossError(f"{name} are {_shown(features)}; expected floats [batch, dim] of one view")
+    return features
+
+
 def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
     """Returns raw inputs as rows of numbers, a tensor [batch, width] a view.
 
@@ -47,9 +58,12 @@ def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
         views: how many there are of the projections.
 
     Raises:
-        LossError: there are more or fewer than views.
+        LossError: they are of another shape, or more or fewer than views.
     """
-    found = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    found = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    for x in found:
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            raise LossError(f"inputs are {_shown(x)}; expected a tensor [batch, ...] a view")
     if len(found) != views:
         raise LossError(
             f"inputs are of {len(found)} and projections of {views} views; expected as many: a "
@@ -68,9 +82,10 @@ def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     Raises:
         LossError: the labels are of another shape, or no class.
     """
-    if labels.dim() == 1 and classes is not None:
+    given = isinstance(labels, Tensor) and not labels.is_complex()
+    if given and labels.dim() == 1 and classes is not None:
         return _one_hot(labels, classes)
-    if labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1]):
+    if not given or labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1] or None):
         numbers = "" if classes is None else ", or class numbers [batch]"
         raise LossError(
             f"labels are {_shown(labels)}; expected 0 or 1 for each label, "
@@ -84,16 +99,32 @@ def as_groups(labels: Tensor) -> Tensor:
     """Returns labels of which only equality counts as columns: class numbers as one, [batch, 1].
 
     Raises:
-        LossError: the labels are neither whole numbers [batch] nor columns.
+        LossError: the labels are neither whole numbers [batch] nor columns, or of some rows there
+            are none: such rows would be taken for a class.
     """
-    if labels.dim() == 1 and _whole(labels):
-        return labels[:, None]
-    if labels.dim() != 2:
+    if not isinstance(labels, Tensor) or not (
+        (labels.dim() == 1 and _whole(labels))
+        or (labels.dim() == 2 and labels.shape[1] and not labels.is_complex())
+    ):
         raise LossError(
             f"labels are {_shown(labels)}; expected class numbers [batch], or columns "
             "[batch, labels]; take argmax(1) of one-hot labels"
         )
-    return labels
+    columns = labels[:, None] if labels.dim() == 1 else labels
+    refuse_rows(columns, columns >= 0, "0 or more; leave rows without a label out")
+    return columns
+
+
+def refuse_rows(columns: Tensor, right: Tensor, expected: str) -> None:
+    """Refuses labels that are not `right` everywhere, as NaN never is.
+
+    Raises:
+        LossError: names the first row, and what was expected.
+    """
+    if not right.all():
+        row = int((~right).any(1).nonzero()[0])
+        found = columns[row].tolist()
+        raise LossError(f"labels of row {row} are {found}; expected {expected}")
 
 
 def same_rows(tensors: dict[str, Tensor]) -> None:

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_views, expect_width
+from heron.losses.inputs import (
+    LossError,
+    Views,
+    as_columns,
+    as_views,
+    expect_width,
+    refuse_rows,
+)
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
+from heron.pipeline.config.sections import check
 from heron.pipeline.distributed.collectives import from_first
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives import c2ae, deepmtmv, mib
@@ -45,7 +53,7 @@ class Mib(Loss):
             beta_epochs: epochs between the two.
             gather: compare rows of all processes.
         """
-        spec = ModelSpec(Model(projection_width=dim), [[]] * views, 0, 0, 0)
+        spec = ModelSpec(check(Model, {"projection_width": dim}, "dim"), [[]] * views, 0, 0, 0)
         options = {"beta": beta, "beta_start": beta_start, "beta_epochs": beta_epochs}
         super().__init__(mib.Mib, options, gather, spec)
         self.views = views
@@ -77,6 +85,13 @@ class Mib(Loss):
             raise LossError(f"projections are of {len(views)} views; expected {self.views}")
         if rng_keys is None:
             rng_keys = torch.randint(1 << 62, (len(views[0]),), device=views[0].device)
+        if not isinstance(rng_keys, Tensor) or rng_keys.dtype != torch.int64:
+            found = getattr(rng_keys, "dtype", type(rng_keys).__name__)
+            raise LossError(f"rng_keys are {found}; expected int64 [batch], one a sample")
+        if rng_keys.shape != views[0].shape[:1]:
+            raise LossError(
+                f"rng_keys are {list(rng_keys.shape)}; expected [{len(views[0])}], one a sample"
+            )
         return self.evaluate({"projections": views}, rng_keys=rng_keys, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
@@ -91,7 +106,9 @@ class _OfClassifier(Loss):
 
     def predict(self, features: Views) -> Tensor:
         """Returns the logits of samples, [batch, labels]."""
-        logits: Tensor = self.parts["classifier"](torch.cat(as_views(features, "features"), 1))
+        hidden = torch.cat(as_views(features, "features"), 1)
+        expect_width({"features": hidden}, self.dim)
+        logits: Tensor = self.parts["classifier"](hidden)
         return logits
 
     def forward(
@@ -110,7 +127,9 @@ class _OfClassifier(Loss):
         """
         hidden = torch.cat(as_views(features, "features"), 1)
         expect_width({"features": hidden}, self.dim)
-        return self.evaluate({"hidden": hidden}, as_columns(labels, self.labels), sizes=sizes)
+        columns = as_columns(labels, self.labels)
+        refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
+        return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward

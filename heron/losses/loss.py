@@ -6,9 +6,11 @@ over processes that DistributedDataParallel takes, is that of one process with a
 
 import copy
 import itertools
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -96,6 +98,8 @@ class Loss(nn.Module):
         Raises:
             LossError: the rows cannot be compared, or processes differ in more than their number.
         """
+        if not isinstance(epoch, Real) or not 0 <= epoch < math.inf:
+            raise LossError(f"epoch is {epoch!r}; expected a finite number, 0.0 at the start")
         known = {name: as_views(x, name) for name, x in features.items()}
         first = next(iter(known.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_columns, expect_width
+from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss
 from heron.pipeline.objectives import comco, mulco
 from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.complementary import checked
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm, follow
 
 
@@ -54,6 +55,13 @@ class GivenKeys(KeyQueue):
 
     offered: tuple[Tensor, Tensor]
 
+    def __init__(self, size: int, dim: int, classes: int) -> None:
+        """Makes an empty queue; LossError where a number is none of those it can have."""
+        for name, number in (("queue", size), ("dim", dim), ("classes", classes)):
+            if type(number) is not int or number < 1:
+                raise LossError(f"{name} is {number!r}; expected a whole number, 1 at least")
+        super().__init__(size, dim, classes)
+
     def embed(self, batch: GlobalBatch) -> Tensor:
         """Returns the keys of this process's rows."""
         return batch.own["keys"][0].detach()
@@ -66,6 +74,14 @@ class GivenKeys(KeyQueue):
         """Returns copies, since backward comes after the queue is written."""
         keys, posteriors = super().queue()
         return keys.clone(), posteriors.clone()
+
+
+def one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
+    """Returns the features of a loss that compares one view with one other."""
+    given = {"queries": queries, "keys": keys, "logits": logits}
+    rows = {name: as_rows(x, name) for name, x in given.items()}
+    expect_width({"queries": queries}, keys.shape[1])
+    return {"projections": rows.pop("queries"), **rows}
 
 
 class MomentumLoss(Loss):
@@ -85,8 +101,16 @@ class MomentumLoss(Loss):
         expect_width({"keys": batch.own["keys"][0]}, width)
         loss = super().share(batch)
         if self.training:
-            self.memory.enqueue(*self.memory.offered)
+            offered = self.memory.offered
             del self.memory.offered
+            for name, x in zip(("keys", "logits"), offered, strict=True):
+                if not x.isfinite().all():  # in the queue they would spoil many steps
+                    row = int((~x.isfinite()).any(1).nonzero()[0])
+                    raise LossError(
+                        f"{name} of row {row} of all processes are not finite; expected finite "
+                        "numbers, since the queue keeps them; leave such rows out"
+                    )
+            self.memory.enqueue(*offered)
         return loss
 
 
@@ -104,13 +128,14 @@ class _OfQueries(MomentumLoss):
         epoch: float,
         sizes: Sequence[int] | None,
     ) -> Tensor:
-        features: dict[str, Views] = {"projections": queries, "keys": keys, "logits": logits}
+        features = one_view(queries, keys, logits)
         if logits.shape[1] != self.classes:
             raise LossError(
                 f"logits are of {logits.shape[1]} classes; expected {self.classes}, which classes "
                 "says"
             )
         targets = as_columns(labels, self.classes)
+        checked(logits, targets)
         return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
 
 

@@ -139,12 +139,14 @@ class Hierarchical(_OfLabelled):
 
     def columns(self, labels: Tensor) -> Tensor:
         """Returns the paths."""
-        if labels.dim() != 2 or labels.is_floating_point():
+        given = isinstance(labels, Tensor)
+        if not given or labels.dim() != 2 or not labels.shape[1] or labels.dtype.is_floating_point:
+            found = f"{labels.dtype} {tuple(labels.shape)}" if given else type(labels).__name__
             raise LossError(
-                f"labels are {labels.dtype} {tuple(labels.shape)}; expected paths: "
+                f"labels are {found}; expected paths: "
                 "whole numbers [batch, levels], coarsest level first"
             )
-        return labels
+        return as_groups(labels)
 
 
 class Hard(Loss):

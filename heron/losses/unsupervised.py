@@ -11,6 +11,7 @@ from torch import Tensor
 from heron.losses.inputs import Views, as_inputs, as_views
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
+from heron.pipeline.config.sections import check
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives import (
     hard,
@@ -198,4 +199,6 @@ class SingleViewUnsupervised(_OfInputs):
 
 def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
     """Returns what parts are built for."""
-    return ModelSpec(Model(projection_width=dim), [[width] for width in input_dims], 0, 0, 0)
+    return ModelSpec(
+        check(Model, {"projection_width": dim}, "dim"), [[width] for width in input_dims], 0, 0, 0
+    )

@@ -324,6 +324,58 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+NAN = float("nan")
+BOTH = torch.stack(Z, 1)
+ONE_VIEW = "expected floats [batch, dim] of one view"
+REFUSED += [
+    (
+        lambda: h.Supcon()(Z, torch.where(CLASS == 0, -1, CLASS)),
+        "Supcon: labels of row 0 are [-1]; expected 0 or more; leave rows without a label out",
+    ),
+    (lambda: h.Hard()(Z, HOT * NAN), "Hard: labels of row 0 are [nan, nan, nan]; expected 0 or"),
+    (lambda: h.Hierarchical()(Z, PATHS - 1), "Hierarchical: labels of row 0 are [-1, -1]; expec"),
+    (lambda: h.Supcon()(Z, HOT[:, :0]), "Supcon: labels are float64 7 × 0; expected class numbe"),
+    (lambda: h.Supcon()(Z, [0] * 7), "Supcon: labels are list; expected class numbers [batch]"),  # type: ignore[arg-type]
+    (lambda: h.WeightedSupervised()(Z, HOT * 1j), "WeightedSupervised: labels are complex128 7"),
+    (lambda: h.UbLog()(LOGITS, None), "UbLog: labels are NoneType; expected 0 or 1 for each lab"),  # type: ignore[arg-type]
+    (lambda: h.Bce()(LOGITS[None], CLASS), f"Bce: logits are float64 1 × 7 × 3; {ONE_VIEW}"),
+    (lambda: h.Bce()(LOGITS, HOT * NAN), "Bce: labels of row 0 are [nan, nan, nan]; expected 0"),
+    (lambda: h.NtXent()(None), "NtXent: projections are NoneType; expected floats [batch, dim]"),  # type: ignore[arg-type]
+    (
+        lambda: h.InputWeightedUnsupervised()(Z, [x[:, 0] for x in X]),
+        "InputWeightedUnsupervised: inputs are float64 7; expected a tensor [batch, ...] a view",
+    ),
+    (
+        lambda: h.Mulco(DIM, CLASSES)(BOTH, Z[1], LOGITS, CLASS),
+        f"Mulco: queries are float64 7 × 2 × 4; {ONE_VIEW}",
+    ),
+    (
+        lambda: h.Mulco(DIM, CLASSES)(Z[0], Z[1], LOGITS, HOT * 0),
+        "Mulco: row 0 has 0 complementary labels of 3 classes; expected 1 to 2",
+    ),
+    (
+        lambda: h.Mulco(DIM, CLASSES)(Z[0], Z[1] * NAN, LOGITS, CLASS),
+        "Mulco: keys of row 0 of all processes are not finite; expected finite numbers, since the "
+        "queue keeps them; leave such rows out",
+    ),
+    (
+        lambda: h.Comco(DIM, CLASSES)(Z[0], Z[1], LOGITS, CLASS, epoch=NAN),
+        "Comco: epoch is nan; expected a finite number, 0.0 at the start",
+    ),
+    (lambda: h.Mulco(DIM, CLASSES, queue=-1), "queue is -1; expected a whole number, 1 at least"),
+    (lambda: h.Pico(DIM, 2 * HOT), "complementary labels of row 0 are [2.0, 0.0, 0.0]; expected"),
+    (lambda: h.Mib(0), "dim does not fit: projection_width: found 0; input should be greater"),
+    (
+        lambda: h.Mib(DIM).double()(Z, epoch=0.0, rng_keys=torch.arange(3)),
+        "Mib: rng_keys are [3]; expected [7], one a sample",
+    ),
+    (
+        lambda: h.Deepmtmv(DIM, CLASSES).double()(Z[0], 2 * HOT),
+        "Deepmtmv: labels of row 0 are [2.0, 0.0, 0.0]; expected 0 to 1",
+    ),
+]
+
+
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[m[:40] for _, m in REFUSED])
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises((h.LossError, ConfigError)) as error:
