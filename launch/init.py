@@ -241,6 +241,7 @@ def _written(line: Line) -> str:
     ).removesuffix("...\n").rstrip()  # fmt: skip
     named = key if key.endswith("-") else f"{key}:"
     text = f"{named} {plain}".rstrip()
+    why = why if why.isprintable() else ascii(why)  # a line end in it would begin a key
     return f"{text}  # {why}\n" if why else f"{text}\n"
 
 

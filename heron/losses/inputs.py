@@ -1,6 +1,7 @@
 """What losses are given: views of features, and labels in the forms that people have them in."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     """
     if isinstance(features, Tensor) and features.dim() == 3:
         features = features.unbind(1)
-    views = list(features) if isinstance(features, list | tuple) else [features]
+    views: list[Any] = list(features) if isinstance(features, list | tuple) else [features]
     for x in views:
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise LossError(
@@ -60,7 +61,7 @@ def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
     Raises:
         LossError: they are of another shape, or more or fewer than views.
     """
-    found = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    found: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     for x in found:
         if not isinstance(x, Tensor) or x.dim() < 2:
             raise LossError(f"inputs are {_shown(x)}; expected a tensor [batch, ...] a view")

@@ -12,6 +12,7 @@ from heron.launch.cli import main
 from heron.launch.init import batch_of, experiment, read_facts
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.pretrain import pretrain
+from tests.sealed import seal
 
 DRAW = np.random.default_rng(0)
 STEPS = ["train.steps=2", "train.cpu_threads=1", "evaluate.map=never"]
@@ -118,3 +119,12 @@ def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "leave several classes; expected a split 'test'" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "none")]) == 1
     assert "no such file; expected a manifest" in capsys.readouterr().err
+
+
+def test_the_name_of_a_data_set_brings_no_keys(tmp_path: Path) -> None:
+    data = vectors(tmp_path)
+    name = "x\n  webdataset: {samples_per_epoch: 9, labelled: 'pipe:touch it'}\n  #"
+    seal(data / "manifest.json", dataset=name)
+    assert main(["init", str(data), "--out", str(tmp_path / "made.yaml")]) == 0
+    text = (tmp_path / "made.yaml").read_text()
+    assert "webdataset" not in yaml.safe_load(text)["data"] and "data:  # 'x\\n  webd" in text
