@@ -14,6 +14,7 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
 
+MOST_CLASSES = 1 << 20  # each has a name, and a column in which every vector has a byte
 ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
 
 
@@ -97,6 +98,11 @@ def _samples(
     if not whole or given.ndim not in (1, 2) or len(given) != count:
         raise RetrievalError(f"labels are {given.dtype} {list(given.shape)}; {expected}")
     width = given.shape[1] if given.ndim == 2 else int(given.max(initial=-1)) + 1
+    if label_names is None and width > MOST_CLASSES:
+        raise RetrievalError(
+            f"labels: class {width - 1:,} is the largest; expected {MOST_CLASSES - 1:,} at most; "
+            "number the classes from 0 on: np.unique(labels, return_inverse=True)"
+        )
     names = [str(n) for n in range(width)] if label_names is None else list(label_names)
     kind = "multi_label" if given.ndim == 2 else "multi_class" if names else "none"
     try:

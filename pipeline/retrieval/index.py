@@ -219,9 +219,9 @@ class Index:
                 `allowed` is of another length.
         """
         queries = self._queries(vectors)
-        if not 1 <= k <= len(self):
+        if not isinstance(k, int | np.integer) or not 1 <= k <= len(self):
             raise RetrievalError(
-                f"k is {k}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
+                f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
             )
         setting, selector, there = self.setting, None, k
         if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
@@ -289,8 +289,14 @@ class Index:
         return found
 
     def _queries(self, vectors: ArrayLike) -> Vectors:
+        given = np.asarray(vectors)
+        if given.dtype.kind not in "fiu":
+            raise RetrievalError(
+                f"queries are {given.dtype} {list(given.shape)}; expected numbers "
+                f"[queries, {self.manifest.dim}]"
+            )
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
-            found = np.asarray(vectors, np.float32)
+            found = given.astype(np.float32, copy=False)
         prefix = self.manifest.prefix
         if prefix is not None and found.ndim == 2 and found.shape[1] == prefix.dim:
             found = prefix.of(found)

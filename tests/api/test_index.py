@@ -96,6 +96,7 @@ def test_labels_of_classes_and_of_some() -> None:
         ({"vectors": Z.astype(str)}, "vectors are <U32 [700, 16]; expected numbers"),
         ({"labels": Y[:5]}, "labels are int64 [5, 3]; expected 700 class numbers [rows], -1 where "
          "none is known, or 0 and 1 [rows, names], a column for each label; `label_names` names"),
+        ({"labels": np.arange(N) * 10**7}, "labels: class 6,990,000,000 is the largest; expected"),
         ({"labels": Y / 2}, "labels are float64 [700, 3]; expected 700 class"),
         ({"labels": Y + 1}, "labels: label of row 0 is 2; expected 0 to 1; expected 700 class"),
         ({"labels": Y - 1}, "labels: not all are 0 or 1; expected 700 class numbers"),
@@ -121,3 +122,17 @@ def test_a_filter_that_is_none(index: heron.Index) -> None:
         index.search(Z[:1], where="Urban and not Urban")
     with pytest.raises(RetrievalError, match=r"a filter is bool \[3\]; expected bool \[700\]"):
         index.search(Z[:1], where="Urban", allowed=np.ones(3, bool))
+
+
+@pytest.mark.parametrize(
+    ("query", "k", "message"),
+    [
+        (Z[:2] + 1j, 3, "queries are complex64 [2, 16]; expected numbers [queries, 16]"),
+        ("a", 3, "queries are <U1 []; expected numbers"),
+        (Z[:2], 2.5, "k is 2.5; expected 1 to 700, the number of vectors"),
+    ],
+)
+def test_queries_that_are_none(query: Any, k: Any, message: str) -> None:
+    with pytest.raises(RetrievalError) as fault:
+        heron.Index.build(Z).search(query, k=k)
+    assert str(fault.value).startswith(message)
