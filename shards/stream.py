@@ -163,6 +163,8 @@ def _files(stream: _Counted, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
             for info in tar:
                 if info.type in LINKS:
                     raise ValueError(f"{info.name!r} is {LINKS[info.type]}")
+                if info.issparse():  # some bytes of it may stand for any number of zeros
+                    raise ValueError(f"{info.name!r} is a sparse file; expected a plain one")
                 if info.isreg():
                     suffix = info.name.rpartition("/")[2].partition(".")[2].lower()
                     file = tar.extractfile(info) if suffix in suffixes else None

@@ -125,6 +125,17 @@ def test_a_command_that_fails_is_named(tars: Path) -> None:
         steps(config(tars, webdataset=failing), 1)
 
 
+def test_a_sparse_file_is_refused(tars: Path) -> None:
+    """A kilobyte of tar would be ten gigabytes of zeros in memory."""
+    size = {"GNU.sparse.realsize": "9999999999", "GNU.sparse.name": "x.npy"}
+    info, _ = others.info("x.npy", bytes(512))
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"} | size
+    data = b"0\n".ljust(512, b"\0") + bytes(1024)
+    (tars / "a-00.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + data)
+    with pytest.raises(ShardError, match=r"a-00.tar: 'x.npy' is a sparse file; expected a plain"):
+        steps(config(tars), 5)
+
+
 def test_links_and_long_tars_are_refused(tars: Path) -> None:
     others.write_tar(tars / "a-00.tar", [others.info("x.npy", type=tarfile.SYMTYPE, linkname="y")])
     with pytest.raises(ShardError, match=r"a-00.tar: 'x.npy' is a symbolic link"):
