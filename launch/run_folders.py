@@ -7,20 +7,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
 from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.config.sections import read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import START, Metrics, read_result
-from heron.shards.artefact import parse_json
+from heron.shards.artefact import in_words, parse_json
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MOST = 20_000  # runs that are listed
 DEEPEST = 8  # folders within folders
 SIGNS = START, "metrics.jsonl", "result.json", LOCK  # one of them beside a config.yaml
-INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # where no run lies
+INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # of a run; no run lies there
 COLUMNS = (
     *("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version"),
     *("fingerprint", "fault"),
@@ -29,6 +29,18 @@ NO_SCORES = {"steps", "epochs", "train_seconds", "seconds", "world_size", "skipp
 NO_SCORES |= {"peak_memory_bytes", "auc_labels", "folder", "config"} | set(COLUMNS)
 
 Run = dict[str, Any]
+
+
+class Start(BaseModel):
+    """What run.json may say."""
+
+    model_config = ConfigDict(strict=True)
+
+    steps: float | None
+    started: str | None
+    host: str | None
+    version: str | None
+    fingerprint: str | None
 
 
 def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
@@ -57,10 +69,12 @@ def _below(folder: Path, levels: int) -> Iterator[Path]:
             files = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
     except OSError:
         files = {}
-    if "config.yaml" in files and any(name in files for name in SIGNS):
+    is_run = "config.yaml" in files and any(name in files for name in SIGNS)
+    inside = INSIDE if is_run else ()
+    if is_run:
         yield folder
     for name in sorted(name for name, is_folder in files.items() if is_folder and levels):
-        if not name.startswith((".", *INSIDE)):
+        if not name.startswith((".", *inside)):
             yield from _below(folder / name, levels - 1)
 
 
@@ -127,8 +141,11 @@ def _start(path: Path) -> Run:
     if not path.exists():
         return {}
     told = read_result(path, ["steps"])
-    kept = {key: told.get(key) for key in ("started", "host", "steps", "version", "fingerprint")}
-    TypeAdapter(dict[str, str | float | None]).validate_python(kept)
+    kept = {key: told.get(key) for key in Start.model_fields}
+    try:
+        Start.model_validate(kept)
+    except ValidationError as fault:
+        raise ValueError(f"{path} cannot be read: {in_words(fault)}") from None
     if kept["started"] is not None:
         datetime.fromisoformat(kept["started"]).astimezone(UTC)
     return kept

@@ -118,6 +118,7 @@ DAMAGED = [
     ("metrics.jsonl", b'{"step": "x"}\n', "metrics.jsonl has a damaged line near its end"),
     ("metrics.jsonl", b"\xff\xfe\0\n", "has a damaged line near its end: not JSON"),
     ("run.json", b'{"steps": 3, "started": "soon"}', "Invalid isoformat string: 'soon'"),
+    ("run.json", b'{"steps": 3, "started": 5}', "run.json cannot be read: started: "),
     ("run.json", b'{"steps": 3, "host": [1]}', "host"),
     ("run.json", b'{"steps": 3, "started": "9999-12-31T23:00-09:00"}', "date value out of range"),
     ("run.json", b"[]", "run.json cannot be read"),
@@ -207,6 +208,15 @@ def test_links_and_checkpoints_are_not_followed(ended: Path) -> None:
         assert [path.name for path in find_runs([ended])] == ["a", "b"]
     finally:
         link.unlink()
+
+
+def test_a_run_may_have_the_name_of_a_tracker_s_folder(tmp_path: Path) -> None:
+    for run in ("wandb-try", "mlflow/a", "mlflow/a/checkpoints/step-1"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.yaml").touch()
+        (tmp_path / run / "metrics.jsonl").touch()
+    found = [str(path.relative_to(tmp_path)) for path in find_runs([tmp_path])]
+    assert found == ["mlflow/a", "wandb-try"]
 
 
 @pytest.mark.parametrize(
