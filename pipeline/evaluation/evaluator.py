@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import Rows, share, shares
@@ -54,6 +55,11 @@ class Evaluator:
     views: Views
     config: Evaluate
     watchdog: Watchdog = field(default_factory=lambda: Watchdog(math.inf))
+
+    def __post_init__(self) -> None:
+        """Raises a MissingPackage where neighbours are to vote, and FAISS is not installed."""
+        if self.config.knn is not None:
+            require("faiss", "evaluate.knn")
 
     @property
     def exclusive(self) -> bool:
@@ -161,17 +167,17 @@ class Evaluator:
     def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what the nearest labelled rows vote for; each process asks for its test rows."""
         assert labelled.hidden is not None and test.hidden is not None and self.config.knn
-        import faiss  # here, and the search too: most runs need neither
-
-        from heron.pipeline.evaluation.knn import vote
+        from heron.pipeline.evaluation.knn import faiss, vote  # here: most runs need neither
 
         faiss.omp_set_num_threads(torch.get_num_threads())
         mine = share(len(test.rows), rank(), world_size())
+        # As many neighbours on every process: `vote` knows of its own test rows alone.
+        others = len(labelled.rows) - bool(np.isin(test.rows, labelled.rows).any())
         with self.watchdog.busy():
             votes = vote(
                 (labelled.rows, labelled.hidden, labelled.y),
                 (test.rows[mine], test.hidden[mine]),
-                self.config.knn,
+                min(self.config.knn, others),
                 self.config.knn_tau,
             )
         return replace(test, probability=np.concatenate(gather_objects(votes)))

@@ -49,13 +49,18 @@ def test_a_verb_names_the_extra(without: str, words: tuple[str, ...], told: str)
     assert told in error
 
 
-def test_mining_without_faiss_is_refused_before_the_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"), [("negatives.mine=4", "negatives.mine"), ("evaluate.knn=5", "evaluate.knn")]
+)
+def test_training_that_needs_faiss_is_refused_before_the_first_step(
+    tmp_path: Path, asked: str, told: str
+) -> None:
     data = ["data.build.train=60", "data.build.test=20", f"data.path={tmp_path / 'data'}"]
     small = [*data, "data.protocol.labelled=40", f"run.dir={tmp_path / 'run'}", "train.steps=1"]
     small += ["evaluate.baselines=false", "data.batch.labelled=16", "data.batch.unlabelled=16"]
-    status, error = run("faiss", "pretrain", "faces", *small, "negatives.mine=4")
+    status, error = run("faiss", "pretrain", "faces", *small, asked)
     assert status == 1
-    assert "negatives.mine needs the package faiss" in error
+    assert f"{told} needs the package faiss" in error
     assert "Traceback" not in error and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

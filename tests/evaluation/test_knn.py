@@ -97,13 +97,23 @@ def test_an_evaluation_has_the_vote_s_scores_and_rankme(folder: Path, classify: 
     assert rank == pytest.approx(math.exp(-(shares * np.log(shares)).sum()), rel=1e-3)
 
 
-def scores(folder: Path) -> dict[str, float]:
-    evaluator, model, _, _ = make(folder, classify=False, **KNN)
-    return evaluator.evaluate(model, open_streams(frames(folder)).roles)[1]
+def scores(folder: Path, k: int) -> dict[str, float]:
+    """With many neighbours all labelled rows vote; the last of the tested rows is one of them."""
+    given = {"evaluate": {"knn": k, "knn_tau": 0.2}}
+    evaluator, model, _, _ = make(folder, classify=False, **given)
+    roles = open_streams(frames(folder)).roles
+    test = np.concatenate([roles.test[:7], roles.labelled[:1]])
+    votes = evaluator._vote(
+        evaluator.predict(model, roles.labelled, hidden=True),
+        evaluator.predict(model, test, hidden=True),
+    )
+    several = evaluator.evaluate(model, roles)[1]
+    return several | {f"vote{n}": float(p) for n, p in enumerate(votes.probability.flat)}
 
 
-def test_any_number_of_processes_has_the_same_scores(folder: Path) -> None:
-    (alone,) = ranks.run(1, scores, folder)
-    for several in ranks.run(3, scores, folder):
+@pytest.mark.parametrize("k", [5, 1000])
+def test_any_number_of_processes_has_the_same_scores(folder: Path, k: int) -> None:
+    (alone,) = ranks.run(1, scores, folder, k)
+    for several in ranks.run(3, scores, folder, k):
         assert several == pytest.approx(alone, rel=1e-4)
     assert "knn_accuracy" in alone
