@@ -98,7 +98,8 @@ def batch_of(rows: int) -> int:
     return min(rows, max(16, min(LARGEST_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
 
 
-def _data(path: str, facts: Facts) -> list[Line]:
+def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
+    """Returns the lines of the data, and how many steps an epoch has."""
     known, others = facts.labelled, facts.unlabelled
     protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
     why = "all labels are used, and the test split is scored"
@@ -131,7 +132,8 @@ def _data(path: str, facts: Facts) -> list[Line]:
         lines.append(("  standardise", True, "columns of several units count alike"))
     if any(-1 in view.shape for view in facts.views):
         lines.append(("  decode_size", SIDE * 4 // 3, "the pictures have several sizes"))
-    return lines
+    rows = known if epoch == "labelled" else others
+    return lines, max(1, rows // max(1, batch[epoch]))
 
 
 def _why_views(facts: Facts) -> str:
@@ -214,11 +216,7 @@ def _objective(facts: Facts) -> list[Line]:
 
 def experiment(path: str, facts: Facts, name: str) -> str:
     """Returns a commented experiment, as YAML."""
-    data = _data(path, facts)
-    batch = next(value for key, value, _ in data if key == "  batch")
-    stream = next(value for key, value, _ in data if key == "  epoch")
-    rows = max(facts.labelled if stream == "labelled" else facts.unlabelled, 1)
-    steps = max(1, rows // max(1, batch[stream]))
+    data, steps = _data(path, facts)
     epochs = max(LEAST, min(MOST, round(STEPS / steps)))
     optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [

@@ -133,7 +133,7 @@ def runs(
     elif json:
         print(_dumped([{k: v for k, v in run.items() if k != "config"} for run in found]), end="")
     else:
-        print(_listed(found, best or SCORE, [key for key in (sort,) if key not in own], places))
+        print(_listed(found, best or SCORE, sort, places))
     return 0
 
 
@@ -146,12 +146,11 @@ def _best(found: list[dict[str, Any]], score: str) -> list[dict[str, Any]]:
     return [choose(ended, key=lambda run: float(run[score]))] if ended else []
 
 
-def _listed(
-    found: Sequence[dict[str, Any]], score: str, more: Sequence[str], places: Sequence[Path]
-) -> str:
+def _listed(found: Sequence[dict[str, Any]], score: str, sort: str, places: Sequence[Path]) -> str:
     if not found:
         return f"no runs in {', '.join(map(str, places))}"
-    heads = [*SHOWN, score, *more, *LATER]
+    more = [sort] if sort not in LATER else []
+    heads = list(dict.fromkeys([*SHOWN, score, *more, *LATER]))
     lines = [[_cell(run.get("config", {}) | run, key) for key in heads] for run in found]
     if any(run["fault"] for run in found):
         heads.append("fault")

@@ -100,6 +100,8 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
     assert text["model"]["encoder"]["widths"] == [32, 32]
     assert text["data"]["protocol"] == {"labelled": 48, "test": "unlabelled"}
     assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
+    steps = text["train"]["epochs"] * (48 // 16)  # of the 48 rows that stay labelled
+    assert f"# some {steps:,} steps" in experiment("x", facts, "x")
     assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
 
 

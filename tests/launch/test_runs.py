@@ -81,6 +81,10 @@ def test_ended(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:6] == ["name", "state", "step", "steps", "loss", "f1_weighted"]
     assert len(table) == 3 and "ended" in table[1]
+    for sort, heads in (("f1_macro", 12), ("optim.lr", 12), ("loss", 11)):
+        assert main(["runs", str(ended), "--sort", sort]) == 0
+        head = capsys.readouterr().out.splitlines()[0].split()
+        assert sort in head and len(head) == len(set(head)) == heads
 
 
 def test_filters_order_and_best(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
