@@ -69,7 +69,7 @@ def pretrain(config: Config) -> Run:
     """
     from heron.pipeline import pretrain as job
     from heron.pipeline.distributed import collectives
-    from heron.pipeline.training.report import scores_of
+    from heron.pipeline.training.tracking import scores_of
 
     atexit.register(collectives.close)  # or torch warns of a process group that was left open
     result = job.pretrain(config)

@@ -13,7 +13,7 @@ from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
 from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.config.sections import read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
-from heron.pipeline.training.tracking import START, Metrics, read_result
+from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result
 from heron.shards.artefact import in_words, parse_json
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
@@ -25,8 +25,7 @@ COLUMNS = (
     *("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version"),
     *("fingerprint", "fault"),
 )
-NO_SCORES = {"steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"}
-NO_SCORES |= {"peak_memory_bytes", "auc_labels", "folder", "config"} | set(COLUMNS)
+NO_SCORES = {*FACTS, "auc_labels", "folder", "config", *COLUMNS}
 
 Run = dict[str, Any]
 

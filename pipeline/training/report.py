@@ -22,15 +22,6 @@ if TYPE_CHECKING:  # the figures are drawn at a run's end, and their libraries a
 
 LONG = 120.0  # seconds of training, beside which the seconds of a map are little
 _PANELS = 6  # labels shown on the map, where labels are not exclusive
-FACTS = (  # what of a result is no score
-    *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
-    *("peak_memory_bytes", "strategy", "precision", "contrast", "version", "fingerprint"),
-)
-
-
-def scores_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scores of a result, by name; the rest says how they were reached."""
-    return {name: value for name, value in result.items() if name not in FACTS}
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # results are read without torch and accelerate
     from heron.pipeline.training.trackers import Trackers
 
 START = "run.json"
+FACTS = (  # what of a result is no score
+    *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
+    *("peak_memory_bytes", "strategy", "precision", "contrast", "version", "fingerprint"),
+)
 
 
 class Tracker:
@@ -152,6 +156,11 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
                 "bring the file back, or take the line out"
             ) from None
     return rows
+
+
+def scores_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the scores of a result, by name; the rest says how they were reached."""
+    return {name: value for name, value in result.items() if name not in FACTS}
 
 
 def read_result(path: Path, numbers: Sequence[str] = ()) -> dict[str, Any]:

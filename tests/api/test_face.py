@@ -11,7 +11,7 @@ import pytest
 
 import heron
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.training.report import FACTS
+from heron.pipeline.training.tracking import FACTS
 from heron.shards.build import build
 from heron.shards.sources import make
 from tests.experiments import frames

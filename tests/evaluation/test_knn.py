@@ -108,7 +108,8 @@ def scores(folder: Path, k: int) -> dict[str, float]:
         evaluator.predict(model, test, hidden=True),
     )
     several = evaluator.evaluate(model, roles)[1]
-    return several | {f"vote{n}": float(p) for n, p in enumerate(votes.probability.flat)}
+    voted = np.ravel(np.asarray(votes.probability, float)).tolist()
+    return several | {f"vote{n}": p for n, p in enumerate(voted)}
 
 
 @pytest.mark.parametrize("k", [5, 1000])
