@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.embeddings import BLOCK, Layer, LayerRecord
 from heron.pipeline.retrieval.samples import Samples
-from heron.shards.annotation import MANY
 from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
 

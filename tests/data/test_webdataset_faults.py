@@ -1,6 +1,5 @@
 """Tars without an index that are refused, or skipped."""
 
-import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,19 +15,6 @@ from heron.shards.errors import HeronError, ShardError
 from tests.data.endless import ROWS, config, numbers, payload, steps
 from tests.experiments import merge
 from tests.shards import others
-
-
-def sparse(data: bytes) -> bytes:
-    """A tar whose one file says, as PAX has it, to be a terabyte of zeros after three bytes."""
-    size, out = str(10**12), io.BytesIO()
-    info = tarfile.TarInfo("a.npy")
-    info.size = 3
-    info.pax_headers = {"GNU.sparse.size": size, "GNU.sparse.map": f"0,3,{size},0"}
-    info.pax_headers |= {"GNU.sparse.numblocks": "2"}
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(info, io.BytesIO(b"abc"))
-    return out.getvalue()
-
 
 MEMBER = 512 * 4  # bytes of a small file, its header and a pax header with its time
 FAULTS: dict[
@@ -52,7 +38,6 @@ FAULTS: dict[
     ),
     "compressed": (lambda data: b"\x1f\x8b" + data, r"is compressed by gzip .* through a command"),
     "empty": (lambda data: b"", r"is no whole tar \(empty file\)"),
-    "sparse": (sparse, "'a.npy' is a sparse file; pack it again without tar --sparse"),
     "no sample": (lambda data: bytes(10240), "no sample in it; expected some"),
 }
 
