@@ -1,7 +1,10 @@
 """A trained model for use from Python: raw rows in; embeddings and predictions out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,11 +26,13 @@ from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.layers import LayerModel, refuse_options
-from heron.pipeline.training import pretrained
+from heron.pipeline.training import hub, pretrained, saved
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.pipeline.training.signature import Signature
 from heron.shards.errors import ShardError
 from heron.shards.store import is_remote
+
+ExportLayer = Literal["hidden", "projection", "logits"]
 
 
 class Model:
@@ -43,10 +48,16 @@ class Model:
     """
 
     def __init__(
-        self, network: Heterogeneous, config: Config, signature: Signature, device: torch.device
+        self,
+        network: Heterogeneous,
+        config: Config,
+        signature: Signature,
+        device: torch.device,
+        origin: Path | None = None,
     ) -> None:
         """Puts a network and its signature together; see `from_pretrained`."""
         self.network, self.config, self.signature = network.to(device), config, signature
+        self._origin = origin
         self.labels: list[str] = signature.label_names
         self._model = LayerModel(self.network, Views(signature, config.data, device))
         self.views: list[str] = self._model.stored
@@ -88,10 +99,7 @@ class Model:
                 embedding is not finite.
         """
         if layer not in self.layers:
-            raise InputError(
-                f"the model has no layer '{layer}'; found {', '.join(self.layers)}; expected one "
-                "of them"
-            )
+            raise no_layer(layer, self.layers)
 
         def embed(batch: Batch) -> Tensor:
             return self._model.forward(batch, [layer])[layer]
@@ -113,19 +121,80 @@ class Model:
         Raises:
             InputError: the model has no classifier, or as `encode`.
         """
+        exclusive = self.signature.label_kind != "multi_label"
+        return self._classified(
+            views, partial(torch.softmax, dim=1) if exclusive else torch.sigmoid, batch_size
+        )
+
+    def logits(
+        self, views: Mapping[str, GivenRows] | GivenRows, batch_size: int | None = None
+    ) -> NDArray[np.float32]:
+        """Returns the classifier's outputs of raw rows before `predict`'s sigmoid or softmax."""
+        return self._classified(views, Tensor.float, batch_size)
+
+    def _classified(
+        self,
+        views: Mapping[str, GivenRows] | GivenRows,
+        change: Callable[[Tensor], Tensor],
+        batch_size: int | None,
+    ) -> NDArray[np.float32]:
+        """Returns what a function makes of the classifier's outputs in float32."""
         if self.network.classifier is None:
             terms = ", ".join(self.config.objective.terms())
             raise InputError(
                 f"the model has no classifier: its objective is {terms}; expected a term that "
                 "trains one, such as bce or cross_entropy; train your own on what `encode` returns"
             )
-        exclusive = self.signature.label_kind != "multi_label"
 
         def classify(batch: Batch) -> Tensor:
-            logits = self._model.features(batch)["logits"][0].float()
-            return logits.softmax(1) if exclusive else logits.sigmoid()
+            return change(self._model.layer(self._model.features(batch), "logits").float())
 
         return self._map(views, classify, len(self.labels), "the prediction", batch_size)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes a folder that `from_pretrained` opens anywhere, without the run and its data set.
+
+        It holds `model.safetensors`, `config.yaml` (without paths and addresses of this machine),
+        `model.json` (what the inputs are, with mean and standard deviation), `README.md` (a model
+        card, which you may edit) and `manifest.json` with size and sha256 of the files that are
+        read. The run's scores are told where the weights are still those of the run.
+
+        Raises:
+            CheckpointError: something lies in the folder.
+            OSError: it cannot be written.
+        """
+        saved.save(Path(folder), self.network, self.config, self.signature, self._origin)
+
+    def push_to_hub(self, repository: str, private: bool | None = None) -> None:
+        """Publishes the model on Hugging Face's hub, as `save_pretrained` writes it.
+
+        Args:
+            repository: `org/name`, which is made where it is not there, or `org/name@branch`. A
+                model card that is there already stays as it is.
+            private: whether a new repository is private; None: as the organisation has it.
+
+        Raises:
+            CheckpointError: the hub refuses it: it needs a token (`HF_TOKEN`, or `hf auth login`).
+            MissingPackage: `huggingface_hub` is not installed.
+        """
+        hub.parse(repository)
+        with TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            where = f"{hub.SCHEME}{repository.removeprefix(hub.SCHEME)}"
+            known = self.config, self.signature, self._origin
+            saved.save(folder, self.network, *known, where)
+            hub.publish(folder, repository, private)
+
+    def export(
+        self,
+        out: str | Path,
+        format: Literal["torch", "onnx"] = "torch",
+        layer: ExportLayer = "hidden",
+    ) -> None:
+        """Writes one file that computes a layer of raw rows without Heron: see `heron.export`."""
+        from heron.export import export  # the exporters take seconds to load
+
+        export(self, Path(out), format, layer)
 
     @torch.inference_mode()
     def _map(
@@ -194,22 +263,33 @@ def from_pretrained(
     """Returns a trained model, ready to encode raw rows; its data set need not be there.
 
     Args:
-        path: the folder of a run, whose newest complete checkpoint is taken, or of a checkpoint.
+        path: the folder of a run, whose newest complete checkpoint is taken, of a checkpoint, or
+            of a model that `save_pretrained` wrote; or `hf://org/name`, with `@revision` or not, of
+            such a model on Hugging Face's hub. Its configuration may name classes by dotted path:
+            they come from your own Python path, never from the folder.
         data: shards that the model was trained on. Only checkpoints that were written before
             Heron kept the inputs' statistics beside the weights need them; by default those that
             the run names.
         device: where the model computes, such as "cuda".
 
     Raises:
-        CheckpointError: there is no checkpoint, it cannot be read, or neither it nor a data set
-            says what its inputs are.
+        CheckpointError: there is no checkpoint, it was altered or cannot be read, or neither it nor
+            a data set says what its inputs are.
+        MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
-    folder = pretrained.locate(path)
+    folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
     network = pretrained.from_pretrained(folder)
     config, signature = load_run_config(folder / "config.yaml"), Signature.read(folder)
     if not signature.inputs:
         signature = _of_data(folder, config, None if data is None else str(data))
-    return Model(network, config, signature, torch.device(device))
+    return Model(network, config, signature, torch.device(device), folder)
+
+
+def no_layer(layer: str, found: Iterable[str]) -> InputError:
+    """Returns the error of a layer that a model does not have."""
+    return InputError(
+        f"the model has no layer '{layer}'; found {', '.join(found)}; expected one of them"
+    )
 
 
 def _of_data(folder: Path, config: Config, data: str | None) -> Signature:

@@ -10,6 +10,7 @@ from heron.launch.arguments import Group, UsageError, Verb, choose, parse
 from heron.launch.completion import completion
 from heron.launch.config import config
 from heron.launch.init import init
+from heron.launch.models import export, save
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
@@ -32,6 +33,8 @@ VERBS = Group(
         "query": Verb(query),
         "negatives": Verb(negatives),
         "serve": Verb(serve),
+        "save": Verb(save),
+        "export": Verb(export),
         "reproduce": Verb(run_table),
         "study": Verb(study),
         "report": Verb(report),

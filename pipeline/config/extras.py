@@ -9,6 +9,10 @@ EXTRAS = {  # of pyproject.toml, by the module that one brings
     "faiss": "pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for CUDA",
     "fastapi": "pip install 'heron-pretrain[serve]'",
     "uvicorn": "pip install 'heron-pretrain[serve]'",
+    "huggingface_hub": "pip install 'heron-pretrain[remote]'",
+    "onnx": "pip install 'heron-pretrain[export]'",
+    "onnxruntime": "pip install 'heron-pretrain[export]'",
+    "onnxscript": "pip install 'heron-pretrain[export]'",
     "ray": "pip install 'heron-pretrain[study]'",
 }
 

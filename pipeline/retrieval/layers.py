@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -71,15 +71,15 @@ class LayerModel:
         Projections and weights of each view are unit vectors, side by side.
         """
         found = self.features(batch)
-        names = {"hidden": "hidden", "projection": "projections", "weight": "weights"}
+        return {layer: self.layer(found, layer) for layer in layers}
 
-        def written(layer: Layer) -> Tensor:
-            heads = found[names[layer]]
-            if layer == "hidden":
-                return heads[0]
-            return torch.cat([normalize(head, dim=1) for head in heads], 1)
-
-        return {layer: written(layer) for layer in layers}
+    @staticmethod
+    def layer(found: Features, layer: Layer | Literal["logits"]) -> Tensor:
+        """Returns one layer of what `features` gives, [rows, dim]."""
+        if layer in ("hidden", "logits"):
+            return found[layer][0]
+        heads = found["projections" if layer == "projection" else "weights"]
+        return torch.cat([normalize(head, dim=1) for head in heads], 1)
 
 
 @dataclass(frozen=True)

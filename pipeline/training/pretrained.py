@@ -14,12 +14,13 @@ from heron.pipeline.training.checkpoint import (
     complete,
     damage,
 )
+from heron.pipeline.training.saved import SavedModel
 from heron.pipeline.training.signature import Signature
-from heron.shards.artefact import sha256
+from heron.shards.artefact import MANIFEST, sha256
 
 
 def locate(path: str | Path) -> Path:
-    """Returns the folder of a checkpoint: the path itself, or the newest that a run completed.
+    """Returns the folder of a model: the path itself, or the newest checkpoint of a run.
 
     Raises:
         CheckpointError: there is none, or it was altered.
@@ -37,8 +38,10 @@ def locate(path: str | Path) -> Path:
 
 
 def _whole(checkpoint: Path) -> Path:
-    """Refuses a checkpoint that was altered; weights alone, with no manifest, are taken as such."""
-    if (checkpoint / STATE).exists() and (fault := damage(checkpoint)):
+    """Refuses what was altered; weights alone, with no manifest, are taken as such."""
+    if (checkpoint / MANIFEST).exists():
+        SavedModel.open(checkpoint)
+    elif (checkpoint / STATE).exists() and (fault := damage(checkpoint)):
         raise CheckpointError(f"{checkpoint} is damaged ({fault}); bring it back, or give another")
     return checkpoint
 

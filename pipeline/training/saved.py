@@ -1,0 +1,172 @@
+"""A model's folder that can be copied, sent and published: weights, signature, experiment, card."""
+
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.config.experiment import Cache, Config, RunFolder, dump_config
+from heron.pipeline.distributed.agreement import versions
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
+from heron.pipeline.training.model_card import CARD, Facts, model_card
+from heron.pipeline.training.report import scores_of
+from heron.pipeline.training.signature import SIGNATURE, Signature
+from heron.shards.artefact import (
+    MANIFEST,
+    MOST_BYTES,
+    Artefact,
+    FileName,
+    FileSum,
+    Fingerprint,
+    parse_json,
+    sha256,
+)
+
+WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+READ = WEIGHTS, CONFIG, SIGNATURE  # what makes a model; its card is for people, who may edit it
+
+
+class SavedModel(Artefact):
+    """The manifest of a saved model: its files, and what is known of how it came about.
+
+    Attributes:
+        files: those that are read: size and sha256.
+        data: the fingerprint of the data set that it was trained on, if known.
+        scores: of the run, if these are its last weights.
+        made_with: versions that it was trained, or else saved, with.
+    """
+
+    what: ClassVar[str] = "the manifest of a saved model"
+    error: ClassVar[type[CheckpointError]] = CheckpointError
+    again: ClassVar[str] = "fetch it again, or save it again with heron save or save_pretrained"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    files: dict[FileName, FileSum]
+    data: Fingerprint | Literal[""] = ""
+    scores: dict[str, float] = {}
+    made_with: dict[str, str] = Field(default={}, max_length=64)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Reads the manifest of a folder, and compares the files with it.
+
+        Raises:
+            CheckpointError: it, or a file that it lists, is not as it was written.
+        """
+        manifest = cls.read(folder / MANIFEST)
+        if sorted(manifest.files) != sorted(READ):
+            raise CheckpointError(
+                f"{folder / MANIFEST} lists {', '.join(sorted(manifest.files)) or 'no file'}; "
+                f"expected {', '.join(sorted(READ))}; {cls.again}"
+            )
+        for name in (CONFIG, SIGNATURE):
+            if (size := manifest.files[name].bytes) > MOST_BYTES:
+                raise CheckpointError(
+                    f"{folder / name} has {size:,} bytes; expected {MOST_BYTES:,} at most; "
+                    f"{cls.again}"
+                )
+        manifest.check_files(folder, manifest.files)
+        return manifest
+
+
+def save(
+    folder: Path,
+    network: Heterogeneous,
+    config: Config,
+    signature: Signature,
+    origin: Path | None = None,
+    where: str = "",
+) -> SavedModel:
+    """Writes a model's folder, whole or not at all.
+
+    Args:
+        folder: to make; it is not there, or is empty.
+        network: the model, on any device.
+        config: the experiment; what it says of the author's machine is left out.
+        signature: of the model.
+        origin: checkpoint or saved model that the model was read from; None: unknown. What is known
+            of it is kept where the weights are still the same.
+        where: the argument of `from_pretrained` that the card tells; "": the folder's name.
+
+    Raises:
+        CheckpointError: something lies in the folder.
+        OSError: it cannot be written.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(
+            f"{folder} holds something; expected a folder that is new or empty; choose another"
+        )
+    partial = folder.absolute().with_name(f".{folder.absolute().name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        weights = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
+        save_file(weights, partial / WEIGHTS)
+        (partial / CONFIG).write_text(dump_config(portable(config)))
+        (partial / SIGNATURE).write_text(signature.text())
+        files = {name: FileSum.of(partial / name) for name in READ}
+        known = _history(origin, files[WEIGHTS].sha256)
+        manifest = SavedModel(files=files, **known).write(partial / MANIFEST)
+        facts = Facts(
+            network.width * network.classified,
+            where or folder.absolute().name,
+            manifest.data,
+            manifest.scores,
+            manifest.made_with,
+        )
+        (partial / CARD).write_text(model_card(facts, config, signature))
+        partial.replace(folder)
+    except SafetensorError as error:  # a full disk, in the words of safetensors
+        raise OSError(str(error)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _history(origin: Path | None, weights: str) -> dict[str, Any]:
+    """Returns data, scores and versions of the weights of this sha256, so far as they are known."""
+    there = origin is not None and (origin / WEIGHTS).exists()
+    if origin is None or not there or sha256(origin / WEIGHTS) != weights:  # or trained further
+        return {"made_with": versions()}
+    if (origin / STATE).exists():
+        state = CheckpointManifest.read(origin / STATE)
+        scores = _scores(origin.parent.parent / "result.json", state.position.step)
+        return {"data": state.data, "scores": scores, "made_with": state.made_with or versions()}
+    if (origin / MANIFEST).exists():
+        saved = SavedModel.open(origin)
+        return {"data": saved.data, "scores": saved.scores, "made_with": saved.made_with}
+    return {"made_with": versions()}
+
+
+def _scores(result: Path, step: int) -> dict[str, float]:
+    """Returns the scores of a run's last weights, where `step` is the last."""
+    try:
+        found = parse_json(result.read_bytes())
+        if found["steps"] != step:
+            return {}
+        scores = scores_of(found)
+    except (OSError, ValueError, KeyError, TypeError):  # a run that has not ended
+        return {}
+    return {name: float(v) for name, v in scores.items() if type(v) in (int, float)}
+
+
+def portable(config: Config) -> Config:
+    """Returns an experiment without paths and addresses of the machine that it ran on.
+
+    The data set goes by the last part of its name: who trains again gives `data.path`.
+    """
+    name = Path(config.data.path).name or "data"
+    elsewhere = {"path": name, "webdataset": None, "build": None, "cache": Cache()}
+    return config.model_copy(
+        update={
+            "run": RunFolder(dir="run"),
+            "data": config.data.model_copy(update={**elsewhere, "storage_options": {}}),
+            "tracking": [],
+        }
+    )
