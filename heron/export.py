@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 import heron
 from heron.model import ExportLayer, Model, no_layer
-from heron.pipeline.config.errors import HeronError
 from heron.pipeline.config.extras import require
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.retrieval.layers import LayerModel
 from heron.shards.atomic import atomic_write
+from heron.shards.errors import HeronError
 
 TOLERANCE = 1e-5  # of a number, or of the layer's largest where that is above 1
 METADATA = "heron.json"  # in a torch.export archive; of ONNX the property `heron`
@@ -78,7 +78,7 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
     network = copy.deepcopy(model.network).cpu().float().eval()
     network.precision = "fp32"
     model = Model(network, model.config, model.signature, torch.device("cpu"))
-    there = [name for name in model.layers if name != "weight"]
+    there: list[str] = [name for name in model.layers if name != "weight"]
     there += ["logits"] if network.classifier is not None else []
     if layer not in there:
         raise no_layer(layer, there)
@@ -86,7 +86,7 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require(package, "an export to ONNX")
     graph, rows = RawLayer(model._model, layer), _draw(model, CHECKED_ROWS)
-    wanted = model.logits(rows) if layer == "logits" else model.encode(rows, layer)
+    wanted = model.encode(rows, layer) if layer != "logits" else model.logits(rows)
     with _quiet():
         try:
             program = _trace(graph, _draw(model, TRACED_ROWS))
@@ -168,8 +168,10 @@ def _onnx(
     """Returns the bytes of an ONNX file, and what onnxruntime computes of them."""
     import onnxruntime
 
-    names = {"input_names": list(rows), "output_names": [layer]}
-    made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    made = torch.onnx.export(
+        program, dynamo=True, verbose=False, input_names=list(rows), output_names=[layer]
+    )
+    assert made is not None  # as it is with dynamo
     made.model.producer_name, made.model.producer_version = "heron", heron.__version__
     made.model.metadata_props["heron"] = json.dumps(facts)
     data = made.model_proto.SerializeToString()
