@@ -24,15 +24,11 @@ PAGES = [f"docs/{p.name}" for p in sorted(ROOT.glob("docs/*.md")) if p.name != "
 EXAMPLE = "pipeline/objectives/decoupled.py"  # of the guide's worked example, which nobody writes
 SOME = list(TABLES["scene"].methods)[::3]
 STEP = ["train.steps=1", "evaluate.map_rows=20"]
-SMALL = {
-    "faces": ["data.build.train=300", "data.build.test=40", "data.protocol.labelled=80"],
-    "frames": ["data.build.train=2000", "data.build.test=40"],
-    "scene": [],
-}
+SMALL = ["data.build.train=300", "data.build.test=40", "data.protocol.labelled=80"]
 
 
 # Runs of each kind have tests of their own: of these commands it is read what they ask for.
-RUN = ["accelerate launch pipeline/pretrain.py"]
+RUN = ["accelerate launch pipeline/pretrain.py", "heron pretrain faces", "heron pretrain mine.yaml"]
 LOADS = """
 import sys
 from accelerate.commands.launch import launch_command_parser
@@ -47,6 +43,19 @@ path = options.pop("--config", "configs/faces.yaml")
 load_config(path, overrides, options.pop("--method", None))
 assert not options and (asked.config_file is None or open(asked.config_file))
 print("report: none")
+"""
+READS = """
+import sys
+import heron.launch.processes, heron.pipeline.pretrain
+from heron.launch.cli import main
+from heron.pipeline.config.experiment import load_config
+def read(words, environments=None):
+    options = {w: words[i + 1] for i, w in enumerate(words) if w.startswith("--")}
+    overrides = [w for w in words if "=" in w]
+    load_config(options["--config"], overrides, options.get("--method"))
+    print("report: none")
+heron.pipeline.pretrain.main = heron.launch.processes.run_together = read
+sys.exit(main(sys.argv[2:]))
 """
 
 
@@ -88,9 +97,10 @@ def run(command: str, place: Path) -> subprocess.Popen[str]:
         words = ["make", "--dry-run", "--directory", str(ROOT), *words[1:]]
     elif words[0] == "accelerate" and command not in RUN:
         words = [sys.executable, "-c", LOADS, *words]
-    elif words[0] == "accelerate":
-        named = re.search(r"configs/(\w+)\.yaml", command)
-        words += [*SMALL[named[1] if named else "faces"], *STEP]
+    elif words[1:2] == ["pretrain"] and command not in RUN:
+        words = [sys.executable, "-c", READS, *words]
+    elif command in RUN:
+        words += STEP if "mine.yaml" in words else [*SMALL, *STEP]
     elif words[1:2] == ["reproduce"]:
         words += [*STEP, "--runs", "1", "--only", *SOME]
     elif words[1:2] == ["study"]:
@@ -118,8 +128,8 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-# What needs several machines, a scheduler or a browser has tests of its own.
-ELSEWHERE = "source", "sbatch", "HOSTS=", "heron serve"
+# What needs several machines, a scheduler, an environment or a browser has tests of its own.
+ELSEWHERE = "source", "pip", "sbatch", "HOSTS=", "heron serve"
 ALONE = [c for c in commands() if "--machine_rank" not in c and not c.startswith(ELSEWHERE)]
 
 
@@ -128,7 +138,7 @@ def test_command(command: str, place: Path) -> None:
     if "scene" in command and not SCENE.is_dir():
         pytest.skip(f"needs Mulan's Scene in {SCENE}")
     output = finish(run(command, place))
-    if "accelerate" in command:
+    if command.startswith(("accelerate", "heron pretrain")):
         assert "report: " in output
     if "benchmarks.objectives" in command:
         first = [line.split(" | ")[0] for line in output.splitlines()]

@@ -47,7 +47,8 @@ def like_scene(folder: Path) -> dict[str, Any]:
 def test_the_lines_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = "".join(blocks)
     monkeypatch.chdir(tmp_path)
     names = like_scene(tmp_path)
     small = lines.replace('"optim.lr=0.1"', '"optim.lr=0.1", "train.steps=30"')
