@@ -88,6 +88,8 @@ def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
     listed = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
     parser = Parser(prog, f"{about}\n\n{listed}", examples)
     parser.add_argument("name", metavar=group.noun.upper(), help="one of those above")
+    if words and words[0].startswith("-") and parser.parse_known_args(["", words[0]])[1]:
+        parser.error(f"unknown option {words[0]!r}; a {group.noun} comes first")
     name = parser.parse_args(words[:1]).name
     try:
         return group.verbs[name]

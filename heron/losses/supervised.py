@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_views
+from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_views, same_rows
 from heron.losses.loss import Loss
 from heron.pipeline.objectives import (
     hard,
@@ -42,10 +42,11 @@ class _OfLabelled(Loss):
         Raises:
             LossError: features or labels are not what the loss expects; says what it found.
         """
-        views = as_views(features, "features")
+        views, columns = as_views(features, "features"), self.columns(labels)
+        same_rows({"features": views[0], "labels": columns})
         if self.feature == "hidden":
             views = [torch.cat(views, 1)]
-        return self.evaluate({self.feature: views}, self.columns(labels), sizes=sizes)
+        return self.evaluate({self.feature: views}, columns, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward

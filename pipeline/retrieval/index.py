@@ -221,7 +221,7 @@ class Index:
         queries = self._queries(vectors)
         if not isinstance(k, int | np.integer) or not 1 <= k <= len(self):
             raise RetrievalError(
-                f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in {self.folder}"
+                f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in the index"
             )
         setting, selector, there = self.setting, None, k
         if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):

@@ -158,6 +158,7 @@ def test_help_says_all(
     ("words", "message"),
     [
         ("", "the following arguments are required: VERB (see `heron --help`)"),
+        ("--verison", "unknown option '--verison'; a verb comes first (see `heron --help`)"),
         ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
         ("shards build nothing", "unknown source 'nothing'; expected one of mulan, arrays, table"),
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),

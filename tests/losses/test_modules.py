@@ -212,7 +212,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.Supcon()(Z, CLASS[:3]),
-        "Supcon: rows: projections[0] have 7 and labels 3; expected the same",
+        "Supcon: rows: features have 7 and labels 3; expected the same",
+    ),
+    (
+        lambda: h.WeightedSupervised()(Z, CLASS[:3, None]),
+        "WeightedSupervised: rows: features have 7 and labels 3; expected the same",
     ),
     (
         lambda: h.Supcon()(Z, CLASS.float()),
