@@ -252,7 +252,9 @@ def test_what_cannot_be_searched_is_refused(indices: dict[tuple[Kind, bool], Ind
     index = indices["flat", False]
     queries = clustered(4)
     for k in (0, N + 1):
-        with pytest.raises(RetrievalError, match=f"k is {k}; expected 1 to 1,500, .* in the index$"):
+        with pytest.raises(
+            RetrievalError, match=f"k is {k}; expected 1 to 1,500, .* in the index$"
+        ):
             index.search(queries, k)
     assert index.search(queries, N).numbers.shape == (4, N)
     with pytest.raises(RetrievalError, match=r"queries are \[4, 15\]; expected \[queries, 16\]"):
