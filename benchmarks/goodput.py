@@ -6,8 +6,9 @@
 Every start is killed by SIGKILL after a time drawn from an exponential distribution (the mean time
 between failures), one process of it or all, and started again with run.resume=auto, until the run
 ends. Its weights must have the bits of the run that was never killed; where the number of processes
-changes from start to start, they must lie by them, for sums are taken in another order. Goodput is the time that
-the unkilled run took, over the time that this one took from its first start to its end.
+changes from start to start, they must lie by them, for sums are taken in another order. Goodput is
+the time that the unkilled run took, over the time that this one took from its first start to its
+end.
 """
 
 import argparse

@@ -14,8 +14,8 @@ from heron.pipeline.distributed.agreement import versions
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.pipeline.training.model_card import CARD, Facts, model_card
-from heron.pipeline.training.report import scores_of
 from heron.pipeline.training.signature import SIGNATURE, Signature
+from heron.pipeline.training.tracking import scores_of
 from heron.shards.artefact import (
     MANIFEST,
     MOST_BYTES,
