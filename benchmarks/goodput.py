@@ -43,7 +43,11 @@ def start(folder: Path, world: int, options: argparse.Namespace) -> subprocess.P
     several = world > 1 or zero
     command = [sys.executable, "-m", "accelerate.commands.launch", *(launch if several else single)]
     data = ["data.path=" + str(folder.parent / "data"), "data.build.train=2000"]
-    length = [f"train.steps={options.steps}", f"train.save_every_steps={options.every}"]
+    length = [
+        "train.epochs=1000",
+        f"train.steps={options.steps}",
+        f"train.save_every_steps={options.every}",
+    ]
     length += FP64 if len(options.world) > 1 else []
     return subprocess.Popen(
         [*command, "pipeline/pretrain.py", f"run.dir={folder}", *data, *length, *SET],
