@@ -207,15 +207,19 @@ class Model:
     ) -> NDArray[np.float32]:
         """Computes something of rows, some at a time, in evaluation mode."""
         views = self._given(given)
-        count, size = len(next(iter(views.values()))), batch_size or self.config.evaluate.batch
+        size = self.config.evaluate.batch if batch_size is None else batch_size
+        if size < 1:
+            raise InputError(f"batch_size is {size}; expected 1 or more rows, or None")
+        count = len(next(iter(views.values())))
         out = np.empty((count, width), np.float32)
-        training = self.network.training
+        training = [module for module in self.network.modules() if module.training]
         self.network.eval()
         try:
             for start, batch in self._batches(views, count, size):
                 out[start : start + size] = compute(batch).float().cpu().numpy()
         finally:
-            self.network.train(training)
+            for module in training:  # and not those that the user has frozen
+                module.training = True
         if len(bad := np.flatnonzero(~np.isfinite(out).all(1))):
             raise InputError(
                 f"{what} of {len(bad):,} rows is not finite, the first row {bad[0]}; expected "

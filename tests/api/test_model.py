@@ -192,6 +192,18 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
         model.encode(rows)
 
 
+def test_layers_that_are_frozen_stay_so(frames: tuple[heron.Run, Given]) -> None:
+    run, given = frames
+    model = heron.from_pretrained(run.folder)
+    first = next(module for module in model.network.modules() if module is not model.network)
+    model.network.train()
+    first.eval()
+    model.encode(given)
+    assert model.network.training and not first.training
+    with pytest.raises(InputError, match="batch_size is 0; expected 1 or more rows, or None"):
+        model.encode(given, batch_size=0)
+
+
 def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
     model = trained("faces", tmp_path).model()
     size = model.signature.view("left").shape
