@@ -12,7 +12,7 @@ from heron.shards.errors import HeronError
 def test_every_flip_is_refused_or_harmless(tmp_path: Path) -> None:
     draw = random.Random(0)
     every = list(subjects(tmp_path))
-    assert len(every) == 21
+    assert len(every) == 27
     for subject in every:
         found, bad = flip(subject, 3, draw)
         assert found.total() == 3 and not bad, subject.name
