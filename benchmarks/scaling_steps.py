@@ -25,7 +25,7 @@ from heron.pipeline.objectives.unsupervised import (
 )
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.optim import build_optimizer
-from heron.pipeline.training.tracking import Tracker
+from heron.pipeline.training.tracking import RunLog
 
 CPU = torch.device("cpu")
 LABELLED = 4  # HeroCon: one row in so many of a batch has labels
@@ -74,14 +74,14 @@ def experiment(
 
 def whole(gate: Gate, config: Config) -> None:
     """The main job, from its first step to the last before the gate shuts."""
-    record = Tracker.step
+    record = RunLog.step
 
-    def recorded(tracker: Tracker, row: dict[str, Any]) -> None:
-        record(tracker, row)
+    def recorded(log: RunLog, row: dict[str, Any]) -> None:
+        record(log, row)
         gate(row["loss"])
 
     run = config.run.model_copy(update={"dir": config.run.dir + gate.place})
-    with patch.object(Tracker, "step", recorded):
+    with patch.object(RunLog, "step", recorded):
         pretrain(config.model_copy(update={"run": run}))
 
 

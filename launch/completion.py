@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from heron.launch.arguments import Group, Verb, parser_of
-from heron.launch.shipped import ACCELERATE, STUDIES, names_in
+from heron.pipeline.config.shipped import ACCELERATE, CONFIGS, STUDIES, names_in
 
 BASH = """\
 _heron_words() {
@@ -58,11 +58,10 @@ def _options(path: str, verb: Verb) -> list[str]:
 def _names(path: str) -> list[str]:
     """Returns what comes with Heron by name, where a verb takes it."""
     from heron.launch.tables import TABLES
-    from heron.pipeline.config.shipped import shipped_names
 
     return {
-        "pretrain": [*shipped_names(), *names_in(ACCELERATE)],
-        "config": shipped_names(),
+        "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
+        "config": names_in(CONFIGS),
         "study": names_in(STUDIES),
         "reproduce": [*TABLES],
         "completion": ["bash", "zsh", "fish"],

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from heron.launch.arguments import Override
-from heron.launch.shipped import ACCELERATE, HERE, find_shipped, names_in
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
-from heron.pipeline.config.shipped import find_config
+from heron.pipeline.config.shipped import ACCELERATE, find_config, find_shipped, names_in
 
 LAUNCHERS = ("accelerate", "hosts", "slurm")  # folders beside this file
 Configuration = Annotated[
@@ -58,6 +57,6 @@ def launchers(out: Annotated[Path, "folder to make"]) -> None:
     if out.exists():
         raise ConfigError(f"{out} is there already; expected a new folder: choose another")
     for name in LAUNCHERS:
-        shutil.copytree(HERE / name, out / name)
+        shutil.copytree(ACCELERATE.parent / name, out / name)
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         print(path)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from heron.launch.arguments import Override
-from heron.launch.shipped import STUDIES, find_shipped, names_in
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
+from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
 
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
@@ -32,7 +32,7 @@ def study(
     from heron.launch.studies.study import load_study
     from heron.launch.studies.trials import plan, refuse_missing_data
 
-    study = find_shipped(study, STUDIES, "study")
+    study = find_shipped(str(study), STUDIES, "study")
     asked = load_study(study, small, overrides)
     out = out or Path("studies") / (study.stem + ("-small" if small else ""))
     trials = plan(asked, out)

@@ -52,7 +52,7 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
-from heron.pipeline.training.tracking import Tracker, write_start
+from heron.pipeline.training.tracking import RunLog, write_start
 from heron.pipeline.training.values import refuse_nonfinite, total
 from heron.shards.errors import HeronError
 
@@ -208,16 +208,16 @@ class Trainer:
         mine = share_of(self.streams, self.config, rank, self.world, self.done)
         source = batches(mine, self.done, self.steps, self.config.data.workers, pin=pin)
         earlier = self._clear_folder() if self.main else None
-        tracker = Tracker(self.folder, self.done, self.steps, self.main, self.trackers)
-        with tracker as self.tracker, closing(source), self.miner or nullcontext():
+        log = RunLog(self.folder, self.done, self.steps, self.main, self.trackers)
+        with log as self.log, closing(source), self.miner or nullcontext():
             known = self.config, self.streams, self.objective, self.sizes, self.strategy
-            tracker.say(preamble(*known, self.micro_batches), *self.damaged)
+            log.say(preamble(*known, self.micro_batches), *self.damaged)
             if earlier:
-                tracker.say(f"checkpoints of an earlier run are now in {earlier}")
+                log.say(f"checkpoints of an earlier run are now in {earlier}")
             self._tell_skipped([self.streams.reader.lost])
             if self.done and self._evaluates(self.done):
                 self.evaluate(self.done)  # the run that was cut short may not have come to it
-            self.train_seconds = tracker.earlier_s
+            self.train_seconds = log.earlier_s
             for t in range(self.done, self.steps):
                 self.after(t, *self.step(t, source))
             self._score()
@@ -254,7 +254,7 @@ class Trainer:
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         strategy.step(rate)
         after = StepEnd(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
-        self.tracker.say(*objective.update(after))
+        self.log.say(*objective.update(after))
         seconds = time.perf_counter() - clock
         self.train_seconds += seconds
         if (share := throughput.mfu(self.flops, seconds, self.peak)) is not None:
@@ -269,10 +269,10 @@ class Trainer:
 
     def after(self, t: int, values: dict[str, float], stop: bool) -> None:
         """Records step t, and mines, saves and evaluates where that is due."""
-        config, tracker, now = self.config.train, self.tracker, t + 1
+        config, log, now = self.config.train, self.log, t + 1
         if "uniformity" in values and (reason := collapse.collapsed(values)):
-            tracker.say(f"step {t}: the embeddings have collapsed: {reason}")
-        tracker.step({"step": t, "epoch": t // self.per_epoch, **values})
+            log.say(f"step {t}: the embeddings have collapsed: {reason}")
+        log.step({"step": t, "epoch": t // self.per_epoch, **values})
         if self.miner:
             self.miner.refresh(self.model, now)
         every = config.save_every_steps
@@ -300,7 +300,7 @@ class Trainer:
     def evaluate(self, now: int) -> None:
         """Scores the test rows after so many steps."""
         _, scores = self.evaluator.evaluate(self.model, self.streams.roles)
-        self.tracker.scores(now - 1, now / self.per_epoch, scores)
+        self.log.scores(now - 1, now / self.per_epoch, scores)
 
     def report(self) -> dict[str, Any]:
         """Trains what the result is compared with, and writes the result and the report."""
@@ -343,7 +343,7 @@ class Trainer:
             test = roles.test if len(roles.test) else roles.unlabelled
             sample = test[:: max(1, len(test) // options.map_rows)]
             self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
-        self.tracker.scores(max(self.steps - 1, 0), self.steps / self.per_epoch, self.scores)
+        self.log.scores(max(self.steps - 1, 0), self.steps / self.per_epoch, self.scores)
         self._tell_skipped(collectives.gather_objects(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class Trainer:
         return earlier
 
     def _tell_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
-        self.tracker.say(*self.skipped.add(lost))
+        self.log.say(*self.skipped.add(lost))
         if refuse:
             self.skipped.refuse()
 

@@ -47,7 +47,6 @@ SLACK_S = 30.0  # a stage may take three times what it takes without a fault, an
 UNITS = [f"tests/objectives/test_{n}.py" for n in ("terms", "family", "golden")]
 UNITS += [f"tests/objectives/test_{n}.py" for n in ("custom", "objective", "contrast")]
 RANKS, MATRIX = (f"tests/distributed/test_{name}.py" for name in ("distribution", "strategies"))
-JOINED = "tests/distributed/test_launch.py"
 RUNS, METHODS = "tests/test_pretrain.py", "tests/config/test_methods.py"
 LAUNCHED, KILLED = "tests/launch/test_configurations.py", "tests/training/test_kills.py"
 REFERENCES, QUEUES = "tests/test_references.py", "tests/objectives/test_complementary.py"
@@ -66,11 +65,7 @@ NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
     "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
     "pipeline/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
-    "pipeline/distributed/launch": [
-        ["tests/distributed/test_launch.py"],
-        [LAUNCHED, MATRIX],
-        [RUNS],
-    ],  # fmt: skip
+    "pipeline/distributed/launch": [["tests/distributed/test_launch.py", LAUNCHED, MATRIX], [RUNS]],
     "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
     "pipeline/distributed/zero": [[MATRIX], [RUNS]],
     "pipeline/distributed": [[RANKS], [MATRIX], [RUNS]],

@@ -13,12 +13,11 @@ import yaml
 from typing_extensions import TypedDict
 
 from heron.launch.processes import JOB
-from heron.launch.shipped import ACCELERATE
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.sections import Plain
-from heron.pipeline.config.shipped import find_config
+from heron.pipeline.config.shipped import ACCELERATE, find_config
 from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count
 

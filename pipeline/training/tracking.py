@@ -28,7 +28,7 @@ FACTS = (  # what of a result is no score
 )
 
 
-class Tracker:
+class RunLog:
     """Writes on the main process; on the others every call does nothing.
 
     Attributes:

@@ -5,7 +5,7 @@ import pytest
 from heron.launch.cli import main
 from heron.pipeline.config.describe import describe_keys, keys_at
 from heron.pipeline.config.experiment import load_config
-from heron.pipeline.config.shipped import find_config, shipped_names
+from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 
 KEYS = {key.name: key for key in describe_keys()}
 
@@ -26,7 +26,7 @@ def leaves(tree: object, name: str = "") -> list[str]:
     return [name]
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", names_in(CONFIGS))
 def test_every_key_of_a_shipped_experiment_is_described(name: str) -> None:
     shown = leaves(load_config(find_config(name)).model_dump(mode="json"))
     assert [leaf for leaf in shown if leaf not in KEYS] == []
@@ -66,7 +66,7 @@ def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
         (("scene", "data.views.7"), 1, "the experiment has no data.views.7: found no '7'; there i"),
         (("scene", "train", "optim"), 2, "found train optim; expected one experiment and one key"),
         (("optim.lr=2",), 2, "overrides and --method change an experiment; expected its name"),
-        (("scnee",), 1, "did you mean scene?"),
+        (("scnee",), 1, "did you mean 'scene'?"),
     ],
 )
 def test_what_is_not_there(

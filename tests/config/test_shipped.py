@@ -6,13 +6,13 @@ import pytest
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config
-from heron.pipeline.config.shipped import find_config, shipped_names
+from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_name_is_an_experiment() -> None:
-    names = shipped_names()
+    names = names_in(CONFIGS)
     assert {"scene", "faces", "frames"} <= set(names)
     for name in names:
         assert find_config(name) == ROOT / "configs" / f"{name}.yaml"
@@ -32,14 +32,14 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("scnee", "configuration scnee is not there; expected the path of a YAML file, or the "
-         "name of a shipped experiment; did you mean scene?"),
+        ("scnee", "configuration scnee is not there; expected the path of a YAML file, or a "
+         "name that comes with Heron; did you mean 'scene'?"),
         (".", "configuration . is a folder; expected"),
-        ("configs/scene.yaml", "did you mean scene?"),
-        ("./scene", "did you mean scene?"),
-        (Path("scene"), "did you mean scene?"),
-        ("zzz", "the names are celeba, cifar10"),
-        ("methods", "the name of a shipped experiment"),
+        ("configs/scene.yaml", "did you mean 'scene'?"),
+        ("./scene", "did you mean 'scene'?"),
+        (Path("scene"), "did you mean 'scene'?"),
+        ("zzz", "expected one of celeba, cifar10"),
+        ("methods", "or a name that comes with Heron; expected one of celeba"),
     ],
 )  # fmt: skip
 def test_what_is_not_there(

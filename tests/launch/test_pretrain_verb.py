@@ -10,8 +10,8 @@ import yaml
 
 from heron.launch.cli import main
 from heron.launch.processes import environments
-from heron.launch.shipped import ACCELERATE, find_shipped
 from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.pipeline.training.tracking import read_metrics
 from tests.launch import runs
 
@@ -74,9 +74,9 @@ def test_what_cannot_be_started_is_named(
     with pytest.raises(TrainingError, match="is no configuration that accelerate reads"):
         environments(tmp_path / "none.yaml", None)
     with pytest.raises(ConfigError, match="study nosie is not there; expected .* mean 'noise'"):
-        find_shipped("nosie", ACCELERATE.parents[1] / "configs" / "studies", "study")
+        find_shipped("nosie", STUDIES, "study")
     assert main(["pretrain", "facse"]) == 1
-    assert "did you mean faces?" in capsys.readouterr().err
+    assert "did you mean 'faces'?" in capsys.readouterr().err
     assert main(["pretrain", "faces", "--accelerate", "cpu_zero"]) == 1
     assert "accelerate's configuration cpu_zero is not there" in capsys.readouterr().err
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from heron.launch.shipped import ACCELERATE
 from heron.launch.studies.ledger import Ledger, alone, measure, write_rows
 from heron.launch.studies.results import read_results
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, plan
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.shipped import ACCELERATE
 from heron.pipeline.training.tracking import read_lines
 from heron.shards.artefact import fingerprint, sha256
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.training.tracking import Tracker, read_lines, read_metrics, read_result
+from heron.pipeline.training.tracking import RunLog, read_lines, read_metrics, read_result
 
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
@@ -41,7 +41,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, message: str, afte
     assert said.endswith("bring the file back, or take the line out")
     assert len(said.splitlines()) == 1 and len(said) < 500
     with pytest.raises(TrainingError):
-        Tracker(tmp_path, 1, 2, main=True)
+        RunLog(tmp_path, 1, 2, main=True)
     assert path.read_bytes() == GOOD + line + after
 
 
