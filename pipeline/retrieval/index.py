@@ -90,8 +90,8 @@ class Index:
                 known; or 0 and 1 [N, names], a column for each label.
             label_names: of classes or columns, in order; by default their numbers.
             keys: a text for each vector, no two the same; by default its number.
-            kind: `flat`, `ivf`, `sq8`, `rabitq`, `ivfpq`, `hnsw`, or `auto`: the most exact that
-                is fast enough and fits the memory.
+            kind: `flat`, `ivf`, `sq8`, `rabitq`, `binary`, `ivfpq`, `hnsw`, or `auto`: the most
+                exact that is fast enough and fits the memory.
             metric: `cosine`, `inner_product` or `euclidean`.
             layer: of the model that made the vectors, for the record.
             memory_bytes: the budget; by default half of what the machine has free.

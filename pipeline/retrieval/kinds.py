@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -11,7 +12,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.shards.artefact import Count, Record
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
-Asked = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw", "auto"]
+Asked = Literal["flat", "ivf", "sq8", "rabitq", "binary", "ivfpq", "hnsw", "auto"]
 Metric = Literal["cosine", "inner_product", "euclidean"]
 Compared = Literal["inner_product", "euclidean"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -141,10 +142,10 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
             f"dimensions: expected at least {in_bytes(vectors.reading)}; give more --memory, or "
             "embed with fewer --part-rows"
         )
-    if asked in KINDS:
+    if asked in PLANNERS:
         return PLANNERS[asked](vectors, budget, "asked for")
     if asked != "auto":
-        raise RetrievalError(f"unknown kind '{asked}'; expected {', '.join(KINDS)} or auto")
+        raise RetrievalError(f"unknown kind '{asked}'; expected {', '.join(PLANNERS)} or auto")
     scanned = f"N d = {count * dim:,}"
     if count * dim <= SCAN_VALUES or most_bits(vectors.trainable) < BITS:
         return _flat(vectors, budget, f"{scanned}: exact search takes milliseconds")
@@ -199,12 +200,12 @@ def _sq8(vectors: VectorSet, budget: int, why: str) -> Plan:
     return _inverted_file("sq8", vectors, budget, f"{why}; a byte a number")
 
 
-def _rabitq(vectors: VectorSet, budget: int, why: str) -> Plan:
-    """Plans as many bits a number as fit."""
+def _rabitq(vectors: VectorSet, budget: int, why: str, most: int = MOST_RABITQ) -> Plan:
+    """Plans as many bits a number as fit, and at most so many."""
     _enough(vectors, "rabitq")
     plans = [
         _inverted_file("rabitq", vectors, budget, f"{why}; {bits} bits a number", bits=bits)
-        for bits in range(MOST_RABITQ, 0, -1)
+        for bits in range(most, 0, -1)
     ]
     return next((plan for plan in plans if not plan.mapped), plans[0])
 
@@ -275,11 +276,12 @@ def _inverted_file(
     )
 
 
-PLANNERS: dict[Kind, Callable[[VectorSet, int, str], Plan]] = {
+PLANNERS: dict[Asked, Callable[[VectorSet, int, str], Plan]] = {
     "flat": _flat,
     "ivf": _ivf,
     "sq8": _sq8,
     "rabitq": _rabitq,
+    "binary": partial(_rabitq, most=1),  # the signs, after a random rotation
     "ivfpq": _ivfpq,
     "hnsw": _hnsw,
 }

@@ -69,6 +69,12 @@ def test_rabitq_takes_as_many_bits_as_fit() -> None:
     assert [plan.mapped for plan in found] == [False, False, False, True]
 
 
+def test_binary_codes_are_signs() -> None:
+    plan = choose("binary", MILLION, 2000 * MB)
+    assert (plan.kind, plan.bits) == ("rabitq", 1)
+    assert plan.index_bytes < 0.3 * choose("sq8", MILLION, 2000 * MB).index_bytes
+
+
 @pytest.mark.parametrize("count", [100, 2_000, 50_000, 10**6, 10**7])
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq"])
 def test_the_training_sample_is_what_faiss_asks_for(kind: Asked, count: int) -> None:
