@@ -39,6 +39,7 @@ from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.networks import described
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
@@ -107,6 +108,7 @@ class Trainer:
     def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:
         """Starts the processes. All draw the same weights; nothing later uses this generator."""
         self.started = time.perf_counter()
+        config = config.model_copy(update={"model": described(config.model)})
         self.config, self.watchdog, self.signals = config, watchdog, signals
         self.folder = Path(config.run.dir)
         self.saved = self.folder / "checkpoints"
@@ -151,8 +153,8 @@ class Trainer:
         self.objective = Objective(config.objective.terms(), config.model.matryoshka)
         self.objective.refuse(streams.kind, config.data.views, self.labelled, config.model)
         self.labels = streams.reader.manifest.labels.names
-        shapes, terms = self.views.shapes, self.objective.terms
-        model = Heterogeneous(config.model, shapes, len(self.labels), terms).to(self.device)
+        shapes, terms, names = self.views.shapes, self.objective.terms, config.data.view_names
+        model = Heterogeneous(config.model, shapes, len(self.labels), terms, names).to(self.device)
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

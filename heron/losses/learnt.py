@@ -53,7 +53,7 @@ class Mib(Loss):
             beta_epochs: epochs between the two.
             gather: compare rows of all processes.
         """
-        spec = ModelSpec(check(Model, {"projection_width": dim}, "dim"), [[]] * views, 0, 0, 0)
+        spec = ModelSpec(check(Model, {"projection_width": dim}, "dim"), [[]] * views, 0, [], 0)
         options = {"beta": beta, "beta_start": beta_start, "beta_epochs": beta_epochs}
         super().__init__(mib.Mib, options, gather, spec)
         self.views = views
@@ -180,7 +180,7 @@ class C2ae(_OfClassifier):
                 "code": code,
             },
             gather,
-            ModelSpec(Model(), [], labels, dim, 1),
+            ModelSpec(Model(), [], labels, [dim], 1),
         )
         self.dim, self.labels = dim, labels
 
@@ -232,7 +232,7 @@ class Deepmtmv(_OfClassifier):
                 "consensus": consensus,
             },
             True,
-            ModelSpec(Model(), [], labels, dim, views),
+            ModelSpec(Model(), [], labels, [dim] * views, views),
         )
         self.dim, self.labels, self.classes = dim * views, labels, classes
         self.errors = deepmtmv.TaskErrors(self.groups, classes)

@@ -200,5 +200,5 @@ class SingleViewUnsupervised(_OfInputs):
 def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
     """Returns what parts are built for."""
     return ModelSpec(
-        check(Model, {"projection_width": dim}, "dim"), [[width] for width in input_dims], 0, 0, 0
+        check(Model, {"projection_width": dim}, "dim"), [[width] for width in input_dims], 0, [], 0
     )

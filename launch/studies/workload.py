@@ -110,8 +110,8 @@ class Workload:
     @cached_property
     def model(self) -> Heterogeneous:
         """The model, for its shapes alone: it holds no numbers."""
-        terms = self.objective.terms
-        model = Heterogeneous(self.config.model, self.shapes, self.labels, terms)
+        terms, names = self.objective.terms, self.config.data.view_names
+        model = Heterogeneous(self.config.model, self.shapes, self.labels, terms, names)
         return model.to("meta")
 
     @cache  # noqa: B019 - a workload lives as long as its report

@@ -1,6 +1,7 @@
 """The experiment as one typed YAML file, with dotted overrides and errors that name the remedy."""
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from heron.pipeline.config.sections import (
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.config.training import Evaluate, Negatives, Optim, Train
 from heron.shards.artefact import MANIFEST, Count, Fingerprint
+from heron.shards.dotted import suggest
 
 TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
@@ -95,12 +97,14 @@ class ModelView(Section):
 
     Attributes:
         stored: name of a view of the data set.
+        name: of the view, by which `model.encoders` knows it; null: `stored`, then `stored-2`, ….
         size: height and width that pictures are resized to, one number for both; null: as stored.
         augment: what is done to the view in training, in this order: crop, color, flip, blur,
             noise, `simclr` for three of them, or the dotted path of your own.
     """
 
     stored: str
+    name: str | None = None
     size: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
     augment: Augmentations = []
 
@@ -195,6 +199,22 @@ class Data(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _view_names(self) -> "Data":
+        if len(set(names := self.view_names)) < len(names):
+            raise ValueError(f"views have the names {', '.join(names)}; expected a name for each")
+        return self
+
+    @property
+    def view_names(self) -> list[str]:
+        """Names of the views, in order."""
+        seen, names = Counter[str](), []
+        for view in self.views:
+            seen[view.stored] += 1
+            again = f"-{seen[view.stored]}" if seen[view.stored] > 1 else ""
+            names.append(view.name or view.stored + again)
+        return names
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
         local = self.build is None and "://" not in self.path and self.path != ""
@@ -256,6 +276,14 @@ class Config(Section):
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
     tracking: list[TrackerName] = ["tensorboard"]
+
+    @model_validator(mode="after")
+    def _encoders_of_views(self) -> "Config":
+        names = self.data.view_names
+        for name in self.model.encoders:
+            if name not in names:
+                raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+        return self
 
     @field_validator("tracking")
     @classmethod

@@ -13,6 +13,8 @@ EXTRAS = {  # of pyproject.toml, by the module that one brings
     "onnx": "pip install 'heron-pretrain[export]'",
     "onnxruntime": "pip install 'heron-pretrain[export]'",
     "onnxscript": "pip install 'heron-pretrain[export]'",
+    "peft": "pip install 'heron-pretrain[lora]'",
+    "timm": "pip install 'heron-pretrain[vision]'",
     "ray": "pip install 'heron-pretrain[study]'",
 }
 

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from heron.pipeline.config.networks import Timm, Transformer
 from heron.pipeline.config.sections import BelowOne, Natural, Section
 from heron.shards.dotted import load_class
 
@@ -164,13 +165,14 @@ class OwnEncoder(Section):
         """Returns the encoder of one view, and the width of its features.
 
         Args:
-            shape: of one sample: [width], or [height, width, channels].
+            shape: of one sample: [width], [height, width, channels], or [tokens, vocabulary].
             salt: for random numbers that follow the rows, as of `models.encoders.RowDropout`.
 
         Returns:
-            A module that is called with a batch ([rows, width], or [rows, channels, height, width]
-            of pictures) and `rng_keys`, the keys of the rows' random numbers, and gives features
-            [rows, features' width]; and that width.
+            A module that is called with a batch ([rows, width]; [rows, channels, height, width] of
+            pictures; token ids [rows, tokens] of text, -1 where there is none) and `rng_keys`, the
+            keys of the rows' random numbers, and gives features [rows, features' width]; and that
+            width.
         """
 
 
@@ -188,7 +190,7 @@ def _own(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 Encoder = Annotated[
-    Mlp | Linear | Cnn | Convnet | Vgg | Resnet,
+    Mlp | Linear | Cnn | Convnet | Vgg | Resnet | Transformer | Timm,
     Field(discriminator="kind"),
     WrapValidator(_own),
     PlainSerializer(lambda encoder: encoder.model_dump(mode="json")),
@@ -201,6 +203,7 @@ class Model(Section):
     Attributes:
         encoder: of each view; its keys depend on `kind`, or on your own class, of which `kind` is
             the dotted path.
+        encoders: of single views by their names, in the stead of `encoder`.
         projector: one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear.
         projection_width: of the projections that the loss compares.
         matryoshka: how many of a projection's first numbers are compared: a term of projections is
@@ -212,12 +215,28 @@ class Model(Section):
     """
 
     encoder: Encoder = Mlp()
+    encoders: dict[str, Encoder] = {}
     projector: Literal["layer", "mlp"] = "layer"
     projection_width: Natural = 200
     matryoshka: list[Natural] = []
     shared_encoder: bool = False
     shared_projector: bool = False
     classify_on: Literal["all_views", "first_view"] = "all_views"
+
+    @model_validator(mode="after")
+    def _one_shared(self) -> Self:
+        if self.shared_encoder and self.encoders:
+            raise ValueError(
+                f"shared_encoder is true, and encoders has {', '.join(self.encoders)}; expected "
+                "one encoder for all views, or shared_encoder: false"
+            )
+        return self
+
+    def encoder_of(self, view: str) -> tuple[str, Encoder | OwnEncoder]:
+        """Returns the key and the options of the encoder of a view, by the view's name."""
+        if view in self.encoders:
+            return f"model.encoders.{view}", self.encoders[view]
+        return "model.encoder", self.encoder
 
     @model_validator(mode="after")
     def _nested(self) -> Self:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.training.optim import set_rate
 
 State = dict[str, Tensor]
 
@@ -65,8 +66,7 @@ class Strategy:
 
     def step(self, rate: float) -> None:
         """Move the parameters at a learning rate, and clear the gradient."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -111,7 +111,13 @@ def synchronise(model: nn.Module) -> None:
         return
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, _BatchNorm):
+            if isinstance(child, _BatchNorm) and child.training:  # and not frozen
+                if not type(child).__module__.startswith("torch.nn."):
+                    raise TrainingError(
+                        f"{name} is {type(child).__name__}, a batch norm that does more, and would "
+                        "see each process's rows alone; expected torch's own, one process, or "
+                        "a frozen network"
+                    )
                 if child.running_mean is None or not child.momentum:
                     raise TrainingError(
                         f"{name} is {child}; expected running statistics and a momentum, "

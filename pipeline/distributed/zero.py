@@ -19,7 +19,7 @@ from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.distributed.strategy import State, Strategy, _copy, _count, _of, _shape
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.training.optim import Lars
+from heron.pipeline.training.optim import Lars, set_rate
 
 KEPT = "momentum_buffer", "exp_avg", "exp_avg_sq"  # what optimisers keep of a parameter
 
@@ -105,8 +105,7 @@ class Zero(Strategy):
 
     def step(self, rate: float) -> None:
         """See `Strategy.step`."""
-        for group in self._parts.param_groups:
-            group["lr"] = rate
+        set_rate(self._parts, rate)
         self._engine.step()
 
     @contextmanager
@@ -144,7 +143,7 @@ class Zero(Strategy):
         state = {}
         for name, parameter in self.model.named_parameters():
             for key in KEPT:
-                if key in held:
+                if key in held and parameter.requires_grad:
                     found = safe_get_full_optimizer_state(parameter, key)
                     if rank() == 0:
                         state[f"{name}/{key}"] = _copy(found).view(_shape(parameter))

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
+from heron.pipeline.config.networks import Network
 from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.models.networks import build_network
 
 
 class RowDropout(nn.Module):
@@ -169,14 +171,15 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
 
 
 def build_encoder(
-    config: Asked | OwnEncoder, shape: Sequence[int], salt: int
+    config: Asked | OwnEncoder, shape: Sequence[int], salt: int, key: str = "model.encoder"
 ) -> tuple[nn.Module, int]:
     """An encoder for one view and the width of its hidden features.
 
     Args:
         config: which encoder.
-        shape: of one sample: [width], or [height, width, channels].
+        shape: of one sample: [width], [height, width, channels], or [tokens, vocabulary].
         salt: of the encoder's random numbers.
+        key: of the configuration, for errors.
 
     Raises:
         ConfigError: the encoder does not fit the view.
@@ -187,11 +190,18 @@ def build_encoder(
             case (nn.Module() as encoder, int(width)):
                 return encoder, width
         raise ConfigError(
-            f"model.encoder: {config.kind}.build gave {made!r:.80}; expected a module and "
+            f"{key}: {config.kind}.build gave {made!r:.80}; expected a module and "
             "the width of its features"
         )
+    if isinstance(config, Network):
+        return build_network(config, shape, key)
+    if len(shape) == 2:
+        raise ConfigError(
+            f"{key} is '{config.kind}', but the view is text of {shape[0]} tokens; expected "
+            "'transformers', or an encoder of your own"
+        )
     if isinstance(config, Convnet):
-        planes = _planes(config, shape)
+        planes = _planes(config, shape, key)
         layers = convnet(config, planes, salt)
         if len(shape) == 1:
             layers = [nn.Unflatten(1, planes), *layers]
@@ -199,9 +209,9 @@ def build_encoder(
     if isinstance(config, Mlp | Linear):
         if len(shape) != 1:
             raise ConfigError(
-                f"model.encoder is '{config.kind}', but the view is an image of shape "
-                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet', 'vgg' or "
-                "'resnet'"
+                f"{key} is '{config.kind}', but the view is an image of shape "
+                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet', 'vgg', "
+                "'resnet', 'timm' or 'transformers'"
             )
         if isinstance(config, Linear):
             return Encoder([nn.Linear(shape[0], config.width)]), config.width
@@ -209,13 +219,13 @@ def build_encoder(
         return Encoder(layers), config.widths[-1]
     if len(shape) != 3:
         raise ConfigError(
-            f"model.encoder is '{config.kind}', but the view is a vector of shape "
+            f"{key} is '{config.kind}', but the view is a vector of shape "
             f"{tuple(shape)}; expected 'mlp', 'linear', or 'convnet' with its shape"
         )
     if isinstance(config, Vgg):
         if min(shape[:2]) < (least := 2 ** len(config.channels)):
             raise ConfigError(
-                f"model.encoder is 'vgg' and halves {shape[0]} x {shape[1]} "
+                f"{key} is 'vgg' and halves {shape[0]} x {shape[1]} "
                 f"{len(config.channels)} times; expected {least} x {least} at least, or fewer "
                 "stages"
             )
@@ -225,31 +235,31 @@ def build_encoder(
     return Encoder(cnn(shape[2], config.channels)), config.channels[-1]
 
 
-def _planes(config: Convnet, shape: Sequence[int]) -> tuple[int, int, int]:
+def _planes(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:
     """Channels, height and width of what a convnet sees; see `build_encoder`."""
     asked = config.shape
     if len(shape) == 3:
         height, width, channels = shape
         if asked is not None and asked != [channels, height, width]:
             raise ConfigError(
-                f"model.encoder.shape is {asked}, but the view's images are "
+                f"{key}.shape is {asked}, but the view's images are "
                 f"{[channels, height, width]}; expected null, which takes theirs"
             )
     elif asked is None:
         raise ConfigError(
-            f"model.encoder is 'convnet' without a shape, but the view is a vector of {shape[0]} "
-            f"values; expected model.encoder.shape: [channels, height, width] of {shape[0]} values"
+            f"{key} is 'convnet' without a shape, but the view is a vector of {shape[0]} "
+            f"values; expected {key}.shape: [channels, height, width] of {shape[0]} values"
         )
     elif math.prod(asked) != shape[0]:
         raise ConfigError(
-            f"model.encoder.shape is {asked}, {math.prod(asked)} values, but the view is a vector "
+            f"{key}.shape is {asked}, {math.prod(asked)} values, but the view is a vector "
             f"of {shape[0]}; expected [channels, height, width] of {shape[0]} values"
         )
     else:
         channels, height, width = asked
     if min(height, width) < (least := 2 ** len(config.channels)):
         raise ConfigError(
-            f"model.encoder is 'convnet' and halves {height} x {width} {len(config.channels)} "
+            f"{key} is 'convnet' and halves {height} x {width} {len(config.channels)} "
             f"times; expected {least} x {least} at least, or fewer channels"
         )
     return channels, height, width

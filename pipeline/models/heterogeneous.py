@@ -30,15 +30,20 @@ class ModelSpec:
         config: widths and kinds.
         shapes: of one sample of each view, as the model sees it.
         labels: width of the classifier's output.
-        width: of the hidden features of one view.
+        widths: of the hidden features of each view.
         classified: how many views, from the first on, the classifier sees.
     """
 
     config: Model
     shapes: Sequence[Sequence[int]]
     labels: int
-    width: int
+    widths: Sequence[int]
     classified: int
+
+    @property
+    def classified_width(self) -> int:
+        """Of the features that the classifier sees."""
+        return sum(self.widths[: self.classified])
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Encoded:
         rng_keys: of the rows' random numbers, [rows].
         view_keys: the same for each view, apart where views share an encoder.
         sizes: rows of each stream, in order.
-        hidden: features of each view, [rows, width].
+        hidden: features of each view, [rows, its width].
         classified: those that the classifier sees, side by side.
         projections: z of each view, or none.
         logits: of the classifier, if there is one.
@@ -88,7 +93,8 @@ class Heterogeneous(nn.Module):
     Attributes:
         classified: how many views, from the first on, the classifier sees; evaluation needs and
             makes no others.
-        width: of the hidden features of one view.
+        widths: of the hidden features of each view.
+        classified_width: of those that the classifier sees, side by side.
         projection_width: of z and H(z).
         precision: "bf16" computes in bfloat16 by autocast; parameters and features are float32.
             "fp64" computes in float64, which `double()` has made of the parameters.
@@ -102,6 +108,7 @@ class Heterogeneous(nn.Module):
         shapes: Sequence[Sequence[int]],
         labels: int,
         terms: Mapping[str, Term],
+        names: Sequence[str] = (),
     ) -> None:
         """Build the parts.
 
@@ -110,6 +117,7 @@ class Heterogeneous(nn.Module):
             shapes: of one sample of each view, as the model sees it.
             labels: width of the classifier's output.
             terms: by name; what their losses read is built.
+            names: of the views, by which some have an encoder of their own; see `model.encoders`.
 
         Raises:
             ConfigError: views, encoders and terms do not fit each other.
@@ -119,24 +127,30 @@ class Heterogeneous(nn.Module):
         self.classified = 1 if config.classify_on == "first_view" else self.views
         self._refuse(config, shapes)
         number = 1 if config.shared_encoder else self.views
-        built = [
-            build_encoder(config.encoder, shape, salt=100 * (view + 1))
-            for view, shape in enumerate(shapes[:number])
-        ]
+        built = []
+        for view, shape in enumerate(shapes[:number]):
+            key, asked = config.encoder_of(names[view] if names else "")
+            built.append(build_encoder(asked, shape, salt=100 * (view + 1), key=key))
         self.encoders = nn.ModuleList(encoder for encoder, _ in built)
-        self.width = built[0][1]
+        self.widths = [built[view % number][1] for view in range(self.views)]
+        if config.shared_projector and len(set(self.widths)) > 1:
+            raise ConfigError(
+                f"model.shared_projector needs features of one width; the encoders of the views "
+                f"give {self.widths}; set it to false"
+            )
         self.projection_width = config.projection_width
         needed = set().union(*(term.requires().features for term in terms.values()))
-        spec = ModelSpec(config, shapes, labels, self.width, self.classified)
+        spec = ModelSpec(config, shapes, labels, self.widths, self.classified)
+        self.classified_width = spec.classified_width
 
         self.classifier = self._own_classifier(spec, terms)
         if self.classifier is None and "logits" in needed:
-            self.classifier = nn.Linear(self.width * self.classified, labels)
+            self.classifier = nn.Linear(self.classified_width, labels)
         projectors = (
             (1 if config.shared_projector else self.views) if "projections" in needed else 0
         )
         self.projectors = nn.ModuleList(
-            nn.Sequential(*head(config, self.width)) for _ in range(projectors)
+            nn.Sequential(*head(config, width)) for width in self.widths[:projectors]
         )
         self._build_parts(spec, terms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -194,7 +208,7 @@ class Heterogeneous(nn.Module):
     ) -> Features:
         """Encodes one tensor a view; see `embed`, which this runs in `precision`."""
         if self.precision == "fp64":
-            inputs = [x.double() for x in inputs]
+            inputs = [x.double() if x.is_floating_point() else x for x in inputs]
             targets = None if targets is None else targets.double()
         if self.precision != "bf16":
             return self.embed(inputs, rng_keys, sizes, targets)
@@ -217,7 +231,7 @@ class Heterogeneous(nn.Module):
             targets: the rows' labels as 0/1, for parts that learn from them; None in evaluation.
 
         Returns:
-            `hidden`: S, the views' features side by side, [rows, views * width]; `logits` of the
+            `hidden`: S, the views' features side by side, [rows, all widths]; `logits` of the
             classifier on S or on the first view's part of it; `projections`: z, a tensor a view;
             and what the parts of terms add. A name that no term asks for is not there.
         """

@@ -72,8 +72,7 @@ class C2ae(Term):
 
     def classifier(self, spec: ModelSpec) -> nn.Module:
         """Brings the autoencoder."""
-        width = spec.width * spec.classified
-        return LabelAutoencoder(width, spec.labels, self.hidden, self.code)
+        return LabelAutoencoder(spec.classified_width, spec.labels, self.hidden, self.code)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `c2ae`."""

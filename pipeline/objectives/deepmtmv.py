@@ -62,7 +62,12 @@ class Deepmtmv(Term):
 
     def classifier(self, spec: ModelSpec) -> "TaskGroups":
         """Brings the layers."""
-        return TaskGroups(self, spec.width, spec.classified, spec.labels)
+        if len(widths := set(spec.widths[: spec.classified])) > 1:
+            raise ConfigError(
+                f"objective.deepmtmv compares views of one width; the encoders give {spec.widths}; "
+                "expected encoders of one width"
+            )
+        return TaskGroups(self, widths.pop(), spec.classified, spec.labels)
 
     def memory(self, run: RunSpec) -> "TaskErrors":
         """Returns what watches the errors; the averages are the classifier's."""

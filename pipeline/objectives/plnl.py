@@ -29,7 +29,7 @@ class SecondNetwork(nn.ModuleList):
     def __init__(self, spec: ModelSpec) -> None:
         """Draws other weights for the same architecture."""
         encoder, _ = build_encoder(spec.config.encoder, spec.shapes[0], salt=SALT)
-        super().__init__([encoder, nn.Linear(spec.width * spec.classified, spec.labels)])
+        super().__init__([encoder, nn.Linear(spec.classified_width, spec.labels)])
 
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `networks`, logits of each view by one network and then by the other.

@@ -51,7 +51,7 @@ class LayerModel:
     def widths(self) -> dict[Layer, int]:
         """The layers that the model has, and the width of their vectors."""
         model = self.model
-        there: dict[Layer, int] = {"hidden": model.width * model.classified}
+        there: dict[Layer, int] = {"hidden": model.classified_width}
         if len(model.projectors):
             there["projection"] = model.projection_width * model.classified
         if hasattr(model, "weight"):  # H, which a term brings

@@ -22,7 +22,7 @@ class Lars(SGD):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[Any],
         lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -62,8 +62,17 @@ class Lars(SGD):
         grad.add_(p, alpha=decay).mul_(scale)
 
 
-def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
-    """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled."""
+def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled.
+
+    Parameters that are frozen are left out; those with a `rate_share` (see `models.networks`) are
+    in a group with that share of the rate: see `set_rate`.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            groups.setdefault(getattr(parameter, "rate_share", 1.0), []).append(parameter)
+    params = [{"params": some, "rate_share": share} for share, some in groups.items()]
     lr, decay = config.lr, config.weight_decay
     if config.kind == "adam":
         return Adam(params, lr=lr, weight_decay=decay)
@@ -73,6 +82,12 @@ def build_optimizer(config: Optim, params: Iterable[nn.Parameter]) -> Optimizer:
         return SGD(params, lr=lr, momentum=config.momentum, weight_decay=decay)
     trust, exclude = config.trust_coefficient, config.lars_exclude_1d
     return Lars(params, lr, config.momentum, decay, trust, exclude)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Sets the learning rate of a step, of each group its share."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_share"]
 
 
 def learning_rate(config: Optim, epoch: float, epochs: float) -> float:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.networks import without_weights
 from heron.pipeline.training.checkpoint import (
     STATE,
     UNREADABLE,
@@ -71,8 +72,10 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
     known = Signature.read(path)
     try:
         config = load_run_config(path / "config.yaml")
-        terms = config.objective.terms()
-        model = Heterogeneous(config.model, known.shapes, known.labels, terms)
+        terms, names = config.objective.terms(), config.data.view_names
+        model = Heterogeneous(
+            without_weights(config.model), known.shapes, known.labels, terms, names
+        )
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

@@ -114,7 +114,7 @@ def save(
         known = _history(origin, files[WEIGHTS].sha256)
         manifest = SavedModel(files=files, **known).write(partial / MANIFEST)
         facts = Facts(
-            network.width * network.classified,
+            network.classified_width,
             where or folder.absolute().name,
             manifest.data,
             manifest.scores,

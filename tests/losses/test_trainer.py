@@ -53,7 +53,7 @@ class Loop(nn.Module):
         order = torch.from_numpy(run.streams.roles.labelled).argsort()
         self.rows = torch.from_numpy(run.streams.roles.labelled)[order]
         targets = torch.from_numpy(run.streams.targets(run.streams.roles.labelled))[order]
-        width, dim = self.model.width, self.model.projection_width
+        width, dim = self.model.widths[0], self.model.projection_width
         labels = len(run.labels)
         if "deepmtmv" in self.terms:
             self.terms = {"deepmtmv": self.terms["deepmtmv"]}  # its loss is bce's

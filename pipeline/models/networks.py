@@ -1,0 +1,332 @@
+"""Networks of transformers and timm as encoders of one view."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.extras import require
+from heron.pipeline.config.model import Model
+from heron.pipeline.config.networks import Network, Timm, Transformer
+
+HALF = [0.5, 0.5, 0.5]  # mean and standard deviation of pictures, where weights say no others
+MOST_BYTES = 2**20  # of a JSON file beside weights
+HUB = "hf://"
+FETCHED = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.safetensors*"]
+
+
+class NetworkEncoder(nn.Module):
+    """A network whose dropout is off, so that it draws nothing at random.
+
+    Attributes:
+        network: of another library.
+        options: of the encoder.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        options: Network,
+        mean: Sequence[float] = HALF,
+        std: Sequence[float] = HALF,
+    ) -> None:
+        """Takes a network; `mean` and `std` are of the channels of pictures in [0, 1]."""
+        super().__init__()
+        self.network, self.options = network, options
+        for name, values in (("mean", mean), ("std", std)):
+            shaped = torch.tensor(values).view(-1, 1, 1)
+            self.register_buffer(name, shaped)
+
+    def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
+        """Returns features [rows, width] of token ids [rows, tokens] or of pictures."""
+        if x.dim() == 4:
+            return self.pooled(self.network((x - self.mean) / self.std))
+        return self.of_tokens(x)
+
+    def pooled(self, out: Any) -> Tensor:
+        """Returns features of pictures out of what the network gives."""
+        features: Tensor = out
+        return features
+
+    def of_tokens(self, ids: Tensor) -> Tensor:
+        """Returns features of token ids."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> "NetworkEncoder":
+        """Leaves a frozen network as it evaluates: its batch norm, if any, stays as it is."""
+        super().train(mode)
+        if self.options.freeze:
+            self.network.eval()
+        return self
+
+
+class TransformerEncoder(NetworkEncoder):
+    """A model of transformers."""
+
+    options: Transformer
+
+    def pooled(self, out: Any) -> Tensor:
+        """Returns the mean over places, or the first of them."""
+        hidden: Tensor = out.last_hidden_state
+        if hidden.dim() == 4:  # [rows, channels, height, width]
+            return hidden.mean((2, 3))
+        return hidden[:, 0] if self.options.pooling == "first" else hidden.mean(1)
+
+    def of_tokens(self, ids: Tensor) -> Tensor:
+        """Returns features of token ids, -1 where there is none."""
+        there = ids >= 0
+        longest = max(1, int(there.sum(1).max())) if len(ids) else 1
+        ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
+        out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=there.long())
+        hidden: Tensor = out.last_hidden_state
+        if self.options.pooling == "first":
+            return hidden[:, 0]
+        weight = there[:, :, None].to(hidden.dtype)
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
+def build_network(
+    options: Transformer | Timm, shape: Sequence[int], key: str
+) -> tuple[nn.Module, int]:
+    """Returns a network as an encoder, and the width of its features.
+
+    Args:
+        options: which network.
+        shape: of one sample: [height, width, channels], or [tokens, vocabulary].
+        key: of the configuration, for errors.
+
+    Raises:
+        ConfigError: the library does not know it, its weights cannot be read or are others', or it
+            does not fit the view.
+        MissingPackage: a package that it needs is not installed.
+    """
+    try:
+        if isinstance(options, Timm):
+            encoder = _timm(options, shape, key)
+        else:
+            encoder = _transformer(options, shape, key)
+    except (TypeError, ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"{key}: {options.kind} cannot make this network ({line:.300}); expected options that "
+            f"fit it and a view of shape {tuple(shape)}"
+        ) from error
+    _choose_learnt(encoder, options, key)
+    sample = torch.ones(2, shape[0], dtype=torch.int32)
+    if len(shape) == 3:
+        sample = torch.zeros(2, shape[2], *shape[:2])
+    return encoder, _freeze_unused(encoder, sample)
+
+
+def _transformer(options: Transformer, shape: Sequence[int], key: str) -> NetworkEncoder:
+    from transformers import AutoConfig, AutoModel  # it takes seconds
+
+    tree = {} if options.config is None else dict(options.config)
+    folder = None if options.weights is None else weights_folder(options.weights, key)
+    if folder is not None and not tree:
+        tree = read_json(folder / "config.json", key)
+    kind = tree.pop("model_type", None)
+    if "auto_map" in tree:
+        raise ConfigError(f"{key}: its network is code of others; expected one of transformers")
+    if len(shape) == 1:
+        raise ConfigError(
+            f"{key} is 'transformers', which sees text or pictures; expected another encoder for "
+            "vectors, such as 'mlp'"
+        )
+    if len(shape) == 3:
+        given = {"num_channels": shape[2], "image_size": list(shape[:2])}
+    else:
+        given = {"vocab_size": shape[1], "pad_token_id": None}
+    config = AutoConfig.for_model(kind, **given | tree)
+    silent = {n: 0.0 for n, v in config.to_dict().items() if "drop" in n and isinstance(v, float)}
+    config.update(silent)
+    if len(shape) == 2:
+        for name, asked in (("vocab_size", shape[1]), ("max_position_embeddings", shape[0])):
+            if (found := getattr(config, name, asked)) < asked:
+                raise ConfigError(f"{key}: {name} is {found}; expected {asked} at least")
+    if folder is None:
+        made: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        return TransformerEncoder(made, options)
+    network = AutoModel.from_pretrained(
+        folder, config=config, use_safetensors=True, local_files_only=True
+    )
+    if not (folder / "preprocessor_config.json").exists():
+        return TransformerEncoder(network, options)
+    known = read_json(folder / "preprocessor_config.json", key)
+    return TransformerEncoder(
+        network, options, known.get("image_mean") or HALF, known.get("image_std") or HALF
+    )
+
+
+def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
+    if len(shape) != 3:
+        raise ConfigError(f"{key} is 'timm', whose networks see pictures; expected a view of them")
+    try:
+        timm: Any = require("timm", key)
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, ImportError) and error.name == "timm":
+            raise
+        raise ConfigError(
+            f"{key}: timm cannot be imported ({error}); expected the torchvision that belongs to "
+            f"torch {torch.__version__}: install both from one index"
+        ) from error
+    if loud := [name for name in options.options if "drop" in name]:
+        raise ConfigError(f"{key}: {loud[0]} is there; dropout would not follow rows: leave it out")
+    known = {"num_classes": 0, "in_chans": shape[2], **options.options}
+    try:
+        network = timm.create_model(options.name, img_size=tuple(shape[:2]), **known)
+    except TypeError:  # of a network of convolutions, which takes pictures of any size
+        network = timm.create_model(options.name, **known)
+    if options.weights is not None:
+        _load(network, Path(options.weights), key)
+    about = network.pretrained_cfg
+    rgb = shape[2] == 3
+    return NetworkEncoder(
+        network, options, about["mean"] if rgb else HALF[:1], about["std"] if rgb else HALF[:1]
+    )
+
+
+def _load(network: nn.Module, path: Path, key: str) -> None:
+    """Loads weights; a classifier of the file's own is left out.
+
+    Raises:
+        ConfigError: the file lacks weights of the network, or has others.
+    """
+    state = load_file(path)
+    found = network.load_state_dict(state, strict=False)
+    others = [name for name in found.unexpected_keys if not name.startswith(("head", "fc", "cla"))]
+    if wrong := [*found.missing_keys, *others]:
+        raise ConfigError(
+            f"{key}: {path} lacks or has others than {wrong[0]} (of {len(wrong)} such); expected "
+            "weights of this network"
+        )
+
+
+def _choose_learnt(encoder: NetworkEncoder, options: Network, key: str) -> None:
+    """Freezes what is not learnt, and notes the rates of what is."""
+    network = encoder.network
+    if options.freeze:
+        network.requires_grad_(False)
+    if options.lora is not None:
+        peft: Any = require("peft", f"{key}.lora")
+        lora = options.lora
+        chosen = peft.LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, lora_dropout=0.0
+        )
+        try:
+            peft.inject_adapter_in_model(chosen, network)
+        except ValueError as error:
+            raise ConfigError(
+                f"{key}.lora: {str(error).splitlines()[0]:.200}; expected targets: last parts of "
+                "the names of linear layers"
+            ) from error
+    if options.layer_decay < 1:
+        _set_rates(network, options.layer_decay)
+
+
+def _set_rates(network: nn.Module, decay: float) -> None:
+    """Notes at each parameter its rate as a share of `optim.lr`: decay to the power of its depth.
+
+    Layers are the longest list of modules; what comes before them is one further down.
+    """
+    lists = {name: m for name, m in network.named_modules() if isinstance(m, nn.ModuleList)}
+    lists |= {name: m for name, m in network.named_modules() if isinstance(m, nn.Sequential)}
+    layers, modules = max(lists.items(), key=lambda item: len(item[1]), default=("", []))
+    count, level = len(modules), 0
+    for name, parameter in network.named_parameters():
+        if name.startswith(f"{layers}."):
+            level = int(name.removeprefix(f"{layers}.").partition(".")[0]) + 1
+        elif level:
+            level = count  # behind the layers
+        parameter.rate_share = decay ** (count - level)  # type: ignore[attr-defined]
+
+
+def _freeze_unused(encoder: nn.Module, sample: Tensor) -> int:
+    """Freezes weights that the features do not depend on; returns the width of these.
+
+    Such as a pooler's: DDP refuses a parameter without a gradient.
+    """
+    encoder.eval()
+    features = encoder(sample, torch.zeros(len(sample), dtype=torch.int64))
+    if features.requires_grad:
+        features.sum().backward()
+    for parameter in encoder.parameters():
+        parameter.requires_grad_(parameter.requires_grad and parameter.grad is not None)
+        parameter.grad = None
+    encoder.train()
+    return int(features.shape[1])
+
+
+def weights_folder(weights: str, key: str) -> Path:
+    """Returns the local folder of weights, fetched from the hub where they are there.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not weights.startswith(HUB):
+        if not (Path(weights) / "config.json").is_file():
+            raise ConfigError(
+                f"{key}.weights is {weights}, which has no config.json; expected a folder with "
+                f"config.json and safetensors files, or {HUB}ORG/NAME"
+            )
+        return Path(weights)
+    hub: Any = require("huggingface_hub", f"{key}.weights")
+    name, _, revision = weights.removeprefix(HUB).partition("@")
+    try:
+        fetched = hub.snapshot_download(name, revision=revision or None, allow_patterns=FETCHED)
+    except Exception as error:  # its own, those of the network, and those of the disk
+        raise ConfigError(f"{key}.weights: {weights} cannot be fetched: {error}") from error
+    return Path(fetched)
+
+
+def read_json(path: Path, key: str) -> dict[str, Any]:
+    """Returns a JSON object; ConfigError where it is none, or longer than it may be."""
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+        tree = json.loads(text) if len(text) <= MOST_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{key}: {path} holds no object of at most {MOST_BYTES:,} bytes")
+    return tree
+
+
+def described(model: Model) -> Model:
+    """Returns a model's options with the configurations that weights bring, to be built without."""
+    return _changed(model, _describe)
+
+
+def without_weights(model: Model) -> Model:
+    """Returns a model's options without weights to begin with: those of a checkpoint follow."""
+    return _changed(model, lambda key, one: one.model_copy(update={"weights": None}))
+
+
+def _describe(key: str, one: Network) -> Network:
+    if not isinstance(one, Transformer) or one.config is not None or one.weights is None:
+        return one
+    known = read_json(weights_folder(one.weights, key) / "config.json", key)
+    return one.model_copy(update={"config": known})
+
+
+def _changed(model: Model, change: Any) -> Model:
+    found: Mapping[str, Any] = {"": model.encoder, **model.encoders}
+    changed = {
+        name: change(f"model.encoders.{name}" if name else "model.encoder", one)
+        for name, one in found.items()
+        if isinstance(one, Network)
+    }
+    if not changed:
+        return model
+    others = {name: one for name, one in changed.items() if name}
+    own = {"encoder": changed[""]} if "" in changed else {}
+    return model.model_copy(update={**own, "encoders": {**model.encoders, **others}})

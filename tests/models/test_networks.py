@@ -1,0 +1,216 @@
+"""Networks of transformers and timm as encoders: features, what is learnt, and what is refused."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.model import Model
+from heron.pipeline.config.training import Optim
+from heron.pipeline.models.encoders import build_encoder
+from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.networks import described, without_weights
+from heron.pipeline.objectives.unsupervised import Cmc
+from heron.pipeline.training.optim import build_optimizer, set_rate
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+BERT = {"model_type": "bert", "hidden_size": 16, "max_position_embeddings": 12, **SMALL}
+VIT = {"model_type": "vit", "hidden_size": 8, "patch_size": 4, **SMALL}
+PICTURE, TEXT = [8, 8, 3], [10, 50]
+
+
+def made(shape: list[int], **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = Model.model_validate({"encoder": {"kind": "transformers", **options}})
+    return build_encoder(model.encoder, shape, salt=0)[0]
+
+
+def ids(*lengths: int) -> Tensor:
+    rows = torch.full((len(lengths), TEXT[0]), -1, dtype=torch.int32)
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = torch.arange(length) + 1
+    return rows
+
+
+def learnt(encoder: nn.Module) -> set[str]:
+    return {name for name, p in encoder.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_padding_changes_nothing(pooling: str) -> None:
+    encoder = made(TEXT, config=BERT, pooling=pooling).double()
+    keys = torch.arange(2)
+    both, one = encoder(ids(3, 9), keys), encoder(ids(3)[:, :3], keys[:1])
+    assert both.shape == (2, 16)
+    torch.testing.assert_close(both[:1], one)
+    if pooling == "mean":
+        hidden = encoder.network(input_ids=ids(3)[:, :3].long()).last_hidden_state
+        torch.testing.assert_close(one, hidden.mean(1))
+
+
+def test_dropout_is_off_and_what_nothing_depends_on_is_not_learnt() -> None:
+    text, picture = made(TEXT, config=BERT), made(PICTURE, config=VIT)
+    for encoder, x in ((text, ids(4, 5)), (picture, torch.rand(2, 3, 8, 8))):
+        encoder.train()
+        features = encoder(x, torch.arange(2))
+        assert torch.equal(features, encoder(x, torch.arange(2)))
+        features.sum().backward()
+        assert {n for n, p in encoder.named_parameters() if p.grad is not None} == learnt(encoder)
+    assert not any("pooler" in name for name in learnt(text))
+    assert any("query" in name for name in learnt(text))
+
+
+def test_lora_learns_low_ranks_alone_and_a_frozen_network_nothing() -> None:
+    lora = made(TEXT, config=BERT, lora={"rank": 2, "targets": ["query"]})
+    assert {name.split(".")[-3] for name in learnt(lora)} == {"lora_A", "lora_B"}
+    frozen = made(TEXT, config=BERT, freeze=True)
+    assert not learnt(frozen)
+    assert not frozen.train().network.training
+    with pytest.raises(ConfigError, match=r"model\.encoder\.lora: .*expected targets: last parts"):
+        made(TEXT, config=BERT, lora={"targets": ["nothing"]})
+
+
+def test_rates_fall_with_depth() -> None:
+    encoder = made(TEXT, config=BERT, layer_decay=0.5)
+    head = nn.Linear(16, 2)
+    optimizer = build_optimizer(
+        Optim(kind="adamw", lr=1.0), [*encoder.parameters(), *head.parameters()]
+    )
+    set_rate(optimizer, 0.8)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    named = dict(encoder.named_parameters())
+    by_depth = [
+        rates[id(p)]
+        for start in ("embeddings.word", "encoder.layer.0.", "encoder.layer.1.")
+        for name, p in named.items()
+        if name.startswith(f"network.{start}") and p.requires_grad
+    ]
+    assert sorted(set(by_depth)) == [0.2, 0.4, 0.8]
+    assert rates[id(named["network.embeddings.word_embeddings.weight"])] == 0.2
+    assert rates[id(head.weight)] == 0.8
+
+
+def test_weights_of_a_folder(tmp_path: Path) -> None:
+    first = made(TEXT, config=BERT)
+    first.network.save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    model = Model.model_validate({"encoder": {"kind": "transformers", "weights": str(tmp_path)}})
+    again, width = build_encoder(model.encoder, TEXT, salt=0)
+    assert width == 16
+    torch.testing.assert_close(again(ids(4), torch.arange(1)), first(ids(4), torch.arange(1)))
+    found = without_weights(described(model)).encoder
+    assert found.weights is None and found.config["hidden_size"] == 16  # type: ignore[union-attr]
+    build_encoder(found, TEXT, salt=0)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "auto_map": {}}))
+    with pytest.raises(ConfigError, match="its network is code of others"):
+        build_encoder(model.encoder, TEXT, salt=0)
+    with pytest.raises(ConfigError, match="nowhere, which has no config.json; expected a folder"):
+        made(TEXT, weights="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "told"),
+    [
+        (TEXT, {"config": {"model_type": "brt"}}, "cannot make this network .*brt"),
+        (TEXT, {"config": {**BERT, "vocab_size": 20}}, "vocab_size is 20; expected 50 at least"),
+        ([20, 50], {"config": BERT}, "max_position_embeddings is 12; expected 20 at least"),
+        ([7], {"config": BERT}, "sees text or pictures; expected another encoder for vectors"),
+    ],
+)
+def test_what_does_not_fit_is_refused(shape: list[int], options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        made(shape, **options)
+    for kind in ("mlp", "cnn"):
+        with pytest.raises(ConfigError, match=f"'{kind}', but the view is text of 10 tokens"):
+            build_encoder(Model.model_validate({"encoder": {"kind": kind}}).encoder, TEXT, salt=0)
+
+
+def test_views_of_three_kinds() -> None:
+    options = {
+        "encoder": {"kind": "mlp", "widths": [6]},
+        "encoders": {
+            "image": {"kind": "transformers", "config": VIT, "pooling": "first"},
+            "caption": {"kind": "transformers", "config": BERT},
+        },
+        "projection_width": 4,
+    }
+    names = ["image", "caption", "sensors"]
+    config = Model.model_validate(options)
+    model = Heterogeneous(config, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
+    assert (model.widths, model.classified_width) == ([8, 16, 6], 30)
+    out = model([torch.rand(2, 3, 8, 8), ids(4, 5), torch.rand(2, 7)], torch.arange(2), [2])
+    assert out["hidden"][0].shape == (2, 30)
+    assert [z.shape for z in out["projections"]] == [(2, 4)] * 3
+    with pytest.raises(ConfigError, match=r"shared_projector needs .* give \[8, 16, 6\]"):
+        shared = Model.model_validate({**options, "shared_projector": True})
+        Heterogeneous(shared, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
+
+
+class Anything(type):
+    """A class with any attribute: each is its own name."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return name
+
+
+class Standin(ModuleType):
+    """A package of which anything can be imported: timm's models need no more of torchvision."""
+
+    __path__: list[str] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name, (nn.Module,), {}) if name[0].isupper() else MagicMock()
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """timm, with a stand-in for torchvision where it is not there or does not fit torch."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".models",
+                     ".models.feature_extraction", ".datasets", ".datasets.folder"):  # fmt: skip
+            monkeypatch.setitem(sys.modules, f"torchvision{part}", Standin(f"torchvision{part}"))
+    return pytest.importorskip("timm", exc_type=ImportError)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
+    small = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
+    options = {"kind": "timm", "name": "vit_tiny_patch16_224", "options": small}
+    torch.manual_seed(0)
+    vit, width = build_encoder(Model.model_validate({"encoder": options}).encoder, PICTURE, 0)
+    x = torch.rand(2, 3, 8, 8)
+    features = vit(x, torch.arange(2))
+    assert features.shape == (2, width) == (2, 16)
+    wanted = vit.network((x - 0.5) / 0.5)  # of timm's pretrained_cfg
+    torch.testing.assert_close(features, wanted)
+    save_file(vit.network.state_dict(), tmp_path / "vit.safetensors")
+    loaded = {**options, "weights": str(tmp_path / "vit.safetensors")}
+    again, _ = build_encoder(Model.model_validate({"encoder": loaded}).encoder, PICTURE, 0)
+    torch.testing.assert_close(again(x, torch.arange(2)), features)
+    other = {**loaded, "options": {**small, "depth": 3}}
+    with pytest.raises(ConfigError, match=r"vit\.safetensors lacks or has others than blocks\.2"):
+        build_encoder(Model.model_validate({"encoder": other}).encoder, PICTURE, 0)
+    with pytest.raises(ConfigError, match="drop_rate is there; dropout would not follow rows"):
+        dropping = {**options, "options": {"drop_rate": 0.1}}
+        build_encoder(Model.model_validate({"encoder": dropping}).encoder, PICTURE, 0)
+    with pytest.raises(ConfigError, match="is 'timm', whose networks see pictures"):
+        build_encoder(Model.model_validate({"encoder": options}).encoder, TEXT, 0)
