@@ -20,7 +20,6 @@ from heron.pipeline.config.errors import (
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.given_rows import GivenRows, GivenView, refuse_names
-from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -85,7 +84,8 @@ class Model:
             views: rows by the name of the stored view, for each of `Model.views`; of a model of
                 one view the rows alone will do. They are raw, as the shards hold them: numbers
                 [rows, width] for vectors; uint8 [rows, height, width, channels] for pictures, or a
-                list with a picture each, as an array or as the bytes of a JPEG or PNG.
+                list with a picture each, as an array or as the bytes of a JPEG or PNG; a list of
+                texts.
             layer: `hidden`, the features that the classifier sees; `projection`, z of each view;
                 `weight`, HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of
                 the views, side by side.
@@ -240,10 +240,7 @@ class Model:
         inputs = {one.view.name: one for one in self.signature.inputs}
         draft, found = self.config.data.draft, dict[str, GivenView]()
         for name in self.views:
-            view, shape = inputs[name].view, inputs[name].decoded
-            varying = -1 in view.shape
-            decoder = None if shape is None else PictureDecoder(view.shape, shape, varying, draft)
-            found[name] = GivenView(view, decoder, given[name])
+            found[name] = GivenView(inputs[name].view, inputs[name].decoder(draft), given[name])
         counts = {name: len(rows) for name, rows in found.items()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())

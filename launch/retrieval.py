@@ -132,10 +132,11 @@ def index(
 def query(
     index: IndexFolder,
     *,
-    key: Annotated[str | None, "query by a sample's key (or --file, or --vector)"] = None,
+    key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
     file: Annotated[
         tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for each view"
     ] = (),
+    text: Annotated[str | None, "query by words: an index of --layer projection"] = None,
     vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
     row: Annotated[int, "row of an npy file"] = 0,
     k: Annotated[int, "samples to find"] = 10,
@@ -154,7 +155,7 @@ def query(
     gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Finds the neighbours of a sample, a file or a vector.
+    """Finds the neighbours of a sample, a file, a text or a vector.
 
     heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
     heron query indexes/faces --file face.jpg --k 5 --format json
@@ -162,8 +163,8 @@ def query(
     from heron.pipeline.retrieval import given
     from heron.pipeline.retrieval.query import Retriever
 
-    if [key is not None, bool(file), vector is not None].count(True) != 1:
-        raise UsageError("expected one of --key, --file and --vector")
+    if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
+        raise UsageError("expected one of --key, --file, --text and --vector")
     if sheet is not None:
         from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
 
@@ -172,6 +173,8 @@ def query(
     files = retriever.files(file) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
+    elif text is not None:
+        answer = retriever.by_text(text, k, where, relation)
     elif vector is not None:
         numbers = given.vector_row(given.mapped(vector), str(vector), row)
         answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")

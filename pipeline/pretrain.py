@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from heron import __version__
-from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, Lost, Stopped
+from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, ConfigError, Lost, Stopped
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.config.shipped import find_config
 from heron.pipeline.data.batches import Batch, batches
@@ -133,7 +133,8 @@ class Trainer:
             if data.verify and local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # notices at once who is gone
-        agree({"data": self.data}, self.config.train.timeout_s, self.signals.asked)
+        mine = {"data": self.data, "tokenizers": streams.reader.tokenizers}
+        agree(mine, self.config.train.timeout_s, self.signals.asked)
         self.skipped = streams.skipped(data.max_bad_fraction)
         for found in collectives.gather_objects(streams.reader.lost):
             streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
@@ -152,6 +153,12 @@ class Trainer:
         config, streams = self.config, self.streams
         self.objective = Objective(config.objective.terms(), config.model.matryoshka)
         self.objective.refuse(streams.kind, config.data.views, self.labelled, config.model)
+        if config.evaluate.cross_view and "projections" not in self.objective.needs.features:
+            raise ConfigError(
+                "evaluate.cross_view is true, and no term makes projections; expected one that "
+                "does, such as cmc, or false"
+            )
+        self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
         shapes, terms, names = self.views.shapes, self.objective.terms, config.data.view_names
         model = Heterogeneous(config.model, shapes, len(self.labels), terms, names).to(self.device)
@@ -188,6 +195,7 @@ class Trainer:
                 "step that is not past the end: train.steps or train.epochs may not lie before it"
             )
         if snapshot:
+            self.signature.refuse_other_tokenizers(self.saved / f"step-{done:08d}")
             model.load_state_dict(snapshot.model)
             self.objective.load_memory_state(snapshot.memories)
         optimizer = build_optimizer(config.optim, model.parameters())
@@ -294,8 +302,7 @@ class Trainer:
         model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
         memories = self.objective.memory_state()
         snapshot = Snapshot(position, model, optimizer, memories, self.data)
-        signature = Signature.of(self.streams.reader, self.config.data.views)
-        texts = {"config.yaml": self.text, SIGNATURE: signature.text()}
+        texts = {"config.yaml": self.text, SIGNATURE: self.signature.text()}
         newest = self.config.train.keep_checkpoints
         checkpoint.keep(self.saved, snapshot, texts, newest, self.watchdog)
 

@@ -35,6 +35,7 @@ from heron.shards.manifest import (
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
 from heron.shards.sources.base import Rows, Source
+from heron.shards.tokenizer import texts_of, tokenizer_name, write_tokenizer
 from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -77,6 +78,7 @@ def build(
             return done
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
         _write_all(source, out, plan, workers, progress)
+        _write_tokenizers(draft, out, plan)
         manifest = _manifest(draft, out, plan).write(out / MANIFEST)
         (out / JOURNAL).unlink()
         if progress:
@@ -169,7 +171,7 @@ def _clear(out: Path) -> None:
     with suppress(FileNotFoundError):
         (out / MANIFEST).replace(out / JOURNAL)
     number = "[0-9]" * 6
-    for pattern in (f"*-{number}.tar", f"*-{number}.index.npz", JOURNAL):
+    for pattern in (f"*-{number}.tar", f"*-{number}.index.npz", "*.tokenizer.json", JOURNAL):
         for path in out.glob(pattern):
             path.unlink()
 
@@ -306,9 +308,9 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
         return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
     for view in views:
         values = rows.views[view.name]
-        if source.block_rows is None:
+        if source.block_rows is None and view.kind != "vector":
             if len(values) != count or not all(isinstance(value, bytes) for value in values):
-                return f"view {view.name!r} is not the bytes of {count} pictures"
+                return f"view {view.name!r} is not the bytes of {count} {view.kind}s"
             continue
         array, shape = np.asarray(values), (count, *view.shape)
         if array.dtype != view.dtype or array.shape != shape:
@@ -319,6 +321,16 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
             row = int(np.argwhere(~np.isfinite(array))[0][0])
             return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
     return None
+
+
+def _write_tokenizers(draft: Manifest, out: Path, plan: list[_Rows]) -> None:
+    """Writes a tokeniser for each view of texts, of the split train, or of all."""
+    for view, member in zip(draft.views, draft.members, strict=False):
+        if view.kind == "text":
+            tars = [p.file for p in plan if p.split == "train" or "train" not in draft.splits]
+            indexes = ((out / tar, ShardIndex.read(out / index_name(tar))) for tar in tars)
+            texts = (text for tar, index in indexes for text in texts_of(tar, index, member))
+            write_tokenizer(out / tokenizer_name(view.name), texts)
 
 
 def npy(array: NDArray[Any]) -> bytes:

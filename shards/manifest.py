@@ -38,6 +38,7 @@ DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 TAR_NAME = rf"{DOTTED}\.tar"
 Rows = Annotated[int, Field(gt=0, le=LARGEST)]
 Extent = Annotated[int, Field(ge=-1, le=2**31)]
+KINDS = {"image": ("uint8", 3), "vector": ("float32", 1), "text": ("uint8", 1)}
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 
 
@@ -45,31 +46,34 @@ class View(Record):
     """One view of every sample: its name, kind, shape and, for vectors, its statistics.
 
     `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
-    varies between samples. `mean` and `std` are over the train split, or over all rows where
-    there is no split of that name. `member` is the suffix of its files in a tar.
+    varies between samples, and (-1,) for texts: bytes of UTF-8. `mean` and `std` are over the train
+    split, or over all rows where there is no split of that name. `member` is the suffix of its
+    files in a tar.
     """
 
     name: Name
-    kind: Literal["image", "vector"]
+    kind: Literal["image", "vector", "text"]
     shape: tuple[Extent, ...]
     dtype: Literal["uint8", "float32"]
-    member: Suffix | None = None  # None: NAME.npy, or for images a tar sample each jpg, NAME.jpg
+    member: Suffix | None = None  # None: see `member_names`
     mean: list[float] | None = None
     std: list[float] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        dtype, axes = ("uint8", 3) if self.kind == "image" else ("float32", 1)
+        dtype, axes = KINDS[self.kind]
         if (self.dtype, len(self.shape)) != (dtype, axes):
             raise ValueError(
                 f"view {self.name!r} is {self.dtype} of shape {self.shape}; "
                 f"a view of kind {self.kind} is {dtype} with {axes} axes"
             )
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and (self.kind == "image" or len(values) != self.shape[0]):
+            if values is not None and (self.kind != "vector" or len(values) != self.shape[0]):
                 raise ValueError(f"view {self.name!r}: {len(values)} values of {name}, not its own")
             if any(not abs(value) <= GREATEST for value in values or ()):
                 raise ValueError(f"view {self.name!r}: {name} is not within ±{GREATEST:g}")
+        if self.kind == "text" and self.shape != (-1,):
+            raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
         if any(value < 0 for value in self.std or ()):  # 0: a column with one value
             raise ValueError(f"view {self.name!r}: a std is below 0")
         return self
@@ -236,7 +240,9 @@ class Manifest(Artefact):
         if len(set(self.members)) != len(self.members):
             raise ValueError(f"two members of a sample share a name: {self.members}")
         if self.block_rows is not None and any(-1 in view.shape for view in self.views):
-            raise ValueError("pictures of several sizes are a tar sample each, not rows of a block")
+            raise ValueError(
+                "texts and pictures of several sizes are a tar sample each, not rows of a block"
+            )
         files = [shard.file for shards in self.splits.values() for shard in shards]
         if len(set(files)) != len(files):
             raise ValueError("a shard is listed twice")
@@ -277,15 +283,16 @@ class Manifest(Artefact):
 def member_names(views: list[View], block_rows: int | None) -> list[str]:
     """Returns the suffix of each view in a tar sample.
 
-    It is `jpg` for a lone image, `VIEW.jpg` for one of several, `VIEW.npy` for vectors and for
-    anything in blocks, unless the view names its own.
+    It is `jpg` for a lone image, `VIEW.jpg` for one of several, `txt` or `VIEW.txt` likewise for
+    texts, `VIEW.npy` for vectors and for anything in blocks, unless the view names its own.
     """
-    lone = sum(view.kind == "image" for view in views) == 1
+    count = Counter(view.kind for view in views)
 
     def suffix(view: View) -> str:
         if view.kind == "vector" or block_rows is not None:
             return f"{view.name}.npy"
-        return "jpg" if lone else f"{view.name}.jpg"
+        ending = {"image": "jpg", "text": "txt"}[view.kind]
+        return ending if count[view.kind] == 1 else f"{view.name}.{ending}"
 
     return [view.member or suffix(view) for view in views]
 

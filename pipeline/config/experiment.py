@@ -101,12 +101,16 @@ class ModelView(Section):
         size: height and width that pictures are resized to, one number for both; null: as stored.
         augment: what is done to the view in training, in this order: crop, color, flip, blur,
             noise, `simclr` for three of them, or the dotted path of your own.
+        tokens: of a text, at most.
+        tokenizer: of texts: path of a tokenizer.json, or `bytes`, which needs none.
     """
 
     stored: str
     name: str | None = None
     size: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
     augment: Augmentations = []
+    tokens: Annotated[Natural, Field(le=2**14)] = 77
+    tokenizer: PathText = "bytes"
 
     @field_validator("size", mode="before")
     @classmethod

@@ -116,6 +116,8 @@ class Evaluate(Section):
         knn: labelled neighbours that vote on each test row at every evaluation, which then has
             RankMe of the test rows too; null: none vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
+        cross_view: whether there is recall@k of each view's test rows by the projections of each
+            other view: see `evaluation.cross_view`.
         threshold: probability from which a label of a multi-label row is predicted.
         batch: rows that are evaluated at a time.
         map: whether the report ends with a map of test rows; `auto`: where training took two
@@ -128,6 +130,7 @@ class Evaluate(Section):
     probe: Literal["auto", "always", "never"] = "auto"
     knn: Natural | None = None
     knn_tau: Positive = 0.07
+    cross_view: bool = False
     threshold: Share = 0.4
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"

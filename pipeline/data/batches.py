@@ -90,7 +90,7 @@ class ProcessBatches:
         sizes = {stream.name: len(rows) for stream, rows in self._draw(0)}
         labelled, rows = sizes.get("labelled", 0), sum(sizes.values())
         return {
-            VIEW + name: ((rows, *reader.shape(name)), reader.view(name).dtype)
+            VIEW + name: ((rows, *reader.shape(name)), reader.dtype(name))
             for name in self.streams.stored
         } | {
             "targets": ((labelled, *self.streams.targets(none).shape[1:]), "float32"),

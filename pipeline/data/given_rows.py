@@ -10,20 +10,23 @@ from torch import Tensor
 
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.data.pictures import PictureDecoder
+from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import some
 from heron.shards.manifest import View
 
 # An array or a tensor [rows, ...]; or a row each: an array, and of a picture also the bytes of a
-# JPEG or PNG.
-GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes]
+# JPEG or PNG; or a text each.
+GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
 REAL = "fiu"  # kinds of numpy's dtypes
 
 
 class GivenView:
     """Rows of one stored view; nothing is copied before `read` asks for it."""
 
-    def __init__(self, view: View, decoder: PictureDecoder | None, rows: GivenRows) -> None:
-        """Looks at shape and type; `decoder` is that of pictures.
+    def __init__(
+        self, view: View, decoder: PictureDecoder | TextDecoder | None, rows: GivenRows
+    ) -> None:
+        """Looks at shape and type; `decoder` is that of pictures, or of texts.
 
         Raises:
             InputError: they are not those of the view.
@@ -31,6 +34,12 @@ class GivenView:
         self.view, self.decoder = view, decoder
         self.rows: Any = rows
         listed = isinstance(rows, list | tuple)
+        if isinstance(decoder, TextDecoder):
+            texts: Any = rows
+            self.rows = list(texts) if listed or isinstance(rows, np.ndarray) else [None]
+            if wrong := [row for row in self.rows if not isinstance(row, str)]:
+                raise self._refused(f"holds {type(wrong[0]).__name__}")
+            return
         if not listed or decoder is None:
             self.rows = self._array(rows)
         if not isinstance(self.rows, list | tuple):
@@ -41,12 +50,20 @@ class GivenView:
         return len(self.rows)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Returns some rows: float32 [rows, width], or uint8 [rows, height, width, channels].
+        """Returns some rows: float32 [rows, width], uint8 [rows, height, width, channels], or ids.
 
         Raises:
             InputError: a number is not finite, or a picture cannot be read or is of another size.
         """
         part = self.rows[start:stop]
+        if isinstance(self.decoder, TextDecoder):
+            ids = np.empty((len(part), self.decoder.tokens), np.int32)
+            for number, text in enumerate(part):
+                try:
+                    self.decoder.decode(text.encode(), ids[number])
+                except ValueError as fault:
+                    raise self._refused(f"row {start + number} {fault}") from None
+            return ids
         if self.decoder is not None:
             out = np.empty((len(part), *self.decoder.shape), np.uint8)
             for number, row in enumerate(part):
@@ -78,7 +95,7 @@ class GivenView:
         """Raises an InputError where an array is not what the view holds."""
         dtype = str(rows.dtype).removeprefix("torch.")
         found = f"is {dtype} {list(rows.shape)}"
-        if self.decoder is not None:
+        if isinstance(self.decoder, PictureDecoder):
             sides = [self.view.shape, self.decoder.shape]
             fits = rows.shape[1:] in sides or (self.decoder.varying and rows.ndim == 4)
             if dtype != "uint8" or not fits or rows.shape[-1] != self.view.shape[2]:
@@ -93,7 +110,7 @@ class GivenView:
 
     def _picture(self, row: Any, number: int, out: NDArray[np.uint8]) -> None:
         """Writes a picture to `out`."""
-        assert self.decoder is not None
+        assert isinstance(self.decoder, PictureDecoder)
         try:
             if isinstance(row, bytes):
                 if self.decoder.stored[2] != 3:
@@ -107,6 +124,11 @@ class GivenView:
             raise self._refused(f"row {number} {fault}") from None
 
     def _refused(self, found: str) -> InputError:
+        if isinstance(self.decoder, TextDecoder):
+            return InputError(
+                f"view '{self.view.name}' {found}; expected a list of texts, a row each; it makes "
+                "tokens of them itself"
+            )
         if self.decoder is None:
             return InputError(
                 f"view '{self.view.name}' {found}; expected numbers [rows, {self.view.shape[0]}], "

@@ -97,8 +97,10 @@ class PictureDecoder:
         return _resized(picture, self.shape[:2])
 
 
-def input_shape(stored: View, view: ModelView) -> tuple[int, ...]:
-    """Returns the shape of a sample as the model sees it: (width,), or (height, width, channels).
+def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int, ...]:
+    """Returns the shape of a sample as the model sees it.
+
+    It is (width,), (height, width, channels), or (tokens, vocabulary) of text.
 
     Raises:
         ConfigError: what is asked of the view does not fit what is stored.
@@ -108,6 +110,11 @@ def input_shape(stored: View, view: ModelView) -> tuple[int, ...]:
         name = augmentation.name
         if augmentation.own:
             continue
+        if stored.kind == "text":
+            raise ConfigError(
+                f"data.views: augmentation '{name}' does not fit text view '{view.stored}'; "
+                "leave it out, or give the dotted path of your own"
+            )
         if (name == "noise") == image:
             raise ConfigError(
                 f"data.views: augmentation '{name}' does not fit {stored.kind} view "
@@ -121,9 +128,10 @@ def input_shape(stored: View, view: ModelView) -> tuple[int, ...]:
     if not image:
         if view.size is not None:
             raise ConfigError(
-                f"data.views: size is {view.size}, but '{view.stored}' holds vectors; leave it out"
+                f"data.views: size is {view.size}, but '{view.stored}' holds {stored.kind}s; leave "
+                "it out"
             )
-        return stored.shape
+        return (view.tokens, vocabulary) if stored.kind == "text" else stored.shape
     if view.size is None and -1 in stored.shape:
         raise ConfigError(
             f"data.views: the pictures of '{view.stored}' are of several sizes; expected a size "

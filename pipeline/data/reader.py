@@ -18,11 +18,13 @@ from heron.pipeline.data.blocks import MappedBlocks
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
 from heron.shards.store import LocalStore, Store, open_store
 
+TOKENS = 77  # of a text, where nobody says how many
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
 EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # no faults of the data
 
@@ -54,7 +56,8 @@ class Reader:
         self.most_open = most_open
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
-        self.decoders: dict[str, PictureDecoder] = {}  # of pictures that are not decoded as stored
+        # Of texts, and of pictures that are not decoded as stored.
+        self.decoders: dict[str, PictureDecoder | TextDecoder] = {}
         self.indexes = [self._index(shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
@@ -227,7 +230,7 @@ class Reader:
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""
-        out = np.empty((len(rows), *self.shape(name)), self.view(name).dtype)
+        out = np.empty((len(rows), *self.shape(name)), self.dtype(name))
         self.fill({name: out}, rows)
         return out
 
@@ -235,7 +238,7 @@ class Reader:
         """Reads stored views of some rows, in their order, into the arrays of `out`.
 
         Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images.
+        channels] for images, int32 [rows, tokens] for texts.
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
@@ -244,8 +247,8 @@ class Reader:
         located = self._locate(rows)
         for name, array in out.items():
             view = self.view(name)
-            if self.manifest.block_rows is None and view.kind == "image":
-                self._pictures(view, rows, *located[:2], array)
+            if self.manifest.block_rows is None and view.kind != "vector":
+                self._decoded(view, rows, *located[:2], array)
             else:
                 self._rows(view, *located, array)
 
@@ -253,15 +256,35 @@ class Reader:
         """Returns the shape of one row of a view as `read` gives it."""
         return self.decoder(name).shape
 
-    def decoder(self, name: str) -> PictureDecoder:
-        """Returns what decodes the pictures of a view."""
-        shape = self.view(name).shape
-        return self.decoders.get(name) or PictureDecoder(shape, shape)
+    def dtype(self, name: str) -> str:
+        """Returns the type of the numbers of a view as `read` gives them."""
+        return TextDecoder.dtype if self.view(name).kind == "text" else self.view(name).dtype
 
-    def _pictures(
-        self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[np.uint8]
+    def decoder(self, name: str) -> PictureDecoder | TextDecoder:
+        """Returns what decodes the pictures or texts of a view."""
+        view = self.view(name)
+        if view.kind == "text":
+            return self.decoders.get(name) or TextDecoder(TOKENS)
+        return self.decoders.get(name) or PictureDecoder(view.shape, view.shape)
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The sha256 of what makes tokens of each view of texts."""
+        return {
+            name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
+            for name, decoder in self.decoders.items()
+            if isinstance(decoder, TextDecoder)
+        }
+
+    def vocabulary(self, name: str) -> int:
+        """Returns how many token ids the texts of a view have; 0 of other views."""
+        decoder = self.decoder(name)
+        return decoder.vocabulary if isinstance(decoder, TextDecoder) else 0
+
+    def _decoded(
+        self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[Any]
     ) -> None:
-        """Decodes the pictures of a view into `out`."""
+        """Decodes the pictures or texts of a view into `out`."""
         decoder, column = self.decoder(view.name), self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:

@@ -16,6 +16,7 @@ from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, assign, complementary
 from heron.pipeline.data.reader import OPEN, Reader
 from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.texts import text_decoder
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
@@ -127,6 +128,13 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
         views = [view for view in data.views if view.stored == name]
         for view in views:
             input_shape(stored, view)
+        if stored.kind == "text":
+            if len({(view.tokens, view.tokenizer) for view in views}) > 1:
+                raise ConfigError(
+                    f"data.views: two views of the text '{name}' differ in tokens or tokenizer; "
+                    "expected the same in both"
+                )
+            reader.decoders[name] = text_decoder(views[0])
         if stored.kind == "image":
             in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
             draft = data.draft and not in_blocks

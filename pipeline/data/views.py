@@ -34,6 +34,10 @@ class StoredViews(Protocol):
         """Returns shape and statistics of a stored view."""
         ...
 
+    def vocabulary(self, name: str) -> int:
+        """Returns how many token ids the texts of a stored view have."""
+        ...
+
 
 class Views:
     """Makes the model's inputs of a batch of stored views."""
@@ -45,9 +49,12 @@ class Views:
             ConfigError: a stored view is not in the data set, or a size or an augmentation of
                 images is asked of vectors, or the other way round.
         """
-        self.views = config.views
+        self.views, self.names = config.views, config.view_names
         self.device = device
-        self.shapes = [input_shape(known.view(view.stored), view) for view in config.views]
+        self.shapes = [
+            input_shape(known.view(view.stored), view, known.vocabulary(view.stored))
+            for view in config.views
+        ]
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         for view in config.views:
             stored = known.view(view.stored)
@@ -57,12 +64,13 @@ class Views:
                 self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
 
     def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
-        """Returns the model's inputs: a float32 tensor for each of the `first` views; None: of all.
+        """Returns the model's inputs: a tensor for each of the `first` views; None: of all.
 
         Without `train` no view is augmented: it is the stored view, brought to its size.
 
         Returns:
-            [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images.
+            [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images; token
+            ids, int32 [rows, tokens], for texts.
         """
         inputs = []
         names = dict.fromkeys(view.stored for view in self.views[:first])
@@ -104,7 +112,7 @@ class Views:
     def _as_float(self, name: str, stored: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
         if stored.dtype == torch.uint8:
             return stored.permute(0, 3, 1, 2).float().div_(255)
-        if name not in self.statistics:
+        if name not in self.statistics:  # token ids too
             return stored
         mean, std = self.statistics[name]
         return (stored - mean) / std

@@ -19,6 +19,7 @@ from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import collapse
+from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
 from heron.pipeline.evaluation.probe import linear_probe
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
@@ -34,12 +35,14 @@ class Predictions:
             asked for.
         y: their labels as 0/1, [rows, labels].
         rows: their numbers, [rows]: those asked for, without what could not be read.
+        projections: z of each view that is classified, when asked for.
     """
 
     probability: NDArray[np.float32] | None
     hidden: NDArray[np.float32] | None
     y: NDArray[np.float32]
     rows: Rows
+    projections: list[NDArray[np.float32]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,14 @@ class Evaluator:
         if not len(roles.test):
             return self.predict(model, roles.test), {}  # no row of it has a label
         voted = self.config.knn is not None
-        predictions = self.predict(model, roles.test, hidden=probed or voted)
+        predictions = self.predict(
+            model, roles.test, hidden=probed or voted, projected=self.config.cross_view
+        )
         scores = self.score(predictions)
+        if self.config.cross_view:
+            names = self.views.names[: model.classified]
+            found = [torch.from_numpy(view) for view in predictions.projections]
+            scores |= cross_view_recalls(found, names)
         if voted and predictions.hidden is not None and predictions.hidden.size:
             hidden = torch.from_numpy(predictions.hidden).double()
             scores |= {"rankme": collapse.effective_rank(hidden)}
@@ -101,7 +110,9 @@ class Evaluator:
         return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
 
     @torch.no_grad()
-    def predict(self, model: Heterogeneous, rows: Rows, hidden: bool = False) -> Predictions:
+    def predict(
+        self, model: Heterogeneous, rows: Rows, hidden: bool = False, projected: bool = False
+    ) -> Predictions:
         """Runs the model over rows; every process must call it, each computes its share.
 
         Rows that cannot be read are left out where `data.on_error` is "skip".
@@ -111,6 +122,7 @@ class Evaluator:
         model.eval()
         logits: list[Tensor] = []
         features: list[Tensor] = []
+        views: list[list[Tensor]] = []
         readable: list[bool] = []
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
@@ -124,6 +136,7 @@ class Evaluator:
             output: Features = model(inputs, batch.rng_keys, batch.sizes)
             logits += output.get("logits", [])
             features += output["hidden"] if hidden else []
+            views += [output["projections"]] if projected else []
             readable += [row not in self.reader.lost for row in rows_here.tolist()]
         model.train()
         flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
@@ -134,7 +147,11 @@ class Evaluator:
             scores = scores.softmax(1) if self.exclusive else scores.sigmoid()
             probability = scores.cpu().numpy()[kept]
         s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
-        return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept])
+        z = [
+            gather(torch.cat(parts), sizes).float().cpu().numpy()[kept]
+            for parts in zip(*views, strict=True)
+        ]
+        return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept], z)
 
     def inputs(self, rows: Rows) -> Predictions:
         """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all."""

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.nn.functional import normalize
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.pictures import PictureDecoder
+from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
 from heron.pipeline.retrieval.index_manifest import IndexManifest
@@ -133,12 +136,54 @@ class FileEncoder:
                     "pictures"
                 )
             return self._picture(view, data, name)
+        if view.kind == "text":
+            return self._ids(view.name, data, name)
         if not data.startswith(NPY):
             raise RetrievalError(
                 f"{name} begins with {data[:8]!r}; expected an npy file, as view '{view.name}' "
                 f"holds vectors of {view.shape[0]:,}"
             )
         return vector_row(np.frombuffer(data, np.uint8), name, row, view.shape[0])
+
+    def _ids(self, view: str, data: bytes, name: str) -> NDArray[np.int32]:
+        """Returns the token ids of a text."""
+        decoder = self.model.reader.decoder(view)
+        assert isinstance(decoder, TextDecoder)
+        ids = np.empty(decoder.shape, np.int32)
+        try:
+            decoder.decode(data, ids)
+        except ValueError as fault:
+            raise RetrievalError(f"{name} {fault}") from None
+        return ids
+
+    @torch.inference_mode()
+    def text(self, text: str) -> NDArray[np.float32]:
+        """Returns what finds samples whose other views are near to a text, [dim].
+
+        The text's projection stands in the place of every view but its own: its product with a
+        sample's is the sum of its cosines with the projections of these views.
+
+        Raises:
+            RetrievalError: the model sees no text, or the index is of another layer.
+        """
+        views, network = self.model.views, self.model.model
+        texts = [
+            number
+            for number, view in enumerate(views.views[: network.classified])
+            if self.model.reader.view(view.stored).kind == "text"
+        ]
+        if not texts or self.layer != "projection":
+            what = f"of layer '{self.layer}'" if texts else "of a model that sees no text"
+            raise RetrievalError(
+                f"the index is {what}; a text is compared with the projections of other views: "
+                "expected an index of --layer projection, and a model with a view of text"
+            )
+        ids = self._ids(views.views[texts[0]].stored, text.encode(), "the text")
+        encoder, projector = network.branch(texts[0])
+        z = projector(encoder(torch.from_numpy(ids[None]), torch.zeros(1, dtype=torch.int64)))[0]
+        parts = torch.zeros(network.classified, len(z))
+        parts[[n for n in range(len(parts)) if n != texts[0]]] = normalize(z, dim=0).float()
+        return np.asarray(parts.flatten().numpy(), np.float32)
 
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
         """Returns a picture as the reader would give it, had it been in the shards.
@@ -148,7 +193,8 @@ class FileEncoder:
         shape, resampled. So are those that EXIF says lie otherwise, which are first turned.
         """
         size, turned = look(data, name)
-        decoder, reader = self.model.reader.decoders[view.name], self.model.reader
+        decoder, reader = self.model.reader.decoder(view.name), self.model.reader
+        assert isinstance(decoder, PictureDecoder)
         in_tar = reader.manifest.block_rows is None
         if in_tar and not turned and (decoder.varying or size == view.shape[:2]):
             out = np.empty(decoder.shape, np.uint8)

@@ -23,6 +23,7 @@ from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.kinds import CODED
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
+from heron.shards.manifest import load_manifest
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
     from heron.pipeline.retrieval.encode import FileEncoder
@@ -124,6 +125,20 @@ class Retriever:
         query = Query(number, key, self.samples.label_names(number), origin)
         return self._answer(query, vector, k, where, relation, far)
 
+    def by_text(
+        self, text: str, k: int = 10, where: str = "", relation: Relation = "neighbours"
+    ) -> Answer:
+        """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
+
+        Raises:
+            RetrievalError: the model sees no text, the index is not of projections, or as
+                `by_file`.
+        """
+        query = Query(None, text, [], f"the text, by the model of {self.run}")
+        with self._lock:
+            vector = self._encoder.text(text)
+        return self._answer(query, vector, k, where, relation)
+
     def by_file(
         self,
         file: File | Mapping[str, File],
@@ -178,6 +193,14 @@ class Retriever:
         kind = manifest.kind
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
         return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._without}"
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the samples can be asked for by words: see `by_text`."""
+        manifest = self.index.manifest
+        if manifest.layer != "projection" or not manifest.checkpoint:
+            return False
+        return any(view.kind == "text" for view in load_manifest(self._shards).views)
 
     def files(self, asked: Sequence[str]) -> dict[str, Path]:
         """Reads `PATH`, or `VIEW=PATH` of each view, as a file of each view that the model sees."""

@@ -198,6 +198,11 @@ def make_app(
         async with searching():
             return await asyncio.to_thread(lambda: plain(retriever.by_key(key, k, where, relation)))
 
+    @app.get("/api/text")
+    async def by_text(text: Text, k: Count = 24, where: Text = "") -> dict[str, Any]:
+        async with encoding():
+            return await asyncio.to_thread(lambda: plain(retriever.by_text(text, k, where)))
+
     @app.post("/api/upload")
     async def upload(request: Request, k: Count = 24, where: Text = "") -> dict[str, Any]:
         async with uploaded(request) as data, encoding():
@@ -232,6 +237,10 @@ def about(retriever: Retriever, limits: Limits) -> dict[str, Any]:
         pictures = retriever.picture(0) is not None
     except EXPECTED:
         pictures = False
+    try:
+        texts = retriever.takes_text
+    except EXPECTED:
+        texts = False
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
         "data": Path(retriever.data).name,
         "recall": measured,
@@ -239,6 +248,7 @@ def about(retriever: Retriever, limits: Limits) -> dict[str, Any]:
         "of": manifest.embeddings_fingerprint[7:19],
         "longest": LONGEST,
         "pictures": pictures,
+        "texts": texts,
         "upload_bytes": limits.upload_bytes,
     }
 

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import ModelView
-from heron.pipeline.data.pictures import input_shape
+from heron.pipeline.data.pictures import PictureDecoder, input_shape
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import Record
 from heron.shards.manifest import View
 
@@ -18,15 +20,32 @@ SIGNATURE = "model.json"
 LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
 
 
+class Text(Record):
+    """How texts are read: see `data.texts.TextDecoder`."""
+
+    tokens: int = Field(ge=1, le=2**14)
+    tokenizer: str
+
+
 class StoredInput(Record):
     """A stored view that the model sees.
 
     `view` is what the manifest of the training data says of it, mean and std included; `decoded`
-    the height, width and channels that its pictures are decoded to, None of vectors.
+    the height, width and channels that its pictures are decoded to, None of others; `text` is what
+    its texts are read by.
     """
 
     view: View
     decoded: tuple[int, int, int] | None
+    text: Text | None = None
+
+    def decoder(self, draft: bool = False) -> PictureDecoder | TextDecoder | None:
+        """Returns what reads the view's pictures or texts; `draft`: see `data.draft`."""
+        if self.text is not None:
+            return TextDecoder(self.text.tokens, self.text.tokenizer)
+        if self.decoded is None:
+            return None
+        return PictureDecoder(self.view.shape, self.decoded, -1 in self.view.shape, draft)
 
 
 class Signature(BaseModel):
@@ -51,10 +70,17 @@ class Signature(BaseModel):
         stored = {name: reader.view(name) for name in names}
         labels = reader.manifest.labels
         tree = {
-            "shapes": [list(input_shape(stored[view.stored], view)) for view in views],
+            "shapes": [
+                list(input_shape(stored[view.stored], view, reader.vocabulary(view.stored)))
+                for view in views
+            ],
             "labels": len(labels.names),
             "inputs": [
-                {"view": view, "decoded": reader.shape(name) if view.kind == "image" else None}
+                {
+                    "view": view,
+                    "decoded": reader.shape(name) if view.kind == "image" else None,
+                    "text": asdict(reader.decoder(name)) if view.kind == "text" else None,
+                }
                 for name, view in stored.items()
             ],
             "label_kind": labels.kind,
@@ -70,9 +96,24 @@ class Signature(BaseModel):
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{checkpoint} cannot be read: {error}") from None
 
+    def refuse_other_tokenizers(self, checkpoint: Path) -> None:
+        """Raises a CheckpointError where a checkpoint was trained on tokens of others."""
+        then = {one.view.name: one.text for one in Signature.read(checkpoint).inputs}
+        for one in self.inputs:
+            if then.get(one.view.name, one.text) != one.text:
+                raise CheckpointError(
+                    f"{checkpoint} read the texts of '{one.view.name}' by another tokenizer; "
+                    "expected the same: bring it back, or run with run.resume=never"
+                )
+
     def text(self) -> str:
         """Returns the content of model.json."""
         return json.dumps(self.model_dump(mode="json"))
+
+    def vocabulary(self, name: str) -> int:
+        """Returns how many token ids the texts of a stored view have; 0 of other views."""
+        (found,) = [one.decoder() for one in self.inputs if one.view.name == name] or [None]
+        return found.vocabulary if isinstance(found, TextDecoder) else 0
 
     def view(self, name: str) -> View:
         """Returns what is known of a stored view; CheckpointError where the model sees none such.

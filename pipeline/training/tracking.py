@@ -79,7 +79,8 @@ class RunLog:
         if not self.main or not scores:
             return
         self._write({"step": step, "epoch": epoch} | {f"test/{k}": v for k, v in scores.items()})
-        names = "f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"
+        names = ["f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"]
+        names += [name for name in scores if name.startswith("recall@10")]
         shown = ", ".join(f"{k} {scores[k]:.4f}" for k in names if k in scores)
         self.say(f"epoch {epoch:g}: {shown}")
 

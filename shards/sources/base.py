@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from heron.shards.artefact import in_words, sha256
 from heron.shards.errors import CONTROL, SourceError, shown
-from heron.shards.manifest import InputFile, Labels, View
+from heron.shards.manifest import KINDS, InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
 
@@ -35,8 +35,8 @@ class Rows:
     """Consecutive rows of a split.
 
     `views` holds, for every view, float32 [rows, width], uint8 [rows, height, width, channels], or
-    the bytes of a picture for each row; `keys` names the rows of pictures that are a tar sample
-    each and is None where rows are packed in blocks.
+    the bytes of a picture or of a text for each row; `keys` names rows that are a tar sample each,
+    as those with pictures and texts are, and is None where rows are packed in blocks.
     """
 
     views: dict[str, NDArray[Any] | list[bytes]]
@@ -149,8 +149,11 @@ class Numbers:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """A column of pictures in files, of which `read` returns the bytes of a row."""
+class Files:
+    """A column of pictures or texts in files, of which `read` returns the bytes of a row.
+
+    `shape` is (rows, height, width, channels) with -1 for what varies, or (rows, -1) of texts.
+    """
 
     shape: tuple[int, ...]
     read: Callable[[int], bytes]
@@ -207,7 +210,8 @@ class FileSource(Source):
         views = []
         for name, column in self.loaded.views.items():
             _, *shape = column.shape
-            kind, dtype = ("vector", "float32") if len(shape) == 1 else ("image", "uint8")
+            kind = "image" if len(shape) > 1 else "text" if shape == [-1] else "vector"
+            dtype = KINDS[kind][0]
             member = getattr(column, "member", None)
             fields = {"name": name, "kind": kind, "shape": shape, "dtype": dtype, "member": member}
             views.append(View.model_validate(fields))

@@ -20,12 +20,13 @@ from heron.shards.picture import read_whole
 from heron.shards.sources.base import (
     WHOLE,
     FileOrFolder,
+    Files,
     FileSource,
     Loaded,
-    Pictures,
     file_record,
 )
 from heron.shards.sources.folder import folder_record
+from heron.shards.sources.sentences import describe_face
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
@@ -62,6 +63,9 @@ class CelebA(FileSource):
         "error",
         description="what to do with a picture that one file names and another lacks; leave_out: "
         "leave it out, and say of how many this was done",
+    )
+    captions: bool = Field(
+        False, description="true: a second view `caption`, a sentence of some of the attributes"
     )
 
     @property
@@ -117,8 +121,16 @@ class CelebA(FileSource):
             return data
 
         left_out = f"left out what the files do not share; {kept.sum():,} rows remain: {gaps}"
+
+        def caption(row: int) -> bytes:
+            names = [
+                n for n, v in zip(attributes.columns, attributes.values[row], strict=True) if v
+            ]
+            return describe_face(set(names), np.random.default_rng([self.seed, row])).encode()
+
+        texts = {"caption": Files((len(files), -1), caption)} if self.captions else {}
         return Loaded(
-            views={"image": Pictures((len(files), *size, 3), read)},
+            views={"image": Files((len(files), *size, 3), read), **texts},
             targets=attributes.values,
             labels=Labels(kind="multi_label", names=attributes.columns),
             splits=splits,

@@ -18,7 +18,7 @@ from pydantic import DirectoryPath, Field
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
 from heron.shards.picture import Kind, read_header_of, read_whole
-from heron.shards.sources.base import WHOLE, FileSource, Loaded, Pictures, split_ranges
+from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
@@ -91,7 +91,7 @@ class Folder(FileSource):
             return data
 
         member = "png" if _kind(paths[0]) == "PNG" else None
-        column = Pictures((len(paths), height, width, 3), read, member)
+        column = Files((len(paths), height, width, 3), read, member)
         return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
     @cached_property

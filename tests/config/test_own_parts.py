@@ -68,7 +68,7 @@ def test_they_train_on_two_processes_as_on_one(my_lab: Path) -> None:
     torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one), rtol=1e-8, atol=1e-8)
     written = load_config(my_lab / "one" / "config.yaml")
     assert dump_config(parse_config(written.model_dump(mode="json"))) == dump_config(written)
-    assert from_pretrained(my_lab / "one").width == 9
+    assert from_pretrained(my_lab / "one").widths[0] == 9
 
 
 def test_the_augmentation_acts(my_lab: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_resnet_is_its_formula() -> None:
         (
             Mlp(),
             IMAGE,
-            r"'mlp', but the view is an image of shape \(4, 4, 3\); .* 'vgg' or 'resnet'",
+            r"'mlp', but the view is an image of shape \(4, 4, 3\); .* 'timm' or 'transformers'",
         ),
         (Linear(), IMAGE, "'linear', but the view is an image"),
         (

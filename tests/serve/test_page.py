@@ -187,7 +187,7 @@ def test_uploads(context: BrowserContext, faces: tuple[str, Retriever]) -> None:
         tab = page.locator(f"#tab-{relation}")
         expect(tab).to_have_attribute("aria-disabled", "true")
         tab.click(force=True)  # as a mouse does; Playwright waits until it is enabled
-        expect(page.locator("#status")).to_contain_text("An upload has no labels")
+        expect(page.locator("#status")).to_contain_text("The query has no labels")
     shoot(page, "upload")
     page.fill("#where", "Male")
     page.click("text=Apply")

@@ -45,7 +45,7 @@ async function ask(path, options = {}) {
 }
 
 const unasked = () =>
-  ({ key: "", upload: "", where: "", relation: "neighbours", k: counts[1] ?? counts[0] });
+  ({ key: "", text: "", upload: "", where: "", relation: "neighbours", k: counts[1] ?? counts[0] });
 
 /** What the address asks for. */
 function asked() {
@@ -58,27 +58,29 @@ function asked() {
 
 /** The address of what is asked; what is as it would be anyway is left out. */
 function address(query) {
-  const given = { ...query, key: query.upload ? "" : query.key };
+  const given = { ...query, key: query.upload || query.text ? "" : query.key };
   const changed = Object.entries(unasked()).filter(([name, usual]) => given[name] !== usual);
   return `/?${new URLSearchParams(changed.map(([name]) => [name, given[name]]))}`;
 }
 
 /** Go to another query, as a new entry of the history. */
 function go(changes, upload = changes.key === undefined ? history.state?.upload : undefined) {
+  if (changes.key || changes.upload) changes = { text: "", ...changes };
   history.pushState({ upload }, "", address({ ...asked(), ...changes }));
   return show();
 }
 
 /** Fetch and draw what the address asks for. */
 async function show() {
-  const { key, upload, where, relation, k } = asked();
+  const { key, text, upload, where, relation, k } = asked();
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
   at("key").value = key;
+  at("text").value = text;
   at("where").value = where;
   at("count").value = k;
-  choose(relation, upload !== "");
+  choose(relation, upload || text);
   at("hits").setAttribute("aria-busy", "true");
   try {
     const rest = new URLSearchParams({ where, k });
@@ -93,6 +95,9 @@ async function show() {
       const headers = { "Content-Type": "application/octet-stream" };
       answer = await ask(`/api/upload?${rest}`, { method: "POST", body: file, headers, signal });
       if (about.pictures) picture = URL.createObjectURL(file);
+    } else if (text) {
+      rest.set("text", text);
+      answer = await ask(`/api/text?${rest}`, { signal });
     } else {
       if (!key) {
         const { key: any } = await ask("/api/random", { signal });
@@ -157,7 +162,8 @@ const losesFocus = () => at("hits").contains(document.activeElement)
 
 function drawQuery(query, upload, picture) {
   const name = upload || query.key;
-  const title = `${upload ? "Upload" : "Sample"} ${name}`;
+  const kind = upload ? "Upload" : query.number === null ? "Words" : "Sample";
+  const title = `${kind} ${name}`;
   const takeFocus = !at("query").hidden && losesFocus();
   at("query-title").textContent = title;
   document.title = `${title} · Heron`;
@@ -197,7 +203,7 @@ const distance = (hit) => hit.label_distance === null ? "" : `labels differ ${hi
 
 /** A link that makes a result the query; with Ctrl or a middle click it opens beside. */
 function link(hit, ...children) {
-  const there = { key: hit.key, upload: "" };
+  const there = { key: hit.key, text: "", upload: "" };
   return make("a", {
     href: address({ ...asked(), ...there }),
     onclick: (event) => {
@@ -271,7 +277,7 @@ function choose(relation, uploaded) {
 }
 
 const reason = (uploaded) => uploaded
-  ? "An upload has no labels: it has neither hard nor false negatives."
+  ? "The query has no labels: it has neither hard nor false negatives."
   : "These samples have no labels: there are neither hard nor false negatives.";
 
 /** Arrow keys go from tab to tab; Enter or Space, as on any button, opens one. */
@@ -312,6 +318,7 @@ function introduce() {
     if (rest) at("labels").append(make("small", {}, `and ${counted(rest, "other")}`));
   }
   at("narrow").hidden = false;
+  at("text-field").hidden = !about.texts;
   at("labels").hidden = !about.names.length;
 }
 
@@ -337,7 +344,14 @@ function listen() {
   on("key", "input", suggest);
   on("key", "focus", suggest);
   on("pick", "submit", () => go({ key: at("key").value.trim(), upload: "" }));
-  on("random", "click", () => go({ key: "", upload: "" })); // without a key any is shown
+  const find = () => go({ key: "", upload: "", relation: "neighbours", text: at("text").value.trim() });
+  on("find", "click", find);
+  at("text").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // or the form would ask for the key
+    find();
+  });
+  on("random", "click", () => go({ key: "", text: "", upload: "" })); // without a key any is shown
   on("narrow", "submit", () => go({ where: at("where").value.trim() }));
   on("clear", "click", () => go({ where: "" }));
   on("count", "change", () => go({ k: Number(at("count").value) }));

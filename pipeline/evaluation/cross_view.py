@@ -1,0 +1,46 @@
+"""Retrieval between the views of a row: does its caption find its picture?"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+AT = 1, 5, 10
+STRIP = 1 << 22  # cosines at a time
+
+
+def cross_view_recalls(
+    views: Sequence[Float[Tensor, "rows dim"]], names: Sequence[str]
+) -> dict[str, float]:
+    """Returns recall@k of each view's rows by each other view's, as `recall@10_caption_image`.
+
+    A row's query (its projection in the first view) finds the row where fewer than k other rows
+    have a cosine with it, in the second view, that is as large as the row's own: of ties none
+    counts for it, so that equal vectors find nothing. By chance it is k / rows.
+
+    Args:
+        views: projections, a tensor a view.
+        names: of the views.
+    """
+    unit = [normalize(view.double(), dim=1) for view in views]
+    found = {}
+    for u, name in enumerate(names):
+        for v, other in enumerate(names):
+            if u != v and len(unit[u]):
+                ranks = _ranks(unit[u], unit[v])
+                for k in AT:
+                    found[f"recall@{k}_{name}_{other}"] = float((ranks < k).double().mean())
+    return found
+
+
+def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
+    """Returns how many other keys are as near to each query as its own, [rows]."""
+    own = (queries * keys).sum(1)
+    ranks = []
+    for rows in torch.split(torch.arange(len(keys)), max(1, STRIP // len(keys))):
+        cosines = queries[rows] @ keys.T
+        cosines[torch.arange(len(rows)), rows] = -torch.inf
+        ranks.append((cosines >= own[rows, None]).sum(1))
+    return torch.cat(ranks)

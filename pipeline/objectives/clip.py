@@ -1,0 +1,173 @@
+"""CLIP's and SigLIP's losses: rows of two views are matched, at a learnt temperature."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from heron.pipeline.config.sections import Positive
+from heron.pipeline.config.terms import Needs, Temperature, Term
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives.unsupervised import other_views
+
+MOST = 100.0  # times a cosine: CLIP's bound
+
+
+class LearntScale(nn.Module):
+    """The learnt factor of cosines, exp(log_scale), at most 100; SigLIP's has a bias too."""
+
+    def __init__(self, scale: float, bias: float | None = None) -> None:
+        """Begins at a scale, and a bias if there is to be one."""
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
+        if bias is not None:
+            self.bias = nn.Parameter(torch.tensor([bias]))
+
+    def add_features(self, encoded: Encoded) -> Features:
+        """Returns `scale`, and `bias`, the same for each row: [rows]."""
+        rows = len(encoded.rng_keys)
+        found = {"scale": [self.log_scale.exp().clamp(max=MOST).expand(rows)]}
+        return found | ({"bias": [self.bias.expand(rows)]} if hasattr(self, "bias") else {})
+
+
+class Clip(Term):
+    """CLIP's loss.
+
+    Attributes:
+        tau: temperature at the start; it is learnt, and at least .01.
+    """
+
+    tau: Temperature = 0.07
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("scale",), views=2)
+    repels_all: ClassVar[bool] = True
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Brings the temperature."""
+        return {"clip_scale": lambda: LearntScale(1 / self.tau)}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `clip`."""
+        return clip(batch.projections, batch.own["scale"][0], rows=batch.rows)
+
+
+class Siglip(Term):
+    """SigLIP's loss.
+
+    Attributes:
+        scale: of cosines at the start; it is learnt, and at most 100.
+        bias: of logits at the start; it is learnt.
+    """
+
+    scale: Positive = 10.0
+    bias: float = -10.0
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("scale", "bias"), views=2)
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Brings scale and bias."""
+        return {"siglip_scale": lambda: LearntScale(self.scale, self.bias)}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `siglip`."""
+        own = batch.own["scale"][0], batch.own["bias"][0]
+        return siglip(batch.projections, *own, rows=batch.rows)
+
+
+def clip(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    scale: Float[Tensor, " own"],
+    *,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views.
+
+    The mean over ordered pairs of views (u, v) and rows i of
+
+    .. math:: \log \sum_k e^{s \cos(z_{iu}, z_{kv})} - s \cos(z_{iu}, z_{iv})
+
+    It is CMC's at the temperature 1 / s. Exponentials are taken in float64, as s may grow to 100.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        scale: s, of each row in `rows`.
+        rows: the rows whose anchors are summed here; the loss is still divided by the count of the
+            whole batch.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views.
+    """
+    vectors = _views(z, "clip", working_dtype(z[0].dtype, 1 / MOST))
+    count, batch = len(vectors), max(len(vectors[0]), 1)
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        return (sums[:, 0].log() - per_anchor[0]).sum() / (batch * count * (count - 1))
+
+    shares = []
+    for u, vector in enumerate(vectors):
+        anchors = vector[rows] * scale.to(vector.dtype)[:, None]
+        for v in other_views(u, count):
+            positive = (anchors * vectors[v][rows]).sum(1)
+            shares.append(contrast(Pairs([anchors], [vectors[v]]), finish, [positive]))
+    return torch.stack(shares).sum()
+
+
+def siglip(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    scale: Float[Tensor, " own"],
+    bias: Float[Tensor, " own"],
+    *,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views.
+
+    The mean over pairs of views u < v of
+
+    .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
+
+    with y = 1 where i = k, else -1. See `clip` for the other arguments, the result and the errors.
+
+    Args:
+        z: as of `clip`.
+        scale: s, of each row in `rows`.
+        bias: b, likewise.
+        rows: as of `clip`.
+    """
+    vectors = _views(z, "siglip", working_dtype(z[0].dtype, 1.0))
+    batch, count = len(vectors[0]), len(vectors)
+    places = torch.arange(batch, device=vectors[0].device)[rows]
+    mean = 2 / (max(batch, 1) * count * (count - 1))
+
+    def rule(strip: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
+        wrong = logits[0].add_(per_anchor[0][:, None])  # s cos + b; of a row's own views -(...)
+        own = places[strip, None]
+        wrong.scatter_(1, own, -wrong.gather(1, own))
+        loss = softplus(wrong).sum() * mean
+        slope = wrong.sigmoid_().mul_(mean)
+        slope.scatter_(1, own, -slope.gather(1, own))
+        return loss, [slope], [slope.sum(1)]
+
+    shares = [bias.sum() * 0]
+    for u in range(count):
+        anchors = vectors[u][rows] * scale.to(vectors[u].dtype)[:, None]
+        for v in range(u + 1, count):
+            of_rows = [bias.to(anchors.dtype)]
+            shares.append(blockwise(rule, [anchors], [vectors[v]], of_rows).to(bias.dtype))
+    return torch.stack(shares).sum()
+
+
+def _views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> list[Tensor]:
+    """Returns unit vectors of a type."""
+    if len(z) < 2:
+        raise ValueError(f"{term} has {len(z)} view; expected at least 2, such as picture and text")
+    return [unit(view).to(dtype) for view in z]

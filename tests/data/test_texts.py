@@ -1,0 +1,195 @@
+"""Views of text: bytes to token ids, and a run with a picture, a text and a vector."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import heron
+from heron.launch.cli import main
+from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
+from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.texts import TextDecoder
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.training.tracking import read_metrics
+from heron.shards.errors import ShardError
+from heron.shards.manifest import View
+from heron.shards.tokenizer import write_tokenizer
+from tests import ranks
+from tests.mixed import captions, mixed
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "clip": {},
+    "siglip": {"objective": {"clip": None, "siglip": {}}},
+    "herocon": {
+        "objective": {
+            "clip": None,
+            "cross_entropy": {},
+            "weighted_unsupervised": {"weight": 0.5},
+            "weighted_supervised": {"weight": 0.5},
+        },
+    },
+}
+
+
+def decode(decoder: TextDecoder, text: bytes) -> list[int]:
+    out = np.full(decoder.shape, 99, np.int32)
+    decoder.decode(text, out)
+    return out.tolist()
+
+
+def test_bytes_are_tokens() -> None:
+    decoder = TextDecoder(6)
+    assert decode(decoder, b"ab") == [0, 98, 99, -1, -1, -1]
+    assert decode(decoder, "é!!!!!".encode()) == [0, 196, 170, 34, 34, 34]
+    assert decode(decoder, b"") == [0, -1, -1, -1, -1, -1]
+    assert decoder.vocabulary == 257
+    with pytest.raises(ValueError, match=r"is b'\\xff\\xfe'; expected UTF-8"):
+        decode(decoder, b"\xff\xfe")
+
+
+def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "t.json", ["a red square", "a blue square", "red and blue"] * 3)
+    decoder = TextDecoder(5, (tmp_path / "t.json").read_text())
+    words = json.loads(decoder.tokenizer)["model"]["vocab"]
+    known = [words[word] for word in ("[CLS]", "red", "square", "[SEP]")]
+    assert decode(decoder, b"Red square") == [*known, -1]
+    assert decode(pickle.loads(pickle.dumps(decoder)), b"red square a blue red")[-1] == 1
+    write_tokenizer(tmp_path / "u.json", ["a red square", "a blue square", "red and blue"] * 3)
+    assert (tmp_path / "u.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+
+
+def losses(folder: str, name: str, changes: dict[str, Any]) -> list[float]:
+    config = mixed(Path(folder), name, train={"precision": "fp64"}, **changes)
+    pretrain(config)
+    rows = list(read_metrics(Path(folder) / name / "metrics.jsonl"))
+    steps = [
+        value for row in rows if "loss" in row for value in (row["loss"], row["gradient_norm"])
+    ]
+    assert len(steps) == 8
+    return [*steps, *(v for row in rows for k, v in row.items() if "recall@" in k)]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_two_processes_are_one(name: str, tmp_path: Path) -> None:
+    (one,) = ranks.run(1, losses, str(tmp_path), "one", OBJECTIVES[name])
+    two = ranks.run(2, losses, str(tmp_path), "two", OBJECTIVES[name])
+    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(one), rtol=1e-8, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learnt what its words mean."""
+    folder = tmp_path_factory.mktemp("mixed")
+    tokenizer = folder / "mixed" / "caption.tokenizer.json"
+    views = mixed(folder).model_dump(mode="json")["data"]["views"]
+    views[1]["tokenizer"] = str(tokenizer)
+    build = mixed(folder, train={"steps": 1})
+    open_data(build)
+    result = pretrain(mixed(folder, data={"views": views}, train={"epochs": 60, "steps": 240}))
+    assert result["scores"]["recall@10_caption_image"] > 0.6  # chance is .42
+    return folder
+
+
+def open_data(config: Any) -> None:
+    from heron.pipeline.data.streams import build_data
+
+    build_data(config.data, progress=False)
+
+
+def test_a_text_finds_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["embed", str(run / "run"), "--out", str(run / "e"), "--split", "test", "--quiet"],
+        ["index", str(run / "e"), "--out", str(run / "i"), "--layer", "projection", "--quiet"],
+        ["index", str(run / "e"), "--out", str(run / "h"), "--quiet"],
+    ):
+        assert main(words) == 0
+    retriever = Retriever.open(run / "i")
+    assert retriever.takes_text
+    for colour in ("red", "green", "blue"):
+        found = retriever.by_text(f"a large {colour} square", 4)
+        assert [hit.labels for hit in found.hits].count([colour]) >= 3
+    capsys.readouterr()
+    assert main(["query", str(run / "i"), "--text", "a small red square", "--k", "3"]) == 0
+    assert "query   a small red square" in capsys.readouterr().out
+    with pytest.raises(RetrievalError, match="the index is of layer 'hidden'; a text is compared"):
+        Retriever.open(run / "h").by_text("red", 3)
+    assert not Retriever.open(run / "h").takes_text
+
+
+def test_a_model_takes_strings(run: Path) -> None:
+    model = heron.from_pretrained(run / "run")
+    embedded = heron.from_pretrained(run / "run")
+    reader = open_reader(embedded.config.data)
+    rows = reader.split_rows("test")[:5]
+    given = {
+        "image": reader.read("image", rows),
+        "caption": captions(range(5)),
+        "sensors": reader.read("sensors", rows),
+    }
+    z = model.encode(given, layer="projection")
+    assert z.shape == (5, 24)
+    (run / "mixed" / "caption.tokenizer.json").rename(run / "away.json")
+    try:
+        again = heron.from_pretrained(run / "run").encode(given, layer="projection")
+    finally:
+        (run / "away.json").rename(run / "mixed" / "caption.tokenizer.json")
+    np.testing.assert_array_equal(again, z)
+    with pytest.raises(InputError, match="view 'caption' holds int; expected a list of texts"):
+        model.encode(given | {"caption": [3] * 5})
+
+
+def test_resume_refuses_another_tokenizer(run: Path) -> None:
+    views = mixed(run).model_dump(mode="json")["data"]["views"]
+    views[1]["tokenizer"] = str(run / "other.json")
+    changes: dict[str, Any] = {"data": {"views": views}, "train": {"steps": 2}}
+    write_tokenizer(run / "other.json", ["a red square"] * 3)
+    pretrain(mixed(run, "resumed", **changes))
+    write_tokenizer(run / "other.json", ["blue and large"] * 3)
+    more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
+    from heron.pipeline.data import texts
+
+    texts._content.cache_clear()
+    with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
+        pretrain(mixed(run, "resumed", **more))
+
+
+@pytest.mark.parametrize(
+    ("view", "told"),
+    [
+        ({"tokenizer": "nowhere.json"}, "tokenizer nowhere.json of 'caption' cannot be read"),
+        ({"tokenizer": __file__}, "cannot be read .*expected a tokenizer.json, or bytes"),
+        ({"size": 8}, "size is .8, 8., but 'caption' holds texts; leave it out"),
+        ({"augment": ["noise"]}, "'noise' does not fit text view 'caption'"),
+    ],
+)
+def test_what_a_text_cannot_be(run: Path, view: dict[str, Any], told: str) -> None:
+    config = mixed(run).model_dump(mode="json")["data"]
+    views = [*config["views"][:1], {"stored": "caption", **view}]
+    with pytest.raises(ConfigError, match=told):
+        open_reader(mixed(run, data={"views": views}).data)
+
+
+def test_a_view_of_text_has_no_fixed_shape() -> None:
+    with pytest.raises(ValueError, match=r"texts of shape \(5,\); expected \(-1,\)"):
+        View(name="t", kind="text", shape=(5,), dtype="uint8")
+
+
+def test_a_text_that_is_no_utf8(run: Path, tmp_path: Path) -> None:
+    reader = open_reader(mixed(run).data)
+    opened = reader._shard(0)
+    at = int(opened.index.offsets[2, 1])
+    shard = run / "mixed" / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    kept, data[at] = bytes(data), 0xFF
+    shard.write_bytes(data)
+    try:
+        with pytest.raises(ShardError, match="sample train0002: view 'caption' is .* UTF-8"):
+            reader.read("caption", np.array([2]))
+    finally:
+        shard.write_bytes(kept)

@@ -1,0 +1,90 @@
+"""CLIP's and SigLIP's losses against loops over their equations."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from heron.pipeline.objectives.clip import MOST, LearntScale, clip, siglip
+
+Loss = Callable[..., Tensor]
+ROWS, VIEWS = 7, 3
+
+
+def drawn(scale: float = 3.0) -> tuple[list[Tensor], Tensor, Tensor]:
+    torch.manual_seed(0)
+    z = [torch.randn(ROWS, 5, dtype=torch.float64, requires_grad=True) for _ in range(VIEWS)]
+    s = torch.full((ROWS,), scale, dtype=torch.float64, requires_grad=True)
+    return z, s, torch.full((ROWS,), -1.0, dtype=torch.float64, requires_grad=True)
+
+
+def clip_loop(z: list[Tensor], s: Tensor, b: Tensor) -> Tensor:
+    """Radford et al. 2021, Fig. 3: cross entropy of each row and each column of the logits."""
+    unit = [normalize(view, dim=1) for view in z]
+    terms = []
+    for u in range(VIEWS):
+        for v in range(VIEWS):
+            for i in range(ROWS) if u != v else ():
+                logits = torch.stack([s[i] * (unit[u][i] @ unit[v][k]) for k in range(ROWS)])
+                terms.append(torch.logsumexp(logits, 0) - logits[i])
+    return torch.stack(terms).mean()
+
+
+def siglip_loop(z: list[Tensor], s: Tensor, b: Tensor) -> Tensor:
+    """Zhai et al. 2023, Eq. 1."""
+    unit = [normalize(view, dim=1) for view in z]
+    total, pairs = torch.zeros((), dtype=torch.float64), 0
+    for u in range(VIEWS):
+        for v in range(u + 1, VIEWS):
+            pairs += 1
+            for i in range(ROWS):
+                for k in range(ROWS):
+                    y = 1 if i == k else -1
+                    logit = s[i] * (unit[u][i] @ unit[v][k]) + b[i]
+                    total = total + torch.log(1 + torch.exp(-y * logit)) / ROWS
+    return total / pairs
+
+
+LOSSES: dict[str, tuple[Loss, Loss]] = {
+    "clip": (lambda z, s, b, rows=slice(None): clip(z, s[rows], rows=rows), clip_loop),
+    "siglip": (
+        lambda z, s, b, rows=slice(None): siglip(z, s[rows], b[rows], rows=rows),
+        siglip_loop,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_equation_and_its_shares_add_up(name: str) -> None:
+    loss, loop = LOSSES[name]
+    z, s, b = drawn()
+    leaves = [*z, s, b]
+    wanted = loop(z, s, b)
+    slopes = torch.autograd.grad(wanted, leaves, allow_unused=True)
+    cut = (slice(0, 3), slice(3, 3), slice(3, ROWS))
+    for value in (loss(z, s, b), torch.stack([loss(z, s, b, rows=rows) for rows in cut]).sum()):
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+        found = torch.autograd.grad(value, leaves, allow_unused=True)
+        for got, slope in zip(found, slopes, strict=True):
+            torch.testing.assert_close(got, slope, rtol=1e-10, atol=1e-12)
+
+
+def test_the_largest_scale_is_finite_in_float32() -> None:
+    z = [view.float() for view in drawn()[0]]
+    for loss in (clip(z, torch.full((ROWS,), MOST)), siglip(z, *torch.full((2, ROWS), MOST))):
+        assert loss.isfinite()
+        assert torch.autograd.grad(loss, z)[0].isfinite().all() if loss.requires_grad else True
+
+
+def test_the_scale_is_bounded() -> None:
+    scale = LearntScale(1e6)
+    (rows,) = scale.add_features(type("E", (), {"rng_keys": torch.arange(3)})())["scale"]  # type: ignore[arg-type]
+    assert rows.tolist() == [MOST] * 3
+
+
+@pytest.mark.parametrize("loss", [lambda z, s: clip(z, s), lambda z, s: siglip(z, s, s)])
+def test_one_view_is_refused(loss: Loss) -> None:
+    with pytest.raises(ValueError, match="has 1 view; expected at least 2, such as picture and"):
+        loss(drawn()[0][:1], torch.ones(ROWS))
