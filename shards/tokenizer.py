@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from heron.shards.atomic import atomic_write
 from heron.shards.index import ShardIndex
 
-WORDS = 8192  # of a vocabulary, at most
+MOST = 8192  # pieces of a vocabulary
 SPECIAL = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
@@ -19,19 +20,31 @@ def tokenizer_name(view: str) -> str:
 
 
 def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
-    """Learns WordPiece (Schuster and Nakajima 2012) from texts, in lower case; writes a file."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    """Writes a tokeniser of the commonest words of texts, in lower case.
 
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=WORDS, special_tokens=SPECIAL, show_progress=False, min_frequency=2
+    It reads as WordPiece does (Wu et al. 2016): the longest known piece first. Its pieces are whole
+    words that occur twice, and single characters for the others. They are counted and sorted, not
+    trained: the library's trainer makes another vocabulary each time.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words = Counter(
+        word
+        for text in texts
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
     )
-    made.train_from_iterator(texts, trainer)
+    first = {word[0] for word in words}
+    later = {"##" + letter for word in words for letter in word[1:]}
+    common = sorted((word for word in words if words[word] > 1), key=lambda w: (-words[w], w))
+    pieces = [*SPECIAL, *sorted(first), *sorted(later), *common]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces[:MOST]))}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizer, splitter
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
+    made.add_special_tokens(SPECIAL)
     with atomic_write(path) as stream:
         stream.write(made.to_str(pretty=True).encode())
 

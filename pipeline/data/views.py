@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip, Noise, OwnAugmentation
@@ -74,9 +74,9 @@ class Views:
         """
         inputs = []
         names = dict.fromkeys(view.stored for view in self.views[:first])
-        floats = {name: self._as_float(name, batch.stored[name]) for name in names}
+        decoded = {name: self._decoded(name, batch.stored[name]) for name in names}
         for number, view in enumerate(self.views[:first]):
-            x = floats[view.stored]  # nothing below writes into it
+            x = decoded[view.stored]  # nothing below writes into it
             image = x.dim() == 4
             size = self.shapes[number][:2] if image else (0, 0)
             augmentations = view.augment if train else []
@@ -109,10 +109,11 @@ class Views:
             inputs.append(x)
         return inputs
 
-    def _as_float(self, name: str, stored: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def _decoded(self, name: str, stored: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Returns a stored view as floats; token ids stay whole numbers."""
         if stored.dtype == torch.uint8:
             return stored.permute(0, 3, 1, 2).float().div_(255)
-        if name not in self.statistics:  # token ids too
+        if name not in self.statistics:
             return stored
         mean, std = self.statistics[name]
         return (stored - mean) / std

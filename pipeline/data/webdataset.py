@@ -80,7 +80,7 @@ class EndlessBatches:
         reader, sizes = self.streams.reader, self._sizes()
         rows, labelled = sum(sizes), sizes[0] if self.streams.labelled else 0
         return {
-            VIEW + name: ((rows, *reader.shape(name)), reader.view(name).dtype)
+            VIEW + name: ((rows, *reader.shape(name)), reader.dtype(name))
             for name in self.streams.stored
         } | {
             "targets": ((labelled, len(reader.manifest.labels.names)), "float32"),

@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 
 AT = 1, 5, 10
 STRIP = 1 << 22  # cosines at a time
+TIE = 1e-6  # cosines so near are equal: rounding, which hangs on the batch, decides nothing
 
 
 def cross_view_recalls(
@@ -42,5 +43,5 @@ def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
     for rows in torch.split(torch.arange(len(keys)), max(1, STRIP // len(keys))):
         cosines = queries[rows] @ keys.T
         cosines[torch.arange(len(rows)), rows] = -torch.inf
-        ranks.append((cosines >= own[rows, None]).sum(1))
+        ranks.append((cosines >= own[rows, None] - TIE).sum(1))
     return torch.cat(ranks)

@@ -57,7 +57,7 @@ class _PartBatches:
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
         views: dict[str, ArraySpec] = {
-            VIEW + name: ((self.size, *self.reader.shape(name)), self.reader.view(name).dtype)
+            VIEW + name: ((self.size, *self.reader.shape(name)), self.reader.dtype(name))
             for name in self.names
         }
         return views | {

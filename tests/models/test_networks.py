@@ -1,5 +1,6 @@
 """Networks of transformers and timm as encoders: features, what is learnt, and what is refused."""
 
+import importlib
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -28,7 +29,7 @@ VIT = {"model_type": "vit", "hidden_size": 8, "patch_size": 4, **SMALL}
 PICTURE, TEXT = [8, 8, 3], [10, 50]
 
 
-def made(shape: list[int], **options: Any) -> nn.Module:
+def made(shape: list[int], **options: Any) -> Any:
     torch.manual_seed(0)
     model = Model.model_validate({"encoder": {"kind": "transformers", **options}})
     return build_encoder(model.encoder, shape, salt=0)[0]
@@ -107,8 +108,8 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
     again, width = build_encoder(model.encoder, TEXT, salt=0)
     assert width == 16
     torch.testing.assert_close(again(ids(4), torch.arange(1)), first(ids(4), torch.arange(1)))
-    found = without_weights(described(model)).encoder
-    assert found.weights is None and found.config["hidden_size"] == 16  # type: ignore[union-attr]
+    found: Any = without_weights(described(model)).encoder
+    assert found.weights is None and found.config["hidden_size"] == 16
     build_encoder(found, TEXT, salt=0)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "auto_map": {}}))
     with pytest.raises(ConfigError, match="its network is code of others"):
@@ -183,12 +184,13 @@ class Standin(ModuleType):
 def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """timm, with a stand-in for torchvision where it is not there or does not fit torch."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except (ImportError, RuntimeError):
         for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".models",
                      ".models.feature_extraction", ".datasets", ".datasets.folder"):  # fmt: skip
             monkeypatch.setitem(sys.modules, f"torchvision{part}", Standin(f"torchvision{part}"))
-    return pytest.importorskip("timm", exc_type=ImportError)
+    found: ModuleType = pytest.importorskip("timm", exc_type=ImportError)
+    return found
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -196,6 +198,7 @@ def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     small = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
     options = {"kind": "timm", "name": "vit_tiny_patch16_224", "options": small}
     torch.manual_seed(0)
+    vit: Any
     vit, width = build_encoder(Model.model_validate({"encoder": options}).encoder, PICTURE, 0)
     x = torch.rand(2, 3, 8, 8)
     features = vit(x, torch.arange(2))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from heron.pipeline.models.heterogeneous import Encoded
 from heron.pipeline.objectives.clip import MOST, LearntScale, clip, siglip
 
 Loss = Callable[..., Tensor]
@@ -80,7 +81,8 @@ def test_the_largest_scale_is_finite_in_float32() -> None:
 
 def test_the_scale_is_bounded() -> None:
     scale = LearntScale(1e6)
-    (rows,) = scale.add_features(type("E", (), {"rng_keys": torch.arange(3)})())["scale"]  # type: ignore[arg-type]
+    encoded = Encoded([], torch.arange(3), [], [3], [], torch.zeros(3, 2), [], None, None, None)
+    (rows,) = scale.add_features(encoded)["scale"]
     assert rows.tolist() == [MOST] * 3
 
 
