@@ -20,6 +20,7 @@ EXPECTED = (
     f"{', '.join(NUMBERS)} (class numbers), {', '.join(TEXTS)} (class names), json:FIELD or npy, "
     "or one of them with a name before it, such as label.txt"
 )
+FEW = 20  # classes that may have a row each
 MANY = 100_000  # classes; more are captions, or numbers of something else
 
 
@@ -147,6 +148,12 @@ def encode(
             )
     named = kind in ("class name", "list of names")
     names = (_named if named else _numbered)(stated, given)
+    if given is None and kind == "class name" and len(names) > max(FEW, len(stated) // 2):
+        raise SourceError(
+            f"label: {len(names):,} names in {len(stated):,} labels, such as "
+            f"{shown(names[len(names) // 2])}; this looks like text: index it with --text, which "
+            "takes what --label was given; or name the classes with --label-names"
+        )
     if len(names) > MANY:
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels; expected at most {MANY:,}; "

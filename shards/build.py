@@ -35,7 +35,7 @@ from heron.shards.manifest import (
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
 from heron.shards.sources.base import Rows, Source
-from heron.shards.tokenizer import texts_of, tokenizer_name, write_tokenizer
+from heron.shards.tokenizer import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -78,7 +78,10 @@ def build(
             return done
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
         _write_all(source, out, plan, workers, progress)
-        _write_tokenizers(draft, out, plan)
+        tars = [p.file for p in plan if p.split == "train" or "train" not in draft.splits]
+        if any(view.kind == "text" for view in draft.views):
+            read = {out / tar: ShardIndex.read(out / index_name(tar)) for tar in tars}
+            write_tokenizers(out, draft.views, read)
         manifest = _manifest(draft, out, plan).write(out / MANIFEST)
         (out / JOURNAL).unlink()
         if progress:
@@ -171,7 +174,7 @@ def _clear(out: Path) -> None:
     with suppress(FileNotFoundError):
         (out / MANIFEST).replace(out / JOURNAL)
     number = "[0-9]" * 6
-    for pattern in (f"*-{number}.tar", f"*-{number}.index.npz", "*.tokenizer.json", JOURNAL):
+    for pattern in (f"*-{number}.tar", f"*-{number}.index.npz", f"*{TOKENIZER}", JOURNAL):
         for path in out.glob(pattern):
             path.unlink()
 
@@ -321,16 +324,6 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
             row = int(np.argwhere(~np.isfinite(array))[0][0])
             return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
     return None
-
-
-def _write_tokenizers(draft: Manifest, out: Path, plan: list[_Rows]) -> None:
-    """Writes a tokeniser for each view of texts, of the split train, or of all."""
-    for view, member in zip(draft.views, draft.members, strict=False):
-        if view.kind == "text":
-            tars = [p.file for p in plan if p.split == "train" or "train" not in draft.splits]
-            indexes = ((out / tar, ShardIndex.read(out / index_name(tar))) for tar in tars)
-            texts = (text for tar, index in indexes for text in texts_of(tar, index, member))
-            write_tokenizer(out / tokenizer_name(view.name), texts)
 
 
 def npy(array: NDArray[Any]) -> bytes:

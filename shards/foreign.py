@@ -19,6 +19,7 @@ from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
     FOREIGN,
+    KINDS,
     SCHEMA_VERSION,
     BuiltFrom,
     Labels,
@@ -33,8 +34,10 @@ from heron.shards.progress import progress_bar
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import contents
+from heron.shards.tokenizer import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
+SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before they are measured
 AT_ONCE = 4096  # vectors read at a time for their statistics
 
 
@@ -122,6 +125,8 @@ def index(
         index = replace(survey.index, labels=rows)
         index.write(path)
         shards[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
+    trained = splits.get("train", list(surveys))
+    write_tokenizers(folder, views, {tar: surveys[tar].index for tar in trained})
     measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
     changes = {"views": views, "labels": labels, "splits": measured}
     manifest = Manifest.model_validate(dict(plan) | changes).write(folder / MANIFEST)
@@ -141,10 +146,15 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
             dataset=folder.resolve().name,
             schema_version=SCHEMA_VERSION,
             views=[
-                View(name=name, kind="image", shape=(-1, -1, 3), dtype="uint8", member=suffixes[0])
-                if kind == "image"
-                else View(name=name, kind=kind, shape=(0,), dtype="float32", member=suffixes[0])
-                for name, kind, suffixes in layout.columns
+                View(
+                    name=column.name,
+                    kind=column.kind,
+                    shape=SHAPES[column.kind],
+                    dtype=KINDS[column.kind][0],
+                    member=column.suffixes[0],
+                    field=column.field,
+                )
+                for column in layout.columns
             ],
             labels=Labels(kind="none", names=[]),
             splits=dict.fromkeys(splits, []),
@@ -188,6 +198,8 @@ def _clear(folder: Path) -> None:
     if (folder / MANIFEST).exists():
         manifest = load_manifest(folder)
         (folder / MANIFEST).unlink()
+        for path in folder.glob(f"*{TOKENIZER}"):
+            path.unlink()
         for shards in manifest.splits.values():
             for shard in shards:
                 (folder / shard.index_file).unlink(missing_ok=True)
@@ -231,6 +243,8 @@ def _measured(
         axes = [set(axis) for axis in zip(*samples, strict=True)]
         shape = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
         return view.model_copy(update={"shape": shape})
+    if view.kind == "text":
+        return view
     if len(samples) > 1:
         ((width,), sample), ((other_width,), other), *_ = samples.items()
         raise ShardError(

@@ -29,8 +29,9 @@ class StoredColumn(NamedTuple):
     """A view: its name, its kind, and the suffixes its member may have."""
 
     name: str
-    kind: Literal["image", "vector"]
+    kind: Literal["image", "vector", "text"]
     suffixes: tuple[str, ...]
+    field: str | None = None  # of the JSON object that holds the text
 
 
 class Layout(BaseModel):
@@ -45,6 +46,11 @@ class Layout(BaseModel):
     )
     vector: list[str] | None = Field(
         default=None, description="suffixes of float32 vectors, a view each: npy, or audio.npy"
+    )
+    text: list[str] | None = Field(
+        default=None,
+        description="members with texts in UTF-8, a view each: txt, or caption.txt; json:FIELD is "
+        "a string of a JSON object",
     )
     label: str | None = Field(
         default=None,
@@ -86,10 +92,11 @@ class Layout(BaseModel):
         images, vectors = self.image or [], self.vector or []
         asked = [StoredColumn("image", "image", _suffixes(text, PICTURES)) for text in images]
         asked += [StoredColumn("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
-        words = [one.suffixes[0].replace(".", "_") for one in asked]
+        asked += map(_text, self.text or [])
+        words = [one.field or one.suffixes[0].replace(".", "_") for one in asked]
         # By what stands before the suffix (left of left.jpg), or else by all of it.
         names = [
-            word.rpartition("_")[0] if "." in one.suffixes[0] else one.name
+            one.field or (word.rpartition("_")[0] if "." in one.suffixes[0] else one.name)
             for word, one in zip(words, asked, strict=True)
         ]
         if len(images) == 1:
@@ -161,6 +168,14 @@ def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
             f"split: no tar in {tars[0].parent} is called {pattern!r}; found {some(names)}"
         )
     return split, translate(pattern)
+
+
+def _text(text: str) -> StoredColumn:
+    """Parses a value of --text."""
+    member, _, field = text.partition(":")
+    if field and member.rpartition(".")[2] in JSONS:
+        return StoredColumn("text", "text", (member,), field)
+    return StoredColumn("text", "text", _suffixes(text, ("txt", "text", "caption")))
 
 
 def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:

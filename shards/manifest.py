@@ -48,7 +48,7 @@ class View(Record):
     `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
     varies between samples, and (-1,) for texts: bytes of UTF-8. `mean` and `std` are over the train
     split, or over all rows where there is no split of that name. `member` is the suffix of its
-    files in a tar.
+    files in a tar; a text may be a `field` of a member that is a JSON object.
     """
 
     name: Name
@@ -56,6 +56,7 @@ class View(Record):
     shape: tuple[Extent, ...]
     dtype: Literal["uint8", "float32"]
     member: Suffix | None = None  # None: see `member_names`
+    field: str | None = Field(None, max_length=200)  # None: the member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
 
@@ -74,6 +75,8 @@ class View(Record):
                 raise ValueError(f"view {self.name!r}: {name} is not within ±{GREATEST:g}")
         if self.kind == "text" and self.shape != (-1,):
             raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
+        if self.field is not None and self.kind != "text":
+            raise ValueError(f"view {self.name!r}: a field of JSON; expected texts")
         if any(value < 0 for value in self.std or ()):  # 0: a column with one value
             raise ValueError(f"view {self.name!r}: a std is below 0")
         return self

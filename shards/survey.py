@@ -16,6 +16,7 @@ from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_whole
 from heron.shards.tarball import ByteRange, contents
+from heron.shards.texts import read_text
 
 SKIP = "mend it, or leave such samples out with `--on-error skip`"
 Sample = dict[str, ByteRange]  # where each member lies, by its suffix
@@ -105,6 +106,9 @@ def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
         if column.kind == "image":
             header = read_whole(payload)
             return header.height, header.width, 3
+        if column.kind == "text":
+            read_text(payload, column.field)
+            return (-1,)
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
         if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
             raise ValueError(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from heron.shards.atomic import atomic_write
 from heron.shards.index import ShardIndex
+from heron.shards.manifest import View, member_names
+from heron.shards.texts import texts_of
 
 MOST = 8192  # pieces of a vocabulary
+TOKENIZER = ".tokenizer.json"  # after the name of a view
 SPECIAL = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-
-
-def tokenizer_name(view: str) -> str:
-    """Returns the name of the tokeniser of a view of texts."""
-    return f"{view}.tokenizer.json"
 
 
 def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
@@ -49,12 +46,11 @@ def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
         stream.write(made.to_str(pretty=True).encode())
 
 
-def texts_of(tar: Path, index: ShardIndex, member: str) -> Iterator[str]:
-    """Yields the texts of a shard."""
-    column = index.column(member)
-    file = os.open(tar, os.O_RDONLY)
-    try:
-        for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
-            yield os.pread(file, int(length), int(start)).decode("utf-8-sig", "replace")
-    finally:
-        os.close(file)
+def write_tokenizers(folder: Path, views: Sequence[View], tars: Mapping[Path, ShardIndex]) -> None:
+    """Writes a tokeniser for each view of texts of some shards."""
+    for view, member in zip(views, member_names(list(views), None), strict=True):
+        if view.kind == "text":
+            texts = (
+                t for tar, index in tars.items() for t in texts_of(tar, index, member, view.field)
+            )
+            write_tokenizer(folder / f"{view.name}{TOKENIZER}", texts)

@@ -20,6 +20,7 @@ from heron.shards.picture import read_whole
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
+from heron.shards.texts import read_text
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,9 @@ def _member_fault(
             if all(want in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
                 return None
             return f"view {view.name!r} is {shape}; expected {view.shape}"
+        if view.kind == "text":
+            read_text(payload.tobytes(), view.field)
+            return None
     array = array_at(payload, 0, len(payload), "is no array")
     if column == len(manifest.views):  # of our labels
         same = array.dtype == labels.dtype and np.array_equal(array, labels)

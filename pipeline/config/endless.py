@@ -59,6 +59,7 @@ class WebDataset(Section):
         tar_bytes: the most that a tar may have.
         image: suffixes of the members that are pictures, a view each.
         vector: suffixes of the members that are vectors, a view each, and their widths.
+        text: suffixes of the members that are texts, or `json:FIELD`, a view each.
         label: suffix of the member that is the label, or `json:FIELD`.
         label_kind: whether a sample has one class or several labels.
         classes: names of the classes or labels, or how many there are.
@@ -72,6 +73,7 @@ class WebDataset(Section):
     tar_bytes: Natural = 1 << 32
     image: list[str] = []
     vector: dict[str, Natural] = {}
+    text: list[str] = []
     label: str | None = None
     label_kind: Literal["multi_class", "multi_label"] = "multi_class"
     classes: list[str] | Natural = []
@@ -79,7 +81,7 @@ class WebDataset(Section):
     @property
     def views(self) -> int:
         """How many views are declared."""
-        return len(self.image) + len(self.vector)
+        return len(self.image) + len(self.vector) + len(self.text)
 
     @property
     def declares(self) -> bool:

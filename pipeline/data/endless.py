@@ -132,7 +132,7 @@ class EndlessStreams:
             fault = "has both" if found else "lacks"
             raise ValueError(f"{fault} {wanted}; found {_members(sample)}")
         payload, where = sample[found[0]], f"member '{found[0]}'"
-        if self.reader.view(name).kind == "image":
+        if self.reader.view(name).kind != "vector":
             try:
                 self.reader.decoder(name).decode(payload, out)
             except ValueError as fault:
@@ -235,7 +235,12 @@ def _declared(config: Config) -> Reader:
     """Returns a reader of no rows, whose manifest says what `data.webdataset` declares."""
     data, given = config.data, config.data.webdataset
     assert given is not None
-    asked = {"image": given.image, "vector": list(given.vector), "label": given.label}
+    asked = {
+        "image": given.image,
+        "vector": list(given.vector),
+        "text": given.text,
+        "label": given.label,
+    }
     layout = Layout.of(asked)
     if (given.label is None) != (not given.names):
         raise ConfigError(
@@ -243,11 +248,10 @@ def _declared(config: Config) -> Reader:
             "both, or neither: labels are counted before the first sample is read"
         )
     plain = draft(Path("data.webdataset"), layout, {})
-    images, vectors = plain.views[: len(given.image)], plain.views[len(given.image) :]
-    widths = given.vector.values()
-    views = images + [
-        view.model_copy(update={"shape": (width,)})
-        for view, width in zip(vectors, widths, strict=True)
+    widths = iter(given.vector.values())
+    views = [
+        view.model_copy(update={"shape": (next(widths),)}) if view.kind == "vector" else view
+        for view in plain.views
     ]
     labels = Labels(kind=given.label_kind if given.label else "none", names=given.names)
     changes = {"views": views, "labels": labels}

@@ -134,7 +134,7 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
                     f"data.views: two views of the text '{name}' differ in tokens or tokenizer; "
                     "expected the same in both"
                 )
-            reader.decoders[name] = text_decoder(views[0])
+            reader.decoders[name] = text_decoder(views[0], reader.view(name).field)
         if stored.kind == "image":
             in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
             draft = data.draft and not in_blocks

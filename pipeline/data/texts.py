@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import ModelView
 from heron.shards.errors import shown
+from heron.shards.texts import read_text
 
 BYTES = "bytes"  # the tokenizer that needs no file: a start token, then each byte of the text
 START, FIRST = 0, 1  # its ids: of the start, and of byte 0
 NONE = -1  # where there is no token
-LONGEST = 2**16  # bytes of a text that are looked at
 LARGEST = 2**25  # bytes of a tokenizer's file
 
 
@@ -26,16 +26,18 @@ class TextDecoder:
     Attributes:
         tokens: of a row; longer texts are cut, shorter ones end in -1.
         tokenizer: `bytes`, or the content of a tokenizer.json.
+        field: of the JSON object that holds the text, if one does.
     """
 
     tokens: int
     tokenizer: str = BYTES
+    field: str | None = None
     varying = False  # as of pictures, which have several sizes
     dtype = "int32"
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a reading process is given."""
-        return {"tokens": self.tokens, "tokenizer": self.tokenizer}
+        return {"tokens": self.tokens, "tokenizer": self.tokenizer, "field": self.field}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,12 +62,9 @@ class TextDecoder:
         """Writes the token ids of a text to `out`, [tokens].
 
         Raises:
-            ValueError: it is not UTF-8, or makes no token.
+            ValueError: it is no text (see `read_text`), or makes no token.
         """
-        try:
-            text = data[:LONGEST].decode("utf-8-sig", "ignore" if len(data) > LONGEST else "strict")
-        except UnicodeDecodeError:
-            raise ValueError(f"is {shown(data)}; expected UTF-8") from None
+        text = read_text(data, self.field)
         if self.tokenizer == BYTES:
             ids = [START, *(FIRST + byte for byte in text.encode())][: self.tokens]
         else:
@@ -76,13 +75,13 @@ class TextDecoder:
         out[len(ids) :] = NONE
 
 
-def text_decoder(view: ModelView) -> TextDecoder:
+def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
     """Returns what reads the texts of a view.
 
     Raises:
         ConfigError: its tokenizer cannot be read.
     """
-    decoder = TextDecoder(view.tokens, _content(view.tokenizer, view.stored))
+    decoder = TextDecoder(view.tokens, _content(view.tokenizer, view.stored), field)
     try:
         decoder.vocabulary  # noqa: B018 - it reads the tokenizer
     except Exception as error:  # tokenizers raises that class itself
