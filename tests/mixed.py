@@ -101,3 +101,8 @@ def mixed(folder: Path, name: str = "run", **changes: Any) -> Config:
 def captions(rows: Sequence[int]) -> list[str]:
     """What the rows of the test split are called."""
     return [_row("test", row)[1].decode() for row in rows]
+
+
+def picture(row: int) -> bytes:
+    """The picture of a row of the test split."""
+    return _row("test", row)[0]

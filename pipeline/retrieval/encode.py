@@ -100,7 +100,8 @@ class FileEncoder:
                     f"one of each: {self._wanted()}"
                 )
             return {stored[0]: given}
-        if set(given) != set(stored):
+        some = self.layer == "projection" and given and set(given) <= set(stored)
+        if set(given) != set(stored) and not some:
             raise RetrievalError(
                 f"files of the views {', '.join(given) or '(none)'}; expected those that the model "
                 f"sees: {self._wanted()}"
@@ -110,15 +111,27 @@ class FileEncoder:
     def __call__(self, given: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
         """Returns the embedding of one sample, [dim], out of the file of each view.
 
+        Of projections some views will do, such as a picture alone: they stand in the place of the
+        others, so that the product with a sample's projections is the sum of the cosines of its
+        other views with them.
+
         Raises:
             RetrievalError: a view's file is missing, too large or not what the view is.
         """
         view = self.model.reader.view
         rows = {n: self._row(view(n), file, row) for n, file in self._by_view(given).items()}
         one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
-        stored = {name: torch.from_numpy(array[None]) for name, array in rows.items()}
+        reader = self.model.reader
+        empty = {n: np.zeros(reader.shape(n), reader.dtype(n)) for n in self.model.stored}
+        stored = {n: torch.from_numpy(array[None]) for n, array in (empty | rows).items()}
         batch = Batch(stored, none, one, one, [1])
         vector = self.model.forward(batch, [self.layer])[self.layer][0].float()
+        if set(rows) < set(empty):
+            views = self.model.views.views[: self.model.model.classified]
+            given_ones = torch.tensor([one.stored in rows for one in views])
+            parts = vector.view(len(views), -1)
+            known = normalize(parts[given_ones].sum(0), dim=0)
+            vector = torch.where(given_ones[:, None], torch.zeros(()), known).flatten()
         if not bool(torch.isfinite(vector).all()):
             raise RetrievalError(
                 f"layer '{self.layer}' of the file is not finite; expected finite numbers; look at "
@@ -156,34 +169,21 @@ class FileEncoder:
             raise RetrievalError(f"{name} {fault}") from None
         return ids
 
-    @torch.inference_mode()
     def text(self, text: str) -> NDArray[np.float32]:
         """Returns what finds samples whose other views are near to a text, [dim].
-
-        The text's projection stands in the place of every view but its own: its product with a
-        sample's is the sum of its cosines with the projections of these views.
 
         Raises:
             RetrievalError: the model sees no text, or the index is of another layer.
         """
-        views, network = self.model.views, self.model.model
-        texts = [
-            number
-            for number, view in enumerate(views.views[: network.classified])
-            if self.model.reader.view(view.stored).kind == "text"
-        ]
+        reader = self.model.reader
+        texts = [name for name in self.model.stored if reader.view(name).kind == "text"]
         if not texts or self.layer != "projection":
             what = f"of layer '{self.layer}'" if texts else "of a model that sees no text"
             raise RetrievalError(
                 f"the index is {what}; a text is compared with the projections of other views: "
                 "expected an index of --layer projection, and a model with a view of text"
             )
-        ids = self._ids(views.views[texts[0]].stored, text.encode(), "the text")
-        encoder, projector = network.branch(texts[0])
-        z = projector(encoder(torch.from_numpy(ids[None]), torch.zeros(1, dtype=torch.int64)))[0]
-        parts = torch.zeros(network.classified, len(z))
-        parts[[n for n in range(len(parts)) if n != texts[0]]] = normalize(z, dim=0).float()
-        return np.asarray(parts.flatten().numpy(), np.float32)
+        return self({texts[0]: text.encode()})
 
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
         """Returns a picture as the reader would give it, had it been in the shards.

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -79,7 +78,7 @@ class Signature(BaseModel):
                 {
                     "view": view,
                     "decoded": reader.shape(name) if view.kind == "image" else None,
-                    "text": asdict(reader.decoder(name)) if view.kind == "text" else None,
+                    "text": _text(reader.decoder(name)),
                 }
                 for name, view in stored.items()
             ],
@@ -127,3 +126,10 @@ class Signature(BaseModel):
                 "expected the same views in both; bring the checkpoint back as it was written"
             )
         return found[name]
+
+
+def _text(decoder: PictureDecoder | TextDecoder) -> dict[str, Any] | None:
+    """Returns how texts that are given are read, wherever those of the data set lie."""
+    if not isinstance(decoder, TextDecoder):
+        return None
+    return {"tokens": decoder.tokens, "tokenizer": decoder.tokenizer}

@@ -21,7 +21,7 @@ from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.tokenizer import write_tokenizer
 from tests import ranks
-from tests.mixed import captions, mixed
+from tests.mixed import captions, mixed, picture
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "clip": {},
@@ -117,6 +117,11 @@ def test_a_text_finds_pictures(run: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     assert main(["query", str(run / "i"), "--text", "a small red square", "--k", "3"]) == 0
     assert "query   a small red square" in capsys.readouterr().out
+    number = [text.endswith("blue square") for text in captions(range(24))].index(True)
+    found = retriever.by_file({"image": picture(number)}, 6)
+    assert [hit.labels for hit in found.hits].count(["blue"]) >= 4
+    with pytest.raises(RetrievalError, match="files of the views image; expected those that the"):
+        Retriever.open(run / "h").by_file({"image": picture(0)}, 6)
     with pytest.raises(RetrievalError, match="the index is of layer 'hidden'; a text is compared"):
         Retriever.open(run / "h").by_text("red", 3)
     assert not Retriever.open(run / "h").takes_text
