@@ -125,7 +125,7 @@ class Heterogeneous(nn.Module):
         super().__init__()
         self.views = len(shapes)
         self.classified = 1 if config.classify_on == "first_view" else self.views
-        self._refuse(config, shapes)
+        self._refuse(config, shapes, terms)
         number = 1 if config.shared_encoder else self.views
         built = []
         for view, shape in enumerate(shapes[:number]):
@@ -155,7 +155,16 @@ class Heterogeneous(nn.Module):
         self._build_parts(spec, terms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _refuse(self, config: Model, shapes: Sequence[Sequence[int]]) -> None:
+    def _refuse(
+        self, config: Model, shapes: Sequence[Sequence[int]], terms: Mapping[str, Term]
+    ) -> None:
+        compared = {"inputs", "input_projections"}
+        for name, term in terms.items():
+            if compared & term.requires().features and any(len(shape) == 2 for shape in shapes):
+                raise ConfigError(
+                    f"objective.{name} compares the inputs themselves, and the numbers of tokens "
+                    "say nothing of a text; expected another term, or views without text"
+                )
         if self.classified < self.views and not config.shared_encoder:
             raise ConfigError(
                 f"model.classify_on is 'first_view', but each of {self.views} views has an encoder "

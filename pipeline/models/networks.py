@@ -84,9 +84,12 @@ class TransformerEncoder(NetworkEncoder):
     def of_tokens(self, ids: Tensor) -> Tensor:
         """Returns features of token ids, -1 where there is none."""
         there = ids >= 0
-        longest = max(1, int(there.sum(1).max())) if len(ids) else 1
-        ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
-        out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=there.long())
+        mask = None  # of a copy that computes nothing: to look into one would fail
+        if not ids.is_meta:
+            longest = max(1, int(there.sum(1).max())) if len(ids) else 1
+            ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
+            mask = there.long()
+        out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=mask)
         hidden: Tensor = out.last_hidden_state
         if self.options.pooling == "first":
             return hidden[:, 0]

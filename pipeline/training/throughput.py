@@ -93,12 +93,17 @@ def skeleton(
 ) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
     """Returns a copy of a model that computes nothing, with inputs and keys of so many rows.
 
-    `shapes` are those of a sample of each view as it is stored: [..., channels] of pictures.
+    `shapes` are those of a sample of each view as it is stored: [..., channels] of pictures,
+    (tokens, vocabulary) of texts.
     """
     meta = copy.deepcopy(model).to("meta").eval()
     inputs = [
-        torch.empty(rows, *(shape if len(shape) == 1 else (shape[2], *shape[:2])), device="meta")
-        for shape in shapes
+        torch.empty(rows, shape[0], dtype=torch.int32, device="meta")
+        if len(shape) == 2
+        else torch.empty(
+            rows, *(shape[2:] + shape[:2] if len(shape) == 3 else shape), device="meta"
+        )
+        for shape in map(tuple, shapes)
     ]
     return meta, inputs, torch.empty(rows, dtype=torch.int64, device="meta")
 

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
 from heron.launch.cli import main
 from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.texts import TextDecoder
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.training.throughput import model_flops, step_flops
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
@@ -178,6 +181,21 @@ def test_what_a_text_cannot_be(run: Path, view: dict[str, Any], told: str) -> No
     views = [*config["views"][:1], {"stored": "caption", **view}]
     with pytest.raises(ConfigError, match=told):
         open_reader(mixed(run, data={"views": views}).data)
+
+
+def test_a_step_is_counted_and_inputs_are_not_compared(tmp_path: Path) -> None:
+    config, shapes = mixed(tmp_path), [(16, 16, 3), (24, 257), (5,)]
+    model = Heterogeneous(
+        config.model, shapes, 3, config.objective.terms(), config.data.view_names
+    ).eval()
+    inputs = [torch.rand(4, 3, 16, 16), torch.ones(4, 24, dtype=torch.int32), torch.rand(4, 5)]
+    with sdpa_kernel(SDPBackend.MATH):  # kernels of CPUs are not counted
+        real = step_flops(lambda: model.embed(inputs, torch.arange(4), [4]))
+    assert model_flops(model, shapes, 4) == real > 0
+    hcl = {"clip": None, "input_weighted_unsupervised": {}}
+    other = mixed(tmp_path, objective=hcl)
+    with pytest.raises(ConfigError, match="input_weighted_unsupervised compares the inputs them"):
+        Heterogeneous(other.model, shapes, 3, other.objective.terms(), other.data.view_names)
 
 
 def test_a_view_of_text_has_no_fixed_shape() -> None:
