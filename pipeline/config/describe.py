@@ -58,6 +58,7 @@ def keys_at(name: str) -> list[Key]:
         ConfigError: there is no such key; names the nearest.
     """
     every, wanted = describe_keys(), re.sub(r"\.\d+(?=\.|$)", ".N", name)
+    wanted = re.sub(r"^model\.encoders\.[^.]+", "model.encoder", wanted)  # each is one
     if found := [key for key in every if f"{key.name}.".startswith(f"{wanted}.")]:
         return found
     raise ConfigError(f"unknown key {name!r}; {suggest(wanted, [key.name for key in every])}")

@@ -106,7 +106,8 @@ def test_labels_of_classes_and_of_some() -> None:
         ({"keys": ["a"] * N}, "699 keys are there twice, the first 'a' of samples 0 and 1"),
         ({"vectors": np.where(np.arange(N)[:, None] == 7, 0, Z)}, "1 of 700 vectors are zero, "
          "which has no cosine: '7'"),
-        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, sq8, rabitq, ivfpq, hnsw"),
+        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, sq8, rabitq, binary, "
+         "ivfpq, hnsw"),
         ({"vectors": Z[:0]}, "the array has no vectors; expected some to index"),
     ],
 )  # fmt: skip

@@ -38,8 +38,8 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("configs/scene.yaml", "did you mean 'scene'?"),
         ("./scene", "did you mean 'scene'?"),
         (Path("scene"), "did you mean 'scene'?"),
-        ("zzz", "expected one of celeba, cifar10"),
-        ("methods", "or a name that comes with Heron; expected one of celeba"),
+        ("zzz", "expected one of captions, celeba"),
+        ("methods", "or a name that comes with Heron; expected one of captions"),
     ],
 )  # fmt: skip
 def test_what_is_not_there(

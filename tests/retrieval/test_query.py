@@ -347,5 +347,5 @@ def test_the_verb_says_what_is_wrong(retriever: Retriever, tmp_path: Path) -> No
         with pytest.raises(RetrievalError, match=message):
             ask(*words_)
     for given in ((), ("--key", "s000", "--file", "x.png")):
-        with pytest.raises(UsageError, match="expected one of --key, --file and --vector"):
+        with pytest.raises(UsageError, match="expected one of --key, --file, --text and --vector"):
             ask(folder, *given)
