@@ -33,7 +33,7 @@ class LearntScale(nn.Module):
 
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `TERM_scale`, and `TERM_bias`, the same for each row: [rows]."""
-        rows = len(encoded.rng_keys)
+        rows = encoded.rng_keys.shape[0]
         found = {f"{self.term}_scale": [self.log_scale.exp().clamp(max=MOST).expand(rows)]}
         if hasattr(self, "bias"):
             found[f"{self.term}_bias"] = [self.bias.expand(rows)]
