@@ -1,7 +1,7 @@
 """Models as one file for other programs: a `torch.export` archive, or ONNX.
 
 What comes before the network is in the graph: vectors are standardised, pictures scaled and brought
-to the model's size. The number of rows is free.
+to the model's size. Texts are token ids; the file tells the tokenizer. The number of rows is free.
 """
 
 import copy
@@ -23,6 +23,7 @@ import heron
 from heron.model import ExportLayer, Model, no_layer
 from heron.pipeline.config.extras import require
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.texts import NONE
 from heron.pipeline.retrieval.layers import LayerModel
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
@@ -48,19 +49,23 @@ class RawLayer(nn.Module):
 
     def forward(self, views: Rows) -> Tensor:
         """Returns float32 [rows, dim] of the stored views by name, each [rows, ...]."""
-        rows = next(iter(views.values())).shape[0]
-        keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
-        batch = Batch(views, torch.empty(0, 0), keys, keys, [rows])
-        found = LayerModel(self.network, self.views).features(batch)
-        return LayerModel.layer(found, self.layer).float()
+        return _compute(LayerModel(self.network, self.views), views, self.layer)
+
+
+def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
+    rows = next(iter(views.values())).shape[0]
+    keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
+    found = model.features(Batch(views, torch.empty(0, 0), keys, keys, [rows]))
+    return LayerModel.layer(found, layer).float()
 
 
 def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden") -> None:
     """Writes a file that computes a layer of raw rows without Heron.
 
-    Its inputs are named as the stored views: float32 [rows, width], or uint8 [rows, height, width,
-    channels]; its output is float32 [rows, dim]. It computes in float32, whatever
-    `train.precision` is. What the file gives of drawn rows is compared with the model's own first.
+    Its inputs are named as the stored views: float32 [rows, width], uint8 [rows, height, width,
+    channels], or of texts int32 [rows, tokens], -1 behind the last token; its output is float32
+    [rows, dim]. It computes in float32, whatever `train.precision` is. What the file gives of drawn
+    rows is compared with the model's own first.
 
     Args:
         model: to export; it stays as it is.
@@ -86,7 +91,11 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require(package, "an export to ONNX")
     graph, rows = RawLayer(model._model, layer), _draw(model, CHECKED_ROWS)
-    wanted = model.encode(rows, layer) if layer != "logits" else model.logits(rows)
+    with torch.inference_mode():
+        wanted = _compute(model._model, rows, layer).numpy()
+        network.leave_out_parts(
+            lambda: np.array_equal(_compute(model._model, rows, layer).numpy(), wanted)
+        )
     with _quiet():
         try:
             program = _trace(graph, _draw(model, TRACED_ROWS))
@@ -116,17 +125,27 @@ def describe(model: Model, layer: ExportLayer, width: int) -> dict[str, Any]:
         "layer": layer,
         "width": width,
         "views": {name: list(rows.shape[1:]) for name, rows in _draw(model, 1).items()},
+        "tokenizers": {
+            one.view.name: one.text.tokenizer
+            for one in model.signature.inputs
+            if one.text is not None and one.view.name in model.views
+        },
         "labels": model.labels,
         "label_kind": model.signature.label_kind,
     }
 
 
 def _draw(model: Model, rows: int) -> Rows:
-    """Returns rows as they may lie in the shards: about the mean, or pictures of noise."""
+    """Returns rows as they may lie in the shards: about the mean, noise, or any tokens."""
     draw, found = np.random.default_rng(0), Rows()
     inputs = {one.view.name: one for one in model.signature.inputs}
     for name in model.views:
         view, decoded = inputs[name].view, inputs[name].decoded
+        if (text := inputs[name].text) is not None:
+            ids = draw.integers(model.signature.vocabulary(name), size=(rows, text.tokens))
+            ids[np.arange(text.tokens) >= draw.integers(1, text.tokens + 1, (rows, 1))] = NONE
+            found[name] = torch.from_numpy(ids.astype(np.int32))
+            continue
         if decoded is not None:
             found[name] = torch.from_numpy(draw.integers(0, 256, (rows, *decoded), np.uint8))
             continue

@@ -37,6 +37,15 @@ def reproduce(
     from heron.launch.tables.measured import write
     from heron.pipeline.pretrain import pretrain
 
+    for config in missing(table, out, overrides, only):
+        pretrain(config)
+    return write(table, _measured(table, out, overrides), out)
+
+
+def missing(
+    table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[Config]:
+    """Returns the runs that are not there yet; raises as `reproduce`."""
     for name in only:
         if name not in table.methods:
             hint = "; put key=value before --only" if "=" in name else ""
@@ -45,9 +54,7 @@ def reproduce(
     configs = [  # all of them before the first run, so that one that is refused costs no run
         config for name in only or table.methods for config in _configs(table, name, out, overrides)
     ]
-    for config in [one for one in configs if not _is_done(one)]:
-        pretrain(config)
-    return write(table, _measured(table, out, overrides), out)
+    return [one for one in configs if not _is_done(one)]
 
 
 def _measured(
@@ -129,10 +136,15 @@ def run_table(
     first: Annotated[int, "first of them"] = 0,
     only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
     out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+    dry_run: Annotated[bool, "name the runs that are not there yet, and stop"] = False,
 ) -> None:
     """Runs a published table, and shows what it measures beside what was published.
 
     heron reproduce scene
     """
     asked = replace(TABLES[table], runs=runs or TABLES[table].runs, first=first)
-    print(reproduce(asked, out or Path("runs") / f"{table}-table", overrides, only))
+    out = out or Path("runs") / f"{table}-table"
+    if not dry_run:
+        return print(reproduce(asked, out, overrides, only))
+    left = missing(asked, out, overrides, only)
+    print("\n".join([*(config.run.dir for config in left), f"runs to be made: {len(left)}"]))

@@ -101,6 +101,31 @@ def cmc(z: Sequence[Tensor], tau: float) -> Tensor:
     return torch.stack(losses).mean()
 
 
+def clip(z: Sequence[Tensor], s: Tensor) -> Tensor:
+    """Radford et al. 2021, Fig. 3: cross entropy of each row and each column of the logits."""
+    terms, rows = [], range(len(z[0]))
+    for u in range(len(z)):
+        for v in range(len(z)):
+            for i in rows if u != v else ():
+                logits = torch.stack([s[i] * cos(z[u][i], z[v][k]) for k in rows])
+                terms.append(torch.logsumexp(logits, 0) - logits[i])
+    return torch.stack(terms).mean()
+
+
+def siglip(z: Sequence[Tensor], s: Tensor, b: Tensor) -> Tensor:
+    """Zhai et al. 2023, Eq. 1."""
+    batch, losses = len(z[0]), []
+    for u in range(len(z)):
+        for v in range(u + 1, len(z)):
+            total = z[0].new_zeros(())
+            for i in range(batch):
+                for k in range(batch):
+                    logit = s[i] * cos(z[u][i], z[v][k]) + b[i]
+                    total = total + torch.log(1 + torch.exp(-logit if i == k else logit)) / batch
+            losses.append(total)
+    return torch.stack(losses).mean()
+
+
 def input_weighted_unsupervised(
     z: Sequence[Tensor], x: Sequence[Tensor], tau: float, anchors: str
 ) -> Tensor:

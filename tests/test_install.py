@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -29,6 +30,19 @@ def test_the_image_is_made_of_files_that_are_there_at_the_lock_s_versions() -> N
     assert {"requirements.lock", "pyproject.toml", "README.md", "LICENSE"} <= {*kept}
     assert {path.name for path in PACKAGE.iterdir() if path.is_symlink()} <= {*kept}
     assert [name for name in kept if not (ROOT / name).exists()] == []
+    for stage in re.split(r"^FROM ", text, flags=re.M)[1:]:  # what is copied is there
+        for words in re.findall(r"^COPY (?!--)(.+) \S+$", stage, re.M):
+            assert all((ROOT / word).exists() for word in words.split())
+    built, used = re.search(r"--wheel-dir (\S+)", text), re.findall(r"(/\S+)/\*\.whl", text)
+    assert built and f"COPY --from=wheel {built[1]} /dist" in text and {*used} == {"/dist"}
+    locks = re.findall(r"--requirement (\S+)", text)
+    assert locks == ["/requirements.lock", "/gpu.lock"] and "COPY requirements.lock .\n" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]  # one version of both, which the lock's is
+    assert optional["gpu"] == [one.replace("faiss-cpu", "faiss-gpu") for one in optional["cpu"]]
+    assert re.search(r"sed 's/\^faiss-cpu==/faiss-gpu==/' /requirements.lock > /gpu.lock", text)
+    (python,) = set(re.findall(r"^FROM python:([\d.]+)-slim", text, re.M))
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
     words = re.findall(r"(?:heron:\w+|\bheron) pretrain (\w+)", text)
     assert words and all((ROOT / "configs" / f"{name}.yaml").exists() for name in words)
 

@@ -16,10 +16,12 @@ from heron.losses.loss import Loss
 from heron.losses.momentum import Comco, MomentumEncoder, Mulco
 from heron.losses.supervised import Hard, Hierarchical, Supcon, WeightedSupervised
 from heron.losses.unsupervised import (
+    Clip,
     Cmc,
     Debiased,
     InputWeightedUnsupervised,
     NtXent,
+    Siglip,
     SingleViewUnsupervised,
     WeightedUnsupervised,
 )
@@ -27,6 +29,7 @@ from heron.losses.unsupervised import (
 __all__ = [
     "Bce",
     "C2ae",
+    "Clip",
     "Cmc",
     "Comco",
     "CrossEntropy",
@@ -47,6 +50,7 @@ __all__ = [
     "NtXent",
     "Pico",
     "Plnl",
+    "Siglip",
     "SingleViewUnsupervised",
     "Supcon",
     "UbExp",

@@ -5,6 +5,7 @@ With `rows` (or `total`) they give the share of a part of the batch; shares add 
 
 from heron.pipeline.objectives.c2ae import c2ae
 from heron.pipeline.objectives.classification import bce, cross_entropy
+from heron.pipeline.objectives.clip import clip, siglip
 from heron.pipeline.objectives.comco import comco, scl_nl
 from heron.pipeline.objectives.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.pipeline.objectives.hard import debiased, hard
@@ -26,6 +27,7 @@ from heron.pipeline.objectives.unsupervised import (
 __all__ = [
     "bce",
     "c2ae",
+    "clip",
     "cmc",
     "comco",
     "cross_entropy",
@@ -44,6 +46,7 @@ __all__ = [
     "plnl",
     "pseudo_target_loss",
     "scl_nl",
+    "siglip",
     "single_view_unsupervised",
     "supcon",
     "ub_exp",

@@ -228,7 +228,10 @@ def _sizes(known: Features, targets: Tensor, sizes: Sequence[int] | None) -> lis
             )
         return list(sizes)
     told = "; ".join(
-        f"{name} " + ", ".join(f"{str(x.dtype)[6:]} [batch, {x.shape[1]}]" for x in tensors)
+        f"{name} "
+        + ", ".join(
+            f"{str(x.dtype)[6:]} [{', '.join(['batch', *map(str, x.shape[1:])])}]" for x in tensors
+        )
         for name, tensors in {**known, "labels": [targets]}.items()
         if name != "paths"  # which are the labels
     )

@@ -13,11 +13,7 @@ from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.sections import check
 from heron.pipeline.models.heterogeneous import ModelSpec
-from heron.pipeline.objectives import (
-    hard,
-    single_view,
-    unsupervised,
-)
+from heron.pipeline.objectives import clip, hard, single_view, unsupervised
 
 
 class _OfProjections(Loss):
@@ -65,6 +61,38 @@ class Cmc(_OfProjections):
     def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
         """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
         super().__init__(unsupervised.Cmc, {"tau": tau}, gather)
+
+
+class Clip(_OfProjections):
+    r"""CLIP's loss (Radford et al. 2021, Fig. 3), for two views or more; s is learnt.
+
+    The mean over ordered pairs of views (u, v) and samples i of
+
+    .. math:: \log \sum_k e^{s \cos(z_{iu}, z_{kv})} - s \cos(z_{iu}, z_{iv})
+
+    where :math:`s \le 100` is the exponential of a parameter of this module.
+    """
+
+    def __init__(self, *, tau: float = 0.07, gather: bool = True) -> None:
+        """Takes 1 / s at the start, at least 0.003; `gather`: compare rows of all processes."""
+        super().__init__(clip.Clip, {"tau": tau}, gather, _spec(1))
+        self.width = None  # the one part is the scale, which fits any projections
+
+
+class Siglip(_OfProjections):
+    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for two views or more; s and b are learnt.
+
+    The mean over pairs of views u < v of
+
+    .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
+
+    with y = 1 where i = k, else -1, and B samples; :math:`s \le 100`.
+    """
+
+    def __init__(self, *, scale: float = 10.0, bias: float = -10.0, gather: bool = True) -> None:
+        """Takes s and b at the start; `gather`: compare rows of all processes."""
+        super().__init__(clip.Siglip, {"scale": scale, "bias": bias}, gather, _spec(1))
+        self.width = None  # as Clip's
 
 
 class Debiased(_OfProjections):

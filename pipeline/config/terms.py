@@ -103,7 +103,8 @@ class Term(Section):
 
     needs: ClassVar[Needs] = Needs()
     # Features with as many numbers as a projection, whose first ones are compared alone under
-    # `model.matryoshka`; None: the term has no meaning on a part of them.
+    # `model.matryoshka`. (): the loss itself takes `batch.widths`, as one must that moves its
+    # memory. None: the term has no meaning on a part of a projection.
     nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
     remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers

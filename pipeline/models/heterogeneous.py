@@ -203,6 +203,13 @@ class Heterogeneous(nn.Module):
         known = [*sorted(builders, reverse=True), "classifier"]
         self._parts = [name for name in known if isinstance(getattr(self, name), FeaturePart)]
 
+    def leave_out_parts(self, unneeded: Callable[[], bool]) -> None:
+        """Takes out the parts of terms without which `unneeded()` is still true, one by one."""
+        for name in list(self._parts):
+            kept, self._parts = self._parts, [other for other in self._parts if other != name]
+            if not unneeded():
+                self._parts = kept
+
     def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
         """Returns the encoder and the projector of a view."""
         projector = self.projectors[view % len(self.projectors)]

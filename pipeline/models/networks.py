@@ -86,8 +86,9 @@ class TransformerEncoder(NetworkEncoder):
         there = ids >= 0
         mask = None  # of a copy that computes nothing: to look into one would fail
         if not ids.is_meta:
-            longest = max(1, int(there.sum(1).max())) if len(ids) else 1
-            ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
+            if not torch.compiler.is_exporting():  # a graph has one width
+                longest = max(1, int(there.sum(1).max())) if len(ids) else 1
+                ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
             mask = there.long()
         out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=mask)
         hidden: Tensor = out.last_hidden_state

@@ -48,6 +48,7 @@ class GlobalBatch:
         epoch: now; a fraction of it counts.
         gather_labelled: from this process's labelled rows to those of all processes, by rank;
             differentiable. Every process must call it.
+        widths: `model.matryoshka`, where the term takes them itself; none: all of a projection.
     """
 
     own: ByName
@@ -62,6 +63,12 @@ class GlobalBatch:
     rng_keys: Tensor
     epoch: float
     gather_labelled: Callable[[Tensor], Tensor]
+    widths: Sequence[int] = ()
+
+    def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
+        """Returns the mean of a loss over the widths; it is given the columns to compare."""
+        losses = [loss(slice(width)) for width in self.widths or (None,)]
+        return torch.stack(losses).mean()
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
         """Returns the batch with the first `width` numbers alone of the features named.
@@ -73,6 +80,7 @@ class GlobalBatch:
             own=self.own.prefix(names, width),
             gathered=self.gathered.prefix(names, width),
             gathered_labelled=self.gathered_labelled.prefix(names, width),
+            widths=(),
         )
 
     @property

@@ -23,18 +23,21 @@ MOST = 100.0  # times a cosine: CLIP's bound
 class LearntScale(nn.Module):
     """The learnt factor of cosines, exp(log_scale), at most 100; SigLIP's has a bias too."""
 
-    def __init__(self, scale: float, bias: float | None = None) -> None:
-        """Begins at a scale, and a bias if there is to be one."""
+    def __init__(self, term: str, scale: float, bias: float | None = None) -> None:
+        """Begins at a scale, and a bias if there is to be one; names begin with `term`."""
         super().__init__()
+        self.term = term
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
         if bias is not None:
             self.bias = nn.Parameter(torch.tensor([bias]))
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `scale`, and `bias`, the same for each row: [rows]."""
-        rows = len(encoded.rng_keys)
-        found = {"scale": [self.log_scale.exp().clamp(max=MOST).expand(rows)]}
-        return found | ({"bias": [self.bias.expand(rows)]} if hasattr(self, "bias") else {})
+        """Returns `TERM_scale`, and `TERM_bias`, the same for each row: [rows]."""
+        rows = encoded.rng_keys.shape[0]
+        found = {f"{self.term}_scale": [self.log_scale.exp().clamp(max=MOST).expand(rows)]}
+        if hasattr(self, "bias"):
+            found[f"{self.term}_bias"] = [self.bias.expand(rows)]
+        return found
 
 
 class Clip(Term):
@@ -46,16 +49,16 @@ class Clip(Term):
 
     tau: Temperature = 0.07
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("scale",), views=2)
+    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("clip_scale",), views=2)
     repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings the temperature."""
-        return {"clip_scale": lambda: LearntScale(1 / self.tau)}
+        return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""
-        return clip(batch.projections, batch.own["scale"][0], rows=batch.rows)
+        return clip(batch.projections, batch.own["clip_scale"][0], rows=batch.rows)
 
 
 class Siglip(Term):
@@ -69,15 +72,17 @@ class Siglip(Term):
     scale: Positive = 10.0
     bias: float = -10.0
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("scale", "bias"), views=2)
+    needs: ClassVar[Needs] = Needs(
+        gathered=("projections",), own=("siglip_scale", "siglip_bias"), views=2
+    )
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings scale and bias."""
-        return {"siglip_scale": lambda: LearntScale(self.scale, self.bias)}
+        return {"siglip_scale": lambda: LearntScale("siglip", self.scale, self.bias)}
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `siglip`."""
-        own = batch.own["scale"][0], batch.own["bias"][0]
+        own = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
         return siglip(batch.projections, *own, rows=batch.rows)
 
 

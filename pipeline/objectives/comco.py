@@ -48,21 +48,24 @@ class Comco(MomentumTerm):
         queue, of_queue = memory.queue()
         memory.offer(keys, torch.cat([of_rows, batch.targets.to(of_rows)], 1))
         queue_classes, queue_ybar = of_queue.chunk(2, 1)
-        contrast = comco(
-            batch.labelled_projections[0],
-            keys,
-            queue,
-            classes,
-            queue_classes.argmax(1),
-            batch.targets,
-            queue_ybar,
-            tau=self.tau,
-            neighbours=self.neighbours if batch.epoch >= self.neighbour_epochs else 0,
-            select=batch.epoch >= self.warmup_epochs,
-            rows=batch.labelled,
-        )
+
+        def compared(part: slice) -> Tensor:
+            return comco(
+                batch.labelled_projections[0][:, part],
+                keys[:, part],
+                queue[:, part],
+                classes,
+                queue_classes.argmax(1),
+                batch.targets,
+                queue_ybar,
+                tau=self.tau,
+                neighbours=self.neighbours if batch.epoch >= self.neighbour_epochs else 0,
+                select=batch.epoch >= self.warmup_epochs,
+                rows=batch.labelled,
+            )
+
         classified = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
-        return classified + self.contrast * contrast
+        return classified + self.contrast * batch.mean_over_widths(compared)
 
 
 def scl_nl(

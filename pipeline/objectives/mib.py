@@ -50,11 +50,26 @@ class Bottleneck(nn.Module):
 
 
 class Bottlenecks(nn.ModuleList):
-    """One a view."""
+    """One a view; under `model.matryoshka` one a width and view, of the projection's first numbers.
+
+    Widths share no weights: what a critic makes of the first numbers of a code is not the critic of
+    a shorter code.
+    """
+
+    def __init__(self, widths: Sequence[int], views: int) -> None:
+        """Builds them, all views of a width before the next width."""
+        super().__init__(Bottleneck(width, view) for width in widths for view in range(views))
+        self.widths, self.views = widths, views
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `means` and `stds` of p(z|v), and `critics`, c(z), of each view."""
-        pairs = zip(self, encoded.projections, strict=False)
+        """Returns `means` and `stds` of p(z|v), and `critics`, c(z), of each width and view."""
+        parts = [z[:, :width] for width in self.widths for z in encoded.projections]
+        modules = [
+            self[at * self.views + view]
+            for at in range(len(self.widths))
+            for view in range(len(encoded.projections))
+        ]
+        pairs = zip(modules, parts, strict=True)
         found = zip(*(module(z, encoded.rng_keys) for module, z in pairs), strict=True)
         return dict(zip(("means", "stds", "critics"), map(list, found), strict=True))
 
@@ -75,19 +90,30 @@ class Mib(Term):
     needs: ClassVar[Needs] = Needs(
         gathered=("critics",), own=("projections", "means", "stds"), views=2
     )
-    nested: ClassVar[tuple[str, ...] | None] = None  # codes of its own are compared, not z
+    nested: ClassVar[tuple[str, ...] | None] = ()  # a width has bottlenecks of its own
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings a bottleneck a view."""
-        dim, views = spec.config.projection_width, range(len(spec.shapes))
-        return {"bottlenecks": lambda: Bottlenecks(Bottleneck(dim, view) for view in views)}
+        widths = spec.config.matryoshka or [spec.config.projection_width]
+        return {"bottlenecks": lambda: Bottlenecks(widths, len(spec.shapes))}
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `mib`; beta grows as in the paper's experiments."""
         share = min(batch.epoch / self.beta_epochs, 1.0)
         beta = self.beta_start * (self.beta / self.beta_start) ** share
         own, critics = batch.own, batch.gathered["critics"]
-        return mib(critics, own["means"], own["stds"], beta=beta, rows=batch.rows)
+        views = len(own["projections"])
+        losses = [
+            mib(
+                critics[at : at + views],
+                own["means"][at : at + views],
+                own["stds"][at : at + views],
+                beta=beta,
+                rows=batch.rows,
+            )
+            for at in range(0, len(critics), views)
+        ]
+        return torch.stack(losses).mean()
 
 
 def mib(

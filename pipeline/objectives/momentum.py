@@ -153,7 +153,7 @@ class MomentumTerm(Term):
     needs: ClassVar[Needs] = Needs(
         gathered=("projections",), own=("logits",), labels=WRONG, views=2
     )
-    nested: ClassVar[tuple[str, ...] | None] = None  # the queue's keys are compared whole
+    nested: ClassVar[tuple[str, ...] | None] = ()  # keys are made, and enqueued, once and whole
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError without a shared encoder, or where the queue is too short."""

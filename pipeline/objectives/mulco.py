@@ -30,18 +30,23 @@ class Mulco(MomentumTerm):
         keys, posteriors = memory.embed(batch), batch.logits.detach().softmax(1)
         memory.offer(batch.gather_labelled(keys), batch.gather_labelled(posteriors))
         queue, of_queue = memory.queue()
-        return mulco(
-            batch.labelled_projections[0][batch.labelled],
-            keys,
-            queue,
-            posteriors,
-            of_queue,
-            batch.own_targets,
-            tau=self.tau,
-            kind=self.kind,
-            tau_plus=self.tau_plus,
-            total=batch.num_labelled,
-        )
+        q = batch.labelled_projections[0][batch.labelled]
+
+        def compared(part: slice) -> Tensor:
+            return mulco(
+                q[:, part],
+                keys[:, part],
+                queue[:, part],
+                posteriors,
+                of_queue,
+                batch.own_targets,
+                tau=self.tau,
+                kind=self.kind,
+                tau_plus=self.tau_plus,
+                total=batch.num_labelled,
+            )
+
+        return batch.mean_over_widths(compared)
 
 
 def mulco(

@@ -1,6 +1,7 @@
 """The weighted sum of terms that a step minimises."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,12 +85,12 @@ class Objective:
                 )
             if model.matryoshka and term.nested is None and "projections" in needs.features:
                 raise ConfigError(
-                    f"objective.{name} has no meaning on the first numbers of a projection, as it "
-                    "compares whole keys or codes of its own; expected model.matryoshka: [] beside "
-                    "it, or another term"
+                    f"objective.{name} has no meaning on the first numbers of a projection: its "
+                    "`nested` is None; expected model.matryoshka: [] beside it, or another term"
                 )
             term.refuse(name, TermSetting(model, self.terms, labelled))
-        if model.matryoshka and not any(_nested(term) for term in self.terms.values()):
+        projected = any("projections" in t.requires().features for t in self.terms.values())
+        if model.matryoshka and not projected:
             raise ConfigError(
                 f"model.matryoshka is {model.matryoshka}, and none of {', '.join(self.terms)} "
                 "compares projections; expected a term that does, such as nt_xent, or []"
@@ -113,6 +114,7 @@ class Objective:
             TrainingError: a term refuses its input; names the term.
         """
         weights, losses = self.weights(batch.epoch), {}
+        batch = replace(batch, widths=self.matryoshka)
         for name, term in self.terms.items():
             try:
                 loss = self._loss(name, term, batch)
@@ -135,7 +137,7 @@ class Objective:
 
     def _loss(self, name: str, term: Term, batch: GlobalBatch) -> Any:
         """Returns a term's loss, the mean over the widths where it compares projections."""
-        memory, names = self.memories.get(name), _nested(term)
+        memory, names = self.memories.get(name), term.requires().features & set(term.nested or ())
         if not (self.matryoshka and names):
             return term.loss(batch, memory)
         losses: list[Any] = [
@@ -180,8 +182,3 @@ class Objective:
                 if key.startswith(start)
             }
             memory.load_state_dict(own)
-
-
-def _nested(term: Term) -> set[str]:
-    """Returns the features of a term whose first numbers are compared too."""
-    return term.requires().features & set(term.nested or ())

@@ -158,11 +158,16 @@ class Pico(MomentumTerm):
         memory.offer(all_keys, of_rows)
         targets = labels.of(indices).to(posteriors)
         classified = pseudo_target_loss(batch.logits, targets, total=batch.num_labelled)
-        if warm:  # MoCo: a sample's own key alone is positive
-            contrast = mulco(
-                q[batch.labelled],
-                keys,
-                queue,
+
+        def compared(part: slice) -> Tensor:
+            if not warm:
+                vectors = q[:, part], all_keys[:, part], queue[:, part]
+                of_keys = of_queue.argmax(1)
+                return pico(*vectors, classes, of_keys, tau=self.tau, rows=batch.labelled)
+            return mulco(  # MoCo: a sample's own key alone is positive
+                q[batch.labelled, part],
+                keys[:, part],
+                queue[:, part],
                 of_rows[batch.labelled],
                 of_queue,
                 batch.own_targets,
@@ -170,12 +175,8 @@ class Pico(MomentumTerm):
                 kind="standard",
                 total=batch.num_labelled,
             )
-        else:
-            of_queue = of_queue.argmax(1)
-            contrast = pico(
-                q, all_keys, queue, classes, of_queue, tau=self.tau, rows=batch.labelled
-            )
-        return classified + self.contrast * contrast
+
+        return classified + self.contrast * batch.mean_over_widths(compared)
 
 
 def pseudo_target_loss(

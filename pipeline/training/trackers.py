@@ -26,7 +26,7 @@ PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
 KEPT = "tracking.json"
 FINISH_S = 60  # that wandb may take to upload what is left at a run's end
 NEEDED = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
-EXTRA = "wandb", "mlflow"  # of heron-pretrain[track]
+EXTRA = {"wandb": "track", "mlflow": "track", "trackio": "trackio"}  # of heron-pretrain
 KEYS = {  # accounts without which these ask, or reach for the network
     "clearml": "CLEARML_API_ACCESS_KEY",
     "comet_ml": "COMET_API_KEY",
@@ -148,7 +148,8 @@ class Trackers:
         places = [str(folder)] if kind.requires_logging_directory else []
         tracker = kind(project, *places, **options)
         tracker.start()
-        if new and name != "tensorboard":  # its form has a folder more for each start
+        # TensorBoard's form has a folder more for each start; trackio forgets it at each start.
+        if (new or name == "trackio") and name != "tensorboard":
             tracker.store_init_configuration(_flat(self.config.model_dump(mode="json")))
         self.live[name] = tracker
 
@@ -189,7 +190,7 @@ def _kind(name: str) -> type[GeneralTracker]:
         for module in NEEDED.get(name, ()) if not os.environ.get("MLFLOW_TRACKING_URI") else ():
             import_module(module)
     except ModuleNotFoundError as error:
-        package = "'heron-pretrain[track]'" if name in EXTRA else name
+        package = f"'heron-pretrain[{EXTRA[name]}]'" if name in EXTRA else name
         raise ValueError(
             f"tracking: {name} is not installed ({error}); expected its package: "
             f"pip install {package}, or leave it out"

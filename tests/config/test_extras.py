@@ -1,10 +1,15 @@
 """Without an extra, Heron imports and trains; a verb that needs it says in a line how to get it."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from heron.pipeline.config.extras import EXTRAS, MissingPackage, require
+from heron.pipeline.training.trackers import EXTRA
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
@@ -47,6 +52,41 @@ def test_a_verb_names_the_extra(without: str, words: tuple[str, ...], told: str)
     status, error = run(without, *words)
     assert status == 1 and error.count("\n") == 1
     assert told in error
+
+
+def brings() -> dict[str, set[str]]:
+    """The packages of each extra of pyproject.toml, as modules are written."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {
+        extra: {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in packages}
+        for extra, packages in project["optional-dependencies"].items()
+    }
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_missing_package_names_an_extra_that_brings_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingPackage) as caught:
+        require(module, "what is asked for")
+    said = str(caught.value)
+    assert f"what is asked for needs the package {module}, which is not installed; exp" in said
+    extras = re.findall(r"heron-pretrain\[(\w+)\]", said)
+    assert extras and all(
+        any(package in (module, f"{module}_{extra}") for package in brings()[extra])
+        for extra in extras
+    )
+
+
+def test_every_extra_of_a_user_is_named_by_an_error() -> None:
+    """`remote`'s other packages are fsspec's, whose error shards/remote.py passes on."""
+    named = {extra for hint in EXTRAS.values() for extra in re.findall(r"\[(\w+)\]", hint)}
+    assert named | {*EXTRA.values()} == brings().keys() - {"dev", "docs"} - UNUSED
+    assert all(tracker in {p.split("_")[0] for p in brings()[e]} for tracker, e in EXTRA.items())
+
+
+UNUSED = {"graph"}  # nothing asks for it yet
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ OTHERS: dict[str, dict[str, Term]] = {
     "contrast of all rows": named(
         bce={},
         nt_xent={},
+        clip={},
+        siglip={},
         cmc={},
         input_weighted_unsupervised={},
         single_view_unsupervised={},
@@ -124,7 +126,13 @@ def step(
     torch.manual_seed(0)
     base, shape = ENCODERS[encoder]
     objective = Objective(chosen, matryoshka)
-    config = base.model_copy(update={"shared_encoder": shared, "shared_projector": shared})
+    config = base.model_copy(
+        update={
+            "shared_encoder": shared,
+            "shared_projector": shared,
+            "matryoshka": list(matryoshka),
+        }
+    )
     model = Heterogeneous(config, [shape, shape], LABELS, objective.terms).double()
     wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
     objective.remember(RunSpec(model, torch.arange(count), LABELS, lambda: wrong, chosen))
@@ -171,44 +179,56 @@ def step(
 def steps() -> dict[str, dict[str, Tensor]]:
     """Vectors, images with a shared encoder, and fewer labelled rows than processes."""
     gather_shares()
-    return {
-        "vectors": step("mlp", shared=False),
-        "images": step("cnn", shared=True),
-        "two networks": step("resnet", shared=True, chosen=NETWORKS, rounds=3),
-        "two networks, in pieces": step("resnet", shared=True, chosen=NETWORKS, rounds=3, pieces=2),
-        "task groups": step("no dropout", shared=False, chosen=GROUPS, rounds=3),
-        "task groups, few labelled, in pieces": step(
-            "no dropout", shared=False, chosen=GROUPS, rounds=3, count=4, pieces=2
-        ),
-        "two labelled": step("mlp", shared=False, count=2),
-        "none labelled": step("cnn", shared=False, count=0),
-        "vectors as planes": step("convnet", shared=False),
-        "residual": step("resnet", shared=True, count=2),
-        "vectors in pieces": step("mlp", shared=False, pieces=2),
-        "images in pieces": step("cnn", shared=True, pieces=3),
-        "residual in pieces": step("resnet", shared=True, count=4, pieces=2),
-        "plain": step("plain", shared=False),
-        "plain in pieces": step("plain", shared=False, pieces=5),
-        "queue in pieces": step(
-            "plain", shared=True, chosen=OTHERS["complementary labels"], rounds=2, pieces=4
-        ),
-        "label codes, two labelled": step("plain", shared=False, count=2, chosen=CODES),
-        "bottlenecks in pieces": step("plain", shared=False, chosen=BOTTLENECKS, pieces=4),
-        "inputs in pieces": step("cnn", shared=False, chosen=SINGLE, pieces=2),
-        "prefixes": step("mlp", True, chosen=OTHERS["contrast of all rows"], matryoshka=[2, 3, 4]),
-        "prefixes in pieces": step(
-            "mlp", True, chosen=OTHERS["contrast of labelled rows"], pieces=2, matryoshka=[2, 4]
-        ),
-        "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
-    } | {
-        name: step(
-            "mlp",
-            shared=True,
-            chosen=chosen,
-            rounds=2 if {"mulco", "pico", "comco"} & chosen.keys() else 1,
-        )
-        for name, chosen in OTHERS.items()
-    }
+    return (
+        {
+            "vectors": step("mlp", shared=False),
+            "images": step("cnn", shared=True),
+            "two networks": step("resnet", shared=True, chosen=NETWORKS, rounds=3),
+            "two networks, in pieces": step(
+                "resnet", shared=True, chosen=NETWORKS, rounds=3, pieces=2
+            ),
+            "task groups": step("no dropout", shared=False, chosen=GROUPS, rounds=3),
+            "task groups, few labelled, in pieces": step(
+                "no dropout", shared=False, chosen=GROUPS, rounds=3, count=4, pieces=2
+            ),
+            "two labelled": step("mlp", shared=False, count=2),
+            "none labelled": step("cnn", shared=False, count=0),
+            "vectors as planes": step("convnet", shared=False),
+            "residual": step("resnet", shared=True, count=2),
+            "vectors in pieces": step("mlp", shared=False, pieces=2),
+            "images in pieces": step("cnn", shared=True, pieces=3),
+            "residual in pieces": step("resnet", shared=True, count=4, pieces=2),
+            "plain": step("plain", shared=False),
+            "plain in pieces": step("plain", shared=False, pieces=5),
+            "queue in pieces": step(
+                "plain", shared=True, chosen=OTHERS["complementary labels"], rounds=2, pieces=4
+            ),
+            "label codes, two labelled": step("plain", shared=False, count=2, chosen=CODES),
+            "bottlenecks in pieces": step("plain", shared=False, chosen=BOTTLENECKS, pieces=4),
+            "inputs in pieces": step("cnn", shared=False, chosen=SINGLE, pieces=2),
+            "prefixes": step(
+                "mlp", True, chosen=OTHERS["contrast of all rows"], matryoshka=[2, 3, 4]
+            ),
+            "prefixes in pieces": step(
+                "mlp", True, chosen=OTHERS["contrast of labelled rows"], pieces=2, matryoshka=[2, 4]
+            ),
+            "prefixes of codes": step("no dropout", True, chosen=BOTTLENECKS, matryoshka=[2, 4]),
+            "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
+        }
+        | {
+            name: step(
+                "mlp",
+                shared=True,
+                chosen=chosen,
+                rounds=2 if {"mulco", "pico", "comco"} & chosen.keys() else 1,
+            )
+            for name, chosen in OTHERS.items()
+        }
+        | {
+            f"prefixes, {name}": step("mlp", True, chosen=OTHERS[name], rounds=2, matryoshka=[2, 4])
+            for name in ("complementary labels", "pseudo-labels", "far complementary labels")
+        }
+    )
 
 
 def gather_shares() -> None:

@@ -111,6 +111,16 @@ def test_a_run_of_another_configuration_is_told_of_before_any_runs(
     assert not ran
 
 
+def test_a_dry_run_names_what_is_left(
+    tmp_path: Path, data: str, ran: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reproduce(SCENE, tmp_path / "out", [data], ["DNN"])
+    words = ["--runs", "2", "--only", "DNN", "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["reproduce", "scene", data, *words]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/out/DNN-1\nruns to be made: 1\n"
+    assert len(ran) == 1 and not (tmp_path / "out" / "DNN-1").exists()
+
+
 def test_a_folder_that_was_moved_is_done(tmp_path: Path, data: str, ran: list[Config]) -> None:
     reproduce(SCENE, tmp_path / "out", [data], ["DNN"])
     (tmp_path / "out").rename(tmp_path / "moved")

@@ -45,6 +45,7 @@ NETWORKS: dict[str, Any] = {
 CASES: dict[str, Case] = {
     "Bce": (h.Bce, lambda loss, s: loss(s.logits, s.labels)),
     "C2ae": (lambda: h.C2ae(2 * DIM, CLASSES, hidden=5), lambda loss, s: loss(s.z, s.labels)),
+    "Clip": (lambda: h.Clip(tau=0.3), lambda loss, s: loss(s.z)),
     "Cmc": (h.Cmc, lambda loss, s: loss(s.z)),
     "Comco": (
         lambda: h.Comco(DIM, CLASSES, queue=13, neighbours=2, neighbour_epochs=2),
@@ -96,6 +97,7 @@ CASES: dict[str, Case] = {
             epoch=s.epoch,
         ),
     ),
+    "Siglip": (lambda: h.Siglip(scale=2.0, bias=-1.0), lambda loss, s: loss(s.z)),
     "SingleViewUnsupervised": (
         lambda: h.SingleViewUnsupervised(DIM, [6]),
         lambda loss, s: loss(s.z, s.x),

@@ -100,6 +100,9 @@ def test_parts_are_the_functions_arguments() -> None:
     mapped = [projector(x) for projector, x in zip(maps, X, strict=True)]
     weight = [one.parts["weight"](z) for z in Z]
     torch.testing.assert_close(one(Z, X), f.single_view_unsupervised(mapped, Z, weight))
+    scale, bias = torch.tensor([[4.0], [-1.5]]).double().expand(2, BATCH)
+    torch.testing.assert_close(h.Clip(tau=0.25).double()(Z), f.clip(Z, scale))
+    torch.testing.assert_close(h.Siglip(scale=4, bias=-1.5).double()(Z), f.siglip(Z, scale, bias))
     codes = h.C2ae(DIM, CLASSES).double()
     assert codes.predict(Z[0]).shape == (BATCH, CLASSES)
 

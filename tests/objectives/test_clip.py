@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from heron.pipeline.models.heterogeneous import Encoded
 from heron.pipeline.objectives.clip import MOST, LearntScale, clip, siglip
+from tests import oracles
 
 Loss = Callable[..., Tensor]
 ROWS, VIEWS = 7, 3
@@ -21,38 +21,14 @@ def drawn(scale: float = 3.0) -> tuple[list[Tensor], Tensor, Tensor]:
     return z, s, torch.full((ROWS,), -1.0, dtype=torch.float64, requires_grad=True)
 
 
-def clip_loop(z: list[Tensor], s: Tensor, b: Tensor) -> Tensor:
-    """Radford et al. 2021, Fig. 3: cross entropy of each row and each column of the logits."""
-    unit = [normalize(view, dim=1) for view in z]
-    terms = []
-    for u in range(VIEWS):
-        for v in range(VIEWS):
-            for i in range(ROWS) if u != v else ():
-                logits = torch.stack([s[i] * (unit[u][i] @ unit[v][k]) for k in range(ROWS)])
-                terms.append(torch.logsumexp(logits, 0) - logits[i])
-    return torch.stack(terms).mean()
-
-
-def siglip_loop(z: list[Tensor], s: Tensor, b: Tensor) -> Tensor:
-    """Zhai et al. 2023, Eq. 1."""
-    unit = [normalize(view, dim=1) for view in z]
-    total, pairs = torch.zeros((), dtype=torch.float64), 0
-    for u in range(VIEWS):
-        for v in range(u + 1, VIEWS):
-            pairs += 1
-            for i in range(ROWS):
-                for k in range(ROWS):
-                    y = 1 if i == k else -1
-                    logit = s[i] * (unit[u][i] @ unit[v][k]) + b[i]
-                    total = total + torch.log(1 + torch.exp(-y * logit)) / ROWS
-    return total / pairs
-
-
 LOSSES: dict[str, tuple[Loss, Loss]] = {
-    "clip": (lambda z, s, b, rows=slice(None): clip(z, s[rows], rows=rows), clip_loop),
+    "clip": (
+        lambda z, s, b, rows=slice(None): clip(z, s[rows], rows=rows),
+        lambda z, s, b: oracles.clip(z, s),
+    ),
     "siglip": (
         lambda z, s, b, rows=slice(None): siglip(z, s[rows], b[rows], rows=rows),
-        siglip_loop,
+        oracles.siglip,
     ),
 }
 
@@ -80,10 +56,11 @@ def test_the_largest_scale_is_finite_in_float32() -> None:
 
 
 def test_the_scale_is_bounded() -> None:
-    scale = LearntScale(1e6)
-    encoded = Encoded([], torch.arange(3), [], [3], [], torch.zeros(3, 2), [], None, None, None)
-    (rows,) = scale.add_features(encoded)["scale"]
-    assert rows.tolist() == [MOST] * 3
+    scale = LearntScale("clip", 1e6)
+    rows = torch.arange(3)
+    encoded = Encoded([], rows, [], [3], [], rows, [], None, None, None)
+    (scales,) = scale.add_features(encoded)["clip_scale"]
+    assert scales.tolist() == [MOST] * 3
 
 
 @pytest.mark.parametrize("loss", [lambda z, s: clip(z, s), lambda z, s: siglip(z, s, s)])

@@ -2,19 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from heron.losses.disambiguation import _PicoKeys
+from heron.losses.momentum import GivenKeys
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import ModelView, parse_config
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Terms, named_terms
+from heron.pipeline.models.heterogeneous import Encoded
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.comco import scl_nl
+from heron.pipeline.objectives.mib import Bottlenecks
 from heron.pipeline.objectives.objective import Objective
-from tests import oracles
+from heron.pipeline.objectives.pico import pseudo_target_loss
+from heron.pipeline.objectives.unsupervised import NtXent
+from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
 from tests.objectives.test_terms import draw
 
@@ -22,6 +29,7 @@ BATCH, LABELLED, DIM, WIDTHS = 7, 5, 6, [2, 3, 6]
 LABEL = torch.tensor([1, 0, 0, 2, 1])
 LEVELS = torch.tensor([[0, 0], [0, 1], [0, 1], [1, 0], [0, 0]])
 VIEWS = [ModelView(stored="view1"), ModelView(stored="view1")]
+SCALES = ("clip_scale", "siglip_scale", "siglip_bias")
 OTHERS = ("weights", "input_projections", "hidden", "inputs")
 
 
@@ -32,7 +40,8 @@ def features() -> dict[str, list[Tensor]]:
         name: [draw(BATCH, DIM + (n > 2), seed=10 * n + view) for view in range(2)]
         for n, name in enumerate(names)
     }
-    return found | {"inputs": [x.detach() for x in found["inputs"]]}
+    learnt = {name: [draw(BATCH, seed=n)] for n, name in enumerate(SCALES)}
+    return found | learnt | {"inputs": [x.detach() for x in found["inputs"]]}
 
 
 def batch(known: Mapping[str, list[Tensor]], rows: slice = slice(0, BATCH)) -> GlobalBatch:
@@ -67,6 +76,13 @@ def first(parts: list[Tensor], m: int, rows: int = BATCH) -> list[Tensor]:
 LOOPS: dict[str, tuple[dict[str, Any], Loop]] = {
     "nt_xent": ({"tau": 0.3}, lambda f, m: oracles.nt_xent(first(f["projections"], m), 0.3)),
     "cmc": ({"tau": 0.3}, lambda f, m: oracles.cmc(first(f["projections"], m), 0.3)),
+    "clip": ({}, lambda f, m: oracles.clip(first(f["projections"], m), f["clip_scale"][0])),
+    "siglip": (
+        {},
+        lambda f, m: oracles.siglip(
+            first(f["projections"], m), f["siglip_scale"][0], f["siglip_bias"][0]
+        ),
+    ),
     "debiased": (
         {"tau": 0.3, "tau_plus": 0.2},
         lambda f, m: oracles.debiased(first(f["projections"], m), 0.3, 0.2),
@@ -133,11 +149,109 @@ def test_a_term_is_the_mean_of_its_loop_over_the_widths(name: str) -> None:
     assert not math.isclose(found.item(), loop(known, DIM).item(), rel_tol=1e-4)
 
 
-def test_every_term_of_projections_has_its_loop_or_is_refused() -> None:
+def test_every_term_of_projections_has_its_loop() -> None:
     compared = {k for k, t in named_terms().items() if "projections" in t.needs.features}
-    refused = {k for k in compared if named_terms()[k].nested is None}
-    assert refused == {"mulco", "pico", "comco", "mib"}
-    assert compared - refused == LOOPS.keys()
+    assert compared == LOOPS.keys() | OF_KEYS.keys() | {"mib"}
+
+
+KEYS, LOGITS = draw(LABELLED, DIM, seed=70).detach(), draw(LABELLED, 3, seed=71)
+QUEUE, OF_QUEUE = draw(4, DIM, seed=72).detach(), draw(4, 3, seed=73).detach().softmax(1)
+WRONG = torch.eye(3).double()[LABEL]
+OF_CLASS = torch.eye(3).double()[OF_QUEUE.argmax(1)]
+# The loop of a width of each term with a queue, of queries, keys and what the queue holds.
+OF_KEYS: dict[str, tuple[dict[str, Any], Tensor, Callable[[Tensor, int], Tensor]]] = {
+    "mulco": (
+        {"tau": 0.3},
+        OF_QUEUE,
+        lambda q, m: oracles.mulco(
+            q, KEYS[:, :m], QUEUE[:, :m], LOGITS.detach().softmax(1), OF_QUEUE, WRONG, 0.3,
+            "weighted",
+        ),
+    ),
+    "comco": (
+        {"tau": 0.3, "neighbours": 2, "contrast": 0.7},
+        torch.cat([OF_CLASS, OF_CLASS.roll(1, 1)], 1),
+        lambda q, m: scl_nl(LOGITS, WRONG, total=LABELLED)
+        + 0.7
+        * baseline_oracles.comco(
+            q, KEYS[:, :m], QUEUE[:, :m],
+            [*LOGITS.argmax(1).tolist() * 2, *OF_CLASS.argmax(1).tolist()],
+            [[c] for c in (*LABEL.tolist() * 2, *OF_CLASS.roll(1, 1).argmax(1).tolist())],
+            3, 0.3, 2, True,
+        ),
+    ),
+    "pico": (
+        {"tau": 0.3, "contrast": 0.7},
+        OF_CLASS,
+        lambda q, m: 0.7
+        * baseline_oracles.pico(
+            q, KEYS[:, :m], QUEUE[:, :m], (LOGITS - 99 * WRONG).argmax(1), OF_CLASS.argmax(1), 0.3
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_KEYS)
+def test_a_term_with_a_queue_compares_first_numbers_and_keeps_whole_keys(name: str) -> None:
+    options, posteriors, loop = OF_KEYS[name]
+    queue, offered = 13, []
+    kinds: dict[tuple[int, ...], Any] = {}
+    for widths in (tuple(WIDTHS), ()):
+        memory: Any = (
+            _PicoKeys(queue, DIM, WRONG, 0.9)
+            if name == "pico"
+            else GivenKeys(queue, DIM, posteriors.shape[1])
+        )
+        memory.double().enqueue(QUEUE, posteriors)
+        objective = Objective(Terms.model_validate({name: options}).terms(), widths)
+        objective.memories = {name: memory}
+        known = features() | {"keys": [KEYS], "logits": [LOGITS]}
+        kinds[widths] = objective(batch(known))[0], known["projections"][0], memory
+        offered.append(memory.offered)
+    (found, z, nested), (_, _, whole) = kinds.values()
+    expected = torch.stack([loop(z[:LABELLED, :m], m) for m in WIDTHS]).sum() / len(WIDTHS)
+    if name == "pico":
+        targets = nested.disambiguation.of(torch.arange(LABELLED))
+        expected = expected + pseudo_target_loss(LOGITS, targets, total=LABELLED)
+        for kept in ("prototypes", "targets"):  # they moved once, by whole projections
+            moved = getattr(nested.disambiguation, kept)
+            assert torch.equal(moved, getattr(whole.disambiguation, kept)) and moved.any()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    for slope, wanted in zip(
+        torch.autograd.grad(found, [z, LOGITS], materialize_grads=True, allow_unused=True),
+        torch.autograd.grad(expected, [z, LOGITS], materialize_grads=True, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(slope, wanted, rtol=1e-8, atol=1e-11)
+    assert all(torch.equal(a, b) for a, b in zip(*offered, strict=True))
+
+
+def test_a_width_of_bottlenecks_has_its_own() -> None:
+    known = features()["projections"]
+    rows = torch.arange(BATCH)
+    torch.manual_seed(0)
+    parts = Bottlenecks(WIDTHS, 2).double()
+    encoded = Encoded([], rows, [], [BATCH], [], rows, known, None, None, None)
+    made = parts.add_features(encoded)
+    terms = Terms.model_validate({"mib": {"beta": 0.3}}).terms()
+    found = Objective(terms, WIDTHS)(batch({**features(), "projections": known, **made}))[0]
+    losses = []
+    for at, width in enumerate(WIDTHS):
+        own = Bottlenecks([width], 2).double()
+        for mine, other in zip(own, list(parts)[2 * at : 2 * at + 2], strict=True):
+            mine.load_state_dict(other.state_dict())
+        encoded = Encoded([], rows, [], [4], [], rows, first(known, width), None, None, None)
+        of_width = own.add_features(encoded)
+        assert of_width["critics"][0].shape == (BATCH, width)
+        losses.append(
+            baseline_oracles.mib(of_width["critics"], of_width["means"], of_width["stds"], 0.3)
+        )
+    expected = torch.stack(losses).sum() / len(WIDTHS)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    for slope, wanted in zip(
+        torch.autograd.grad(found, known), torch.autograd.grad(expected, known), strict=True
+    ):
+        torch.testing.assert_close(slope, wanted, rtol=1e-8, atol=1e-11)
 
 
 def test_a_term_of_other_features_is_taken_once() -> None:
@@ -158,15 +272,20 @@ def test_nothing_is_sent_for_a_prefix() -> None:
     assert part.gathered["weights"][0].shape[1] == DIM
 
 
+class Whole(NtXent):
+    """A term of one's own without a meaning on prefixes."""
+
+    nested: ClassVar[tuple[str, ...] | None] = None
+
+
 @pytest.mark.parametrize(
     ("terms", "kind", "message"),
     [
         (
-            {"mib": {}},
+            {"tests.objectives.test_matryoshka.Whole": {}},
             "multi_class",
-            r"objective.mib has no meaning on the first .* it, or another",
+            r"objective.tests.*Whole has no meaning on the first .* it, or another",
         ),
-        ({"mulco": {}}, "complementary", r"objective.mulco has no meaning on the first numbers of"),
         (
             {"bce": {}},
             "multi_label",

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -221,7 +222,8 @@ def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
     for steps in (3, 5):
         changes: dict[str, Any] = {"tracking": [name], "train": {"steps": steps}}
         pretrain(frames(tmp_path, run={"resume": "auto"}, **changes))
-    assert {key for key in os.environ if key not in before} <= {"WANDB_SERVICE"}
+    new = {key for key in os.environ if key not in before}
+    assert {key for key in new if key.startswith(("WANDB", "MLFLOW"))} <= {"WANDB_SERVICE"}
     return tmp_path / "run"
 
 
@@ -254,6 +256,80 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["loss"] for row in rows] == [row["loss"] for row in told if "loss" in row]
     assert [row["_step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["_step"] for row in rows if "test/f1_weighted" in row] == [2, 4]
+
+
+TRACKIO = """
+import json, os
+
+def write(**line):
+    with open(os.environ["TOLD"], "a") as file:
+        file.write(json.dumps(line) + "\\n")
+
+class Run:
+    log = staticmethod(lambda values, step=None: write(step=step, values=values))
+    finish = staticmethod(lambda: write(finish=True))
+
+class config:
+    update = staticmethod(lambda values, allow_val_change=None: write(config=values))
+
+def init(project, name, resume, embed):
+    write(project=project, name=name, resume=resume, embed=embed)
+    return Run()
+"""
+
+
+def test_trackio_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with trackio 0.43.0's names; itself it cannot be beside pillow 13."""
+    place = tmp_path / "site"
+    place.mkdir()
+    (place / "trackio.py").write_text(TRACKIO)
+    monkeypatch.setattr(
+        "heron.pipeline.training.trackers.get_available_trackers", lambda: ["trackio"]
+    )
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    sys.modules.pop("trackio", None)
+    try:
+        run = twice(tmp_path, monkeypatch, "trackio")
+    finally:
+        sys.modules.pop("trackio", None)
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    first, again = (line for line in told if "project" in line)
+    assert first == again
+    assert first["name"].startswith("run-") and first["resume"] == "allow"
+    assert [line["config"]["train.steps"] for line in told if "config" in line] == [3, 5]
+    losses = [(x["step"], x["values"]["loss"]) for x in told if "loss" in x.get("values", {})]
+    rows = read_metrics(run / "metrics.jsonl")
+    assert losses == [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert sum("finish" in line for line in told) == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_trackio_really(tmp_path: Path) -> None:
+    """Really, where it is: trackio 0.43.0 beside pillow 12.3.0; its folder is found as it loads."""
+    pytest.importorskip("trackio", reason="pip install 'heron-pretrain[trackio]', pillow below 13")
+    frames(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from tests.experiments import frames\n"
+        "from heron.pipeline.pretrain import pretrain\n"
+        "pretrain(frames(Path(sys.argv[1]), run={'resume': 'auto'}, tracking=['trackio'],"
+        " train={'steps': int(sys.argv[2])}))"
+    )
+    for steps in ("3", "5"):
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), steps],
+            env=runs.environment(TRACKIO_DIR=str(tmp_path / "told"), PYTHONPATH=str(runs.ROOT)),
+            check=True,
+        )
+    with sqlite3.connect(tmp_path / "told" / "heron.db") as told:
+        values = told.execute("select step, metrics from metrics order by id").fetchall()
+        ((config,),) = told.execute("select config from configs").fetchall()
+    found = [(step, json.loads(text)) for step, text in values]
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [(step, row["loss"]) for step, row in found if "loss" in row] == [
+        (row["step"], row["loss"]) for row in rows if "loss" in row
+    ]
+    assert json.loads(config)["train.steps"] == 5
 
 
 def history(file: Path) -> list[dict[str, Any]]:
