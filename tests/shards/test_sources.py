@@ -44,6 +44,40 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
     np.testing.assert_array_equal(again, noisy["view1"])
 
 
+NOMINAL = """@relation kinds
+@attribute warm {0,1}
+@attribute 'the colour' {red, 'dark, green', "it's"}
+@attribute size {3,1,2}
+@attribute calm {0,1}
+@attribute keen {1,0}
+@data
+1, red, 2, 0, 1
+0,'dark, green',3,1,1
+{0 1, 1 "it's", 3 1, 4 0}
+{4 1}
+"""
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool) -> None:
+    options = mulan_options(tmp_path, NOMINAL, name="train")
+    other = mulan_options(tmp_path, NOMINAL.split("0,'dark")[0], name="test")
+    both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
+    split = {} if merged else {"split_names": ["train", "test"]}
+    words = {"arff": both, "binary_features": True, "view_kind": "single"}
+    source = make("mulan", options | words | split)
+    assert source.splits == ({"all": 5} if merged else {"train": 4, "test": 1})
+    rows = whole(source, "all" if merged else "train")
+    warm, red, green, its, three, one, two = np.asarray(rows.views["view1"])[:4].T.tolist()
+    assert warm == [1, 0, 1, 0]
+    assert (red, green, its) == ([1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0])
+    assert (three, one, two) == ([0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0])
+    assert rows.labels[:4].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1]]
+    build(source, tmp_path / "out", progress=False)
+    with pytest.raises(SourceError, match="3 split_names of 2 files; expected a name for each"):
+        make("mulan", options | words | {"split_names": ["a", "b", "c"]})
+
+
 @pytest.mark.parametrize(
     ("arff", "xml", "message"),
     [
@@ -52,7 +86,8 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (
             ARFF,
             XML.replace('<label name="keen"></label>', ""),
-            "tiny.arff: attribute 'keen' is {0,1}, a label, but tiny.xml does not name it",
+            "attribute 'keen' is {0,1}, as a label is, but tiny.xml does not name it; expected a "
+            "label that it names; add it to the XML, or say --binary-features true if it is a fea",
         ),
         (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
         (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
@@ -63,15 +98,21 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
         (ARFF.replace("{0 4", "{x 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
         (
-            ARFF.replace("real", "{red,green}").split("{0 4")[0],
+            ARFF.replace("real", "{red,'dark, green'}"),
             XML,
-            "'arm span' is {red,green}; expected numeric",
+            "line 9, column 'arm span': found '2'; expected one of red, dark, green; fill or drop",
         ),
         (
-            ARFF.replace("real", "{red,green}"),
+            ARFF.replace("calm {0,1}", "calm {0,1,2}"),
             XML,
-            "line 12: column 'arm span' of type '{red,green}' is left out, and stands for its firs",
+            "'calm', a label, is {0,1,2}; expected {",
         ),
+        (
+            ARFF.replace("real", "{a,b,a}"),
+            XML,
+            "line 4: attribute 'arm span' is '{a,b,a}'; expecte",
+        ),
+        (ARFF.replace("real", "string"), XML, "line 4: attribute 'arm span' is 'string'; expected"),
         (ARFF.split("1.5")[0], XML, "tiny.arff: no rows after @data"),
         ("% hello", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
         ("<html>", XML, "tiny.arff, line 1: found '<html>'; expected @relation, @attribute, @data"),
@@ -143,7 +184,7 @@ def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_
 def test_mulan_holds_no_more_values_than_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heron.shards.sources.mulan.MOST_VALUES", 99)
+    monkeypatch.setattr("heron.shards.sources.arff.MOST_VALUES", 99)
     source = make("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
     with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
         _ = source.splits
