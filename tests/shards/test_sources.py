@@ -246,7 +246,9 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
     source = arrays_source(tmp_path)
     assert source.labels.kind == "multi_class" and source.labels.names == ["0", "1", "2", "3"]
     assert [view.name for view in source.views] == ["view1", "view2"]
-    one = arrays_source(tmp_path, view_names=["view2"], label_names=list("abcdef"))
+    one = arrays_source(
+        tmp_path, view_names=["view2"], ignore=["view1"], label_names=list("abcdef")
+    )
     assert [view.name for view in one.views] == ["view2"] and one.labels.names == list("abcdef")
     path = tmp_path / "m.npz"
     np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 1], [0, 0]], bool))
@@ -268,11 +270,19 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
         ),
         ({"labels": np.array([0, 1, -2, 0])}, {}, "label of row 2 is -2; expected a class number"),
         ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
-        ({"labels": np.array([0, 1, 5, 0])}, {"label_names": ["x", "y"]}, "row 2 is 5; expected 0"),
+        (
+            {"labels": np.array([0, 1, 5, 0])},
+            {"label_names": ["x", "y"]},
+            "row 2 is 5; expected a class number from 0 to 1",
+        ),
         ({"labels": np.zeros(4)}, {}, "'labels' is float64 (4,); expected whole numbers"),
         ({"labels": np.array([{}] * 4)}, {}, "arrays of Python objects are pickles, never decoded"),
         ({}, {"view_names": ["c"]}, "no array 'c'; it has a, labels"),
-        ({}, {"view_names": ["labels"]}, "view 'labels' is int64 (4,); expected numbers [rows, wi"),
+        (
+            {},
+            {"view_names": ["labels"], "ignore": ["a"]},
+            "view 'labels' is int64 (4,); expected numbers [rows, wi",
+        ),
         ({"split": np.arange(4)}, {}, "'split' is int64 (4,); expected strings"),
         ({"split": np.array(["train"])}, {}, "'split' has 1 rows and 'labels' 4"),
     ],
