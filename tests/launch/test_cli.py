@@ -162,7 +162,7 @@ def test_help_says_all(
         ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
         (
             "shards build nothing",
-            "unknown source 'nothing'; expected one of mulan, arrays, mat, table",
+            "unknown source 'nothing'; expected one of mulan, arrays, mat, parquet, table",
         ),
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
         ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
