@@ -1,5 +1,6 @@
 """The source `parquet`: columns of Parquet files, and data sets that `datasets` saved."""
 
+import pickle
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -70,7 +71,9 @@ def test_views_by_column(tmp_path: Path, label: str) -> None:
         assert rows.labels.tolist() == [[n > 4, n % 2] for n in range(2, 7)]
     else:
         assert source.labels.names == ["0", "1"] and rows.labels.tolist() == [0, 1, 0, 1, 0]
-    build(source, tmp_path / "out", shard_rows=3, workers=2, progress=False)
+    again = pickle.loads(pickle.dumps(source)).read("all", 2, 7)  # as a reading process does
+    assert again.views["image"] == rows.views["image"]
+    build(source, tmp_path / "out", shard_rows=3, progress=False)
     assert verify(tmp_path / "out").ok
     pixels = Reader(tmp_path / "out").read("image", np.array([7]))
     assert (pixels == 7).all() and pixels.shape == (1, 8, 9, 3)
