@@ -82,7 +82,9 @@ class ArrowRows:
                             f"{path.name}: a group of rows has {size:,} bytes; expected "
                             f"{MOST_GROUP:,} at most; write it again in smaller groups"
                         )
-                    values = file.read_row_group(part, columns=[column], use_threads=False).column(0)
+                    values = file.read_row_group(part, columns=[column], use_threads=False).column(
+                        0
+                    )
                 else:
                     values = file.column(column)
             except FAULTS as fault:

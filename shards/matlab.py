@@ -150,7 +150,7 @@ class MatlabFile:
 
 def _leave(held: LocalFile, cache: ShardCache) -> None:
     held.close()
-    cache.clear()
+    cache.clear(wait=False)
 
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:
