@@ -72,7 +72,7 @@ def build(
     with _only_builder(out):
         if overwrite:
             _clear(out)
-        if (done := _finished(out, draft.built_from)) is not None:
+        if (done := _finished(out, draft.built_from, source)) is not None:
             if progress:
                 print(f"{out} is complete: {_counts(done)}; nothing to do")
             return done
@@ -179,8 +179,11 @@ def _clear(out: Path) -> None:
             path.unlink()
 
 
-def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
-    """Returns the manifest where this build is complete; ShardError where another lies here."""
+def _finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:
+    """Returns the manifest where this build is complete; ShardError where another lies here.
+
+    An option that is not in a manifest came later, and has its default there.
+    """
     wanted = built_from.model_dump(mode="json")
     manifest = load_manifest(out) if (out / MANIFEST).exists() else None
     if manifest is not None:
@@ -197,6 +200,10 @@ def _finished(out: Path, built_from: BuiltFrom) -> Manifest | None:
         )
     else:
         return None
+    options = found.get("options")
+    if found.get("source") == source.name and isinstance(options, dict):
+        later = {k: field.default for k, field in type(source).model_fields.items()}
+        found["options"] = {k: later[k] for k in wanted["options"] if k in later} | options
     if found != wanted:
         raise ShardError(f"{out} holds another build: {_difference(found, wanted)}; {ELSEWHERE}")
     return manifest

@@ -109,9 +109,12 @@ class ShardCache:
         except OSError as fault:
             raise self._disk_fault(fault, size) from None
 
-    def clear(self) -> None:
-        """Removes every file that nobody uses, where there are any and they may be removed."""
-        with suppress(OSError), self._alone():
+    def clear(self, wait: bool = True) -> None:
+        """Removes every file that nobody uses, where there are any and they may be removed.
+
+        A finalizer, which may run while its own thread has the lock, must not `wait` for it.
+        """
+        with suppress(OSError), self._alone(wait):
             for path, _ in list(self._files()):
                 _evict(path)
 
@@ -227,11 +230,11 @@ class ShardCache:
                         yield Path(entry.path), entry.stat()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, wait: bool = True) -> Iterator[None]:
         """Keeps others from evicting, reserving and naming; wait for no file in here."""
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield
         finally:
             os.close(descriptor)

@@ -65,8 +65,8 @@ class MatlabFile:
         self.path = path
         with path.open("rb") as stream:
             start = stream.read(512 + len(HDF5))  # v7.3 puts its own 512 bytes before HDF5's
-        self._hdf5 = start.startswith(HDF5) or start.endswith(HDF5)
-        variables = _hdf5_variables(path) if self._hdf5 else _variables(path, start)
+        self.hdf5 = start.startswith(HDF5) or start.endswith(HDF5)
+        variables = _hdf5_variables(path) if self.hdf5 else _variables(path, start)
         # What else there is has no name in MATLAB: `#refs#` of v7.3, or mischief such as `../x`.
         named = [v for v in variables if v.name.isascii() and v.name.isidentifier()]
         self.variables = {variable.name: variable for variable in named}
@@ -88,12 +88,38 @@ class MatlabFile:
             )
         return rows, columns
 
+    def element(self, name: str) -> bytes:
+        """Returns a v5 file of one variable alone, unpacked, of MOST_UNPACKED bytes at most."""
+        variable = self.variables[name]
+        with self.path.open("rb") as stream:
+            header = stream.read(HEADER)
+            order = "<" if header.endswith(b"IM") else ">"
+            stream.seek(variable.start)
+            if variable.packed is None:
+                tag = stream.read(8)
+                return header + tag + stream.read(struct.unpack(f"{order}II", tag)[1])
+            data = bytearray()
+            try:
+                for piece in _inflated(stream, variable.packed):
+                    data += piece
+                    if len(data) > MOST_UNPACKED:
+                        raise SourceError(
+                            f"{self.path.name}: {name} has more than {MOST_UNPACKED:,} bytes "
+                            "unpacked; expected so many at most; save its matrices as full "
+                            "variables of their own"
+                        )
+            except zlib.error as fault:
+                raise SourceError(
+                    f"{self.path.name}: {name} is damaged ({fault}); {DOWNLOAD}"
+                ) from None
+        return header + bytes(data)
+
     def matrix(self, name: str) -> NDArray[Any]:
         """Returns a matrix [rows, columns], mapped into memory, in the type that is stored."""
         if name not in self._mapped:
             shape, variable = self.shape(name), self.variables[name]
             path, offset = self.path, variable.start + variable.skip
-            if self._hdf5 or variable.packed is not None:
+            if self.hdf5 or variable.packed is not None:
                 path, offset = self._unpacked(variable), 0
             mapped = np.memmap(path, variable.dtype, "r", offset, shape, "F")
             self._mapped[name] = mapped.view(np.ndarray)  # a memmap's slices are slower
@@ -114,7 +140,7 @@ class MatlabFile:
 
         def unpack(stream: BinaryIO) -> None:
             with open(os.dup(stream.fileno()), "r+b") as out:
-                (_unpack_hdf5 if self._hdf5 else _unpack)(self.path, variable, out)
+                (_unpack_hdf5 if self.hdf5 else _unpack)(self.path, variable, out)
 
         name = hashlib.sha256(repr(identity).encode()).hexdigest()
         held = cache.get(name, size, unpack, of_content=False)
@@ -124,7 +150,7 @@ class MatlabFile:
 
 def _leave(held: LocalFile, cache: ShardCache) -> None:
     held.close()
-    cache.clear()
+    cache.clear(wait=False)
 
 
 def _variables(path: Path, start: bytes) -> Iterator[Variable]:

@@ -57,6 +57,10 @@ class Store(ABC):
         Raises TooLong where one is longer than it should be.
         """
 
+    def part(self, name: str) -> tuple[Store, str]:
+        """Returns the store that has a file, and the file's name there: see `MixedStore`."""
+        return self, name
+
     def exists(self, name: str) -> bool:
         """Tells whether there is such a (small) file."""
         try:

@@ -77,7 +77,7 @@ def _interruptible() -> Iterator[None]:
 
 def _make_data(study: Study, configs: Sequence[Config]) -> None:
     """Makes the data before any trial: several would make it at once, and the first be slow."""
-    for data in {config.data.path: config.data for config in configs}.values():
+    for data in {tuple(config.data.paths): config.data for config in configs}.values():
         try:
             build_data(data)
         except (ShardError, SourceError) as error:

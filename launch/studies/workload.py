@@ -99,7 +99,7 @@ class Workload:
                 "exchanges; expected terms that remember nothing from step to step"
             )
         if "paths" in objective.needs.labelled:
-            levels = len(load_manifest(config.data.path).labels.levels or [])
+            levels = len(load_manifest(config.data.paths[0]).labels.levels or [])
         return cls(config, shapes, labels, levels)
 
     @cached_property

@@ -18,6 +18,7 @@ from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
     Natural,
     PathText,
+    Positive,
     Section,
     Share,
     check,
@@ -130,11 +131,27 @@ class Cache(Section):
     bytes: Natural | None = None
 
 
+class SourceShare(Section):
+    """A data set that batches take a share of.
+
+    Attributes:
+        path: folder of shards, or a URL.
+        weight: its share of every batch is this of the sum of all weights.
+    """
+
+    path: Annotated[PathText, Field(min_length=1)]
+    weight: Positive = 1.0
+
+
 class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
     Attributes:
         path: folder of shards, or a URL: s3, https, hf, gs; may be left out with `webdataset`.
+        sources: instead of path, data sets of the same views and labels, of each of which every
+            batch takes a share, by their weights; null: the one at path.
+        balance: `labels`: labelled rows are drawn of each class, or of each label, in turn; null:
+            each row once an epoch.
         webdataset: a stream of tars without an index, which the run then trains on.
         fingerprint: of the data set, as `heron shards show` prints it; any other is refused. null:
             any.
@@ -165,6 +182,8 @@ class Data(Section):
     """
 
     path: PathText = ""
+    sources: Annotated[list[SourceShare], Field(min_length=1)] | None = None
+    balance: Literal["labels"] | None = None
     webdataset: WebDataset | None = None
     fingerprint: Fingerprint | None = None
     build: dict[str, Any] | None = None
@@ -187,7 +206,15 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _some_data(self) -> "Data":
-        if not self.path and self.webdataset is None:
+        others = [k for k in ("path", "webdataset", "build") if getattr(self, k)]
+        if self.sources is not None and others:
+            raise ValueError(
+                f"sources and {others[0]} are both given; expected one of them: to read one data "
+                "set in place of several, set sources to null"
+            )
+        if self.balance is not None and self.webdataset is not None:
+            raise ValueError("balance needs an index, and webdataset has none; leave it out")
+        if not self.path and self.webdataset is None and self.sources is None:
             raise ValueError("path is missing; expected a folder of shards or a URL: path=FOLDER")
         if not self.path and self.build is not None:
             raise ValueError("build needs path, the folder to build in")
@@ -219,17 +246,24 @@ class Data(Section):
             names.append(view.name or view.stored + again)
         return names
 
+    @property
+    def paths(self) -> list[str]:
+        """Where the shards are: of the one data set, or of each of the mixture."""
+        return [self.path] if self.sources is None else [one.path for one in self.sources]
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
-        local = self.build is None and "://" not in self.path and self.path != ""
-        if local and not (Path(self.path) / MANIFEST).exists():
-            raise ConfigError(f"{self.path} holds no shards; {remedy}")
+        for path in self.paths:
+            local = self.build is None and "://" not in path and path != ""
+            if local and not (Path(path) / MANIFEST).exists():
+                raise ConfigError(f"{path} holds no shards; {remedy}")
 
-    @field_validator("path", "storage_options", "webdataset")
+    @field_validator("path", "storage_options", "webdataset", "sources")
     @classmethod
     def _no_secrets(cls, value: Any) -> Any:
         """What a run was configured with is written beside its results."""
         many = value.labelled + value.unlabelled if isinstance(value, WebDataset) else [value]
+        many = [one.path for one in value] if isinstance(value, list) else many
         if (secret := next(filter(None, map(_secret, many)), None)) is not None:
             raise ValueError(
                 f"{secret} would be written into the run's folder; expected credentials in the "

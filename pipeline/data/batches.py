@@ -108,9 +108,13 @@ class ProcessBatches:
         buffer["targets"][:] = self.streams.targets(labelled)
         buffer["paths"][:] = reader.paths(labelled)
         buffer["indices"][:] = rows
-        buffer["rng_keys"][:] = np.concatenate(
-            [rng_keys(self.seed, np.array([t // s.steps_per_epoch]), rows) for s, rows in drawn]
-        )
+        keys = []
+        for stream, own in drawn:
+            passes = stream.passes(t)
+            if len(passes) > 1:  # one of each row
+                passes = passes[share(stream.batch, self.rank, self.world)]
+            keys.append(rng_keys(self.seed, passes, own))
+        buffer["rng_keys"][:] = np.concatenate(keys)
         lost = {int(row): reader.lost[int(row)] for row in planned[planned != rows]}
         return [len(rows) for _, rows in drawn], lost
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.training import Negatives
+from heron.pipeline.data.blend import Balanced, Blend
 from heron.pipeline.data.plan import Rows, Stream
 from heron.shards.errors import ShardError
 
@@ -35,7 +36,7 @@ class MinedStream:
         ended: set when the run ends, so that no reading process waits for a table for ever.
     """
 
-    base: Stream
+    base: Stream | Blend
     config: Negatives
     folder: Path
     ended: Event = field(default_factory=CONTEXT.Event, repr=False, compare=False)
@@ -66,6 +67,13 @@ class MinedStream:
     def candidates(self) -> Rows:
         """The numbers of all labelled rows, in order: row i of a table is of number i of them."""
         return np.sort(np.concatenate(self.shards))
+
+    def passes(self, t: int) -> Rows:
+        """Returns which pass each row of batch t is of, [1] or [batch]."""
+        if len(passes := self.base.passes(t)) == 1:
+            return passes
+        mined = np.full(self.config.mine, t // self.steps_per_epoch)
+        return np.concatenate([passes, mined])
 
     def at(self, t: int) -> Rows:
         """Returns the rows of global batch t: the random ones, then the mined ones, each once."""
@@ -103,7 +111,7 @@ class MinedStream:
         return self._tables[made_at]
 
 
-AnyStream = Stream | MinedStream
+AnyStream = Stream | Balanced | Blend | MinedStream
 
 
 def table_name(step: int) -> str:

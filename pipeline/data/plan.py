@@ -46,6 +46,7 @@ class Stream:
         seed: the run's seed; `name` keeps two streams of one run apart.
         canonical: C, the number of canonical streams; divides the batch.
         window: a row moves at most this far in its stream.
+        salt: tells streams of one name apart.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Stream:
     seed: int
     canonical: int
     window: int
+    salt: str = ""
     _cache: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,9 +99,20 @@ class Stream:
         batch: Rows = self._cache[epoch][step]
         return batch
 
+    def passes(self, t: int) -> Rows:
+        """Returns which pass over the rows batch t is of, [1]."""
+        return np.array([t // self.steps_per_epoch])
+
+    def describe(self) -> str:
+        """Returns a line: rows, batch, and what an epoch leaves over."""
+        return (
+            f"{self.name}: {self.rows:,} rows = {self.steps_per_epoch:,} steps x {self.batch:,} + "
+            f"{self.left_over:,} left over an epoch, in {self.canonical} canonical streams"
+        )
+
     def order(self, epoch: int) -> list[Rows]:
         """Returns the canonical streams of an epoch, shuffled; each row is in one, once."""
-        salt = [self.seed, *self.name.encode(), epoch]
+        salt = [self.seed, *self.name.encode(), *self.salt.encode(), epoch]
         shuffle = np.random.default_rng([*salt, 0])
         line = np.concatenate([self.shards[i] for i in shuffle.permutation(len(self.shards))])
         bounds = [share(len(line), c, self.canonical) for c in range(self.canonical)]

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +20,11 @@ from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.texts import TextDecoder
+from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
+from heron.shards.mixture import MixedStore
 from heron.shards.store import LocalStore, Store, open_store
 
 TOKENS = 77  # of a text, where nobody says how many
@@ -77,9 +80,10 @@ class Reader:
         where = self.store.where(shard.file)
         if present is not None and shard.file not in present:
             return f"{where} is missing; the manifest lists it; {RESTORE}"
-        if not isinstance(self.store, LocalStore):
+        store, name = self.store.part(shard.file)
+        if not isinstance(store, LocalStore):
             return None  # size and checksum are those of the manifest, or it is not fetched
-        size = (self.store.folder / shard.file).stat().st_size
+        size = (store.folder / name).stat().st_size
         if size == shard.bytes:
             return None
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
@@ -93,6 +97,9 @@ class Reader:
         index = ShardIndex.parse(data, where)
         if fault := self.manifest.index_fault(shard, index):
             raise ShardError(f"{where}: {fault}; {RESTORE}")
+        if isinstance(self.store, MixedStore):  # two of its data sets may have the same keys
+            keys = [f"{shard.file.partition('.')[0]}.{key}" for key in index.keys.tolist()]
+            return replace(index, keys=np.array(keys))
         return index
 
     def verify_payloads(self) -> None:
@@ -104,12 +111,12 @@ class Reader:
         Raises:
             ShardError: a shard was altered; `heron shards verify` names the sample.
         """
-        if not isinstance(self.store, LocalStore):
-            return
         for number, shard in enumerate(self.shards):
-            if int(self.starts[number]) in self.lost:
+            store, name = self.store.part(shard.file)
+            if not isinstance(store, LocalStore) or int(self.starts[number]) in self.lost:
                 continue
-            if not (fault := shard.fault(self.store.folder)):
+            written = FileSum(bytes=shard.bytes, sha256=shard.sha256)
+            if not (fault := written.fault(store.folder / name)):
                 continue
             if self.on_error == "raise":
                 raise ShardError(f"{fault}; {RESTORE}; `heron shards verify` names the sample")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, Data, Protocol
+from heron.pipeline.data.blend import Balanced, Blend, apportion, balance
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
@@ -20,8 +21,9 @@ from heron.pipeline.data.texts import text_decoder
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
+from heron.shards.mixture import MixedStore
 from heron.shards.sources import make
-from heron.shards.store import LocalStore, open_store
+from heron.shards.store import Store, is_remote, open_store
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Streams:
     reader: Reader
     roles: Roles
     labelled: AnyStream | None
-    unlabelled: Stream | None
+    unlabelled: AnyStream | None
     epoch_stream: AnyStream
     stored: list[str]
     protocol: Protocol
@@ -72,11 +74,8 @@ class Streams:
             mined = stream.config.mine if isinstance(stream, MinedStream) else 0
             s = stream.base if isinstance(stream, MinedStream) else stream
             if s is not None:
-                lines.append(
-                    f"{s.name}: {s.rows:,} rows = {s.steps_per_epoch:,} steps x {s.batch:,} "
-                    f"+ {s.left_over:,} left over an epoch, in {s.canonical} canonical streams"
-                    + (f", and {mined:,} mined hard negatives a batch" if mined else "")
-                )
+                more = f", and {mined:,} mined hard negatives a batch" if mined else ""
+                lines.append(s.describe() + more)
         return lines
 
 
@@ -102,20 +101,23 @@ def open_reader(data: Data) -> Reader:
         ConfigError: a view is not there, or is asked for what it cannot be; no data set is named.
         ShardError: the data set is missing or damaged.
     """
-    if not data.path:
+    if not all(data.paths):
         raise ConfigError(
             "the run trained on tars without an index (data.webdataset) and names no data set; "
             "expected one with the same members: data.path=FOLDER"
         )
     cache = ShardCache(data.cache.dir, data.cache.bytes)
-    store = open_store(data.path, cache, data.storage_options)
+    store: Store = open_store(data.paths[0], cache, data.storage_options)
+    if data.sources is not None:
+        stores = [open_store(one.path, cache, data.storage_options) for one in data.sources]
+        store = MixedStore(stores, [one.weight for one in data.sources])
     reader = Reader(store, data.on_error)
     if data.fingerprint not in (None, found := reader.manifest.fingerprint):
         raise ShardError(
             f"{store} has the fingerprint {found}; expected {data.fingerprint}, which "
             "data.fingerprint pins; bring that data set back, or pin this one"
         )
-    if not isinstance(store, LocalStore):
+    if any(is_remote(path) for path in data.paths):
         reader.most_open = _most_open(reader, data, cache.limit)
     prepare_decoders(reader, data)
     return reader
@@ -185,7 +187,7 @@ def open_streams(config: Config) -> Streams:
         if kind not in ("multi_class", "hierarchical"):
             raise ConfigError(
                 f"data.protocol.complementary draws from one class a row, but the labels of "
-                f"{data.path} are {kind}; set it to null"
+                f"{reader.store} are {kind}; set it to null"
             )
         if drawn >= (classes := len(reader.manifest.labels.names)):
             raise ConfigError(
@@ -196,7 +198,9 @@ def open_streams(config: Config) -> Streams:
     roles = assign(reader, data.split, data.protocol)
     in_shard = reader.shard_rows(data.split)
 
-    def plan(name: Literal["labelled", "unlabelled"], rows: Rows) -> Stream | None:
+    def plan(
+        name: Literal["labelled", "unlabelled"], rows: Rows
+    ) -> Stream | Balanced | Blend | None:
         size = getattr(data.batch, name)
         batch = len(rows) if size == "all" else size
         if batch == 0:
@@ -207,10 +211,13 @@ def open_streams(config: Config) -> Streams:
                 "one row, or 0 for none"
             )
         by_shard = [shard[np.isin(shard, rows, assume_unique=True)] for shard in in_shard]
-        canonical = data.canonical_streams or default_streams(batch)
-        return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
+        if data.sources is None and (data.balance is None or name == "unlabelled"):
+            canonical = data.canonical_streams or default_streams(batch)
+            return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
+        return _mixed(reader, config, name, batch, by_shard)
 
     random, unlabelled = plan("labelled", roles.labelled), plan("unlabelled", roles.unlabelled)
+    _refuse_balance(config, random)
     labelled = _with_mined(random, config, kind) if config.negatives.mine else random
     present = [s for s in (labelled, unlabelled) if s is not None]
     if not present:
@@ -229,14 +236,70 @@ def open_streams(config: Config) -> Streams:
     return streams
 
 
-def _with_mined(random: Stream | None, config: Config, kind: str) -> MinedStream:
+def _mixed(
+    reader: Reader, config: Config, name: str, batch: int, shards: list[Rows]
+) -> Stream | Balanced | Blend:
+    """Returns a stream that takes of each source its share, of each class its turn, or both."""
+    data, seed = config.data, config.seed
+    if getattr(data.batch, name) == "all":
+        what = "sources" if data.sources else "balance"
+        raise ConfigError(
+            f"data.batch.{name} is 'all', and data.{what} draws rows by shares; expected a number"
+        )
+
+    def single(rows: list[Rows], salt: str) -> Stream:
+        return Stream(name, rows, 1, seed, 1, data.window_rows, salt)
+
+    def one(rows: list[Rows], count: int, salt: str) -> Stream | Balanced:
+        if data.balance is None or name == "unlabelled":
+            most = data.canonical_streams or MOST_STREAMS
+            streams = max(c for c in range(1, min(most, count) + 1) if count % c == 0)
+            return Stream(name, rows, count, seed, streams, data.window_rows, salt)
+        drawn = np.sort(np.concatenate(rows))
+        targets = reader.targets(drawn)
+        classes = [drawn[column > 0] for column in targets.T if column.any()]
+        if not targets.any(1).all():  # of no label: a class of their own
+            classes.append(drawn[~targets.any(1)])
+        streams_of = balance(lambda part, own: single(part, f"{salt} {own}"), rows, classes)
+        return Balanced(name, streams_of, count, rows)
+
+    if data.sources is None:
+        return one(shards, batch, "")
+    counts = apportion(batch, [source.weight for source in data.sources], name)
+    of = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
+    parts = []
+    for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
+        own = [rows for rows, place in zip(shards, of, strict=True) if place == str(number)]
+        if sum(map(len, own)) < count:
+            raise ConfigError(
+                f"data.sources.{number}: {source.path} has {sum(map(len, own))} {name} rows in "
+                f"split '{data.split}', and {count} of every batch; expected as many at least; "
+                "lower its weight, or leave it out"
+            )
+        parts.append(one(own, count, f"source {number}"))
+    return Blend(name, parts)
+
+
+def _refuse_balance(config: Config, labelled: AnyStream | None) -> None:
+    """Refuses what a batch that may have a row twice cannot do."""
+    unfit = [f"objective.{k}" for k, t in config.objective.terms().items() if t.remembers_rows]
+    unfit += ["negatives.mine"] if config.negatives.mine else []
+    unfit += ["data.batch.labelled = 0"] if labelled is None else []
+    if config.data.balance is not None and unfit:
+        raise ConfigError(
+            f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
+            f"expected no {unfit[0]} with it; leave one of them out"
+        )
+
+
+def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
     """Returns the labelled stream with mined hard negatives.
 
     Raises:
         ConfigError: there are no labels to tell hard negatives by, or too few rows.
     """
     known = "multi_label", "multi_class", "hierarchical"
-    if random is None or kind not in known:
+    if random is None or isinstance(random, Balanced) or kind not in known:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
         raise ConfigError(
             f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "

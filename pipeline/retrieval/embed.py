@@ -67,7 +67,7 @@ def embed(
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
     if any(given.startswith("data.path=") for given in overrides):  # its manifest says all
-        overrides = [*overrides, "data.webdataset=null"]
+        overrides = [*overrides, "data.webdataset=null", "data.sources=null"]
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     together(lambda: _check_data(config.data, overrides))
@@ -135,10 +135,11 @@ def _check_data(data: Data, overrides: Sequence[str]) -> None:
 
     A run's configuration may be of others: it starts no build, and nothing is fetched by it.
     """
-    if is_remote(data.path) and not any(given.startswith("data.path=") for given in overrides):
+    remote = [path for path in data.paths if is_remote(path)]
+    if remote and not any(given.startswith("data.path=") for given in overrides):
         raise RetrievalError(
-            f"the run names the data set {data.path}, which is fetched only when you give it; "
-            f"expected data.path={data.path} on the command line"
+            f"the run names the data set {remote[0]}, which is fetched only when you give it; "
+            f"expected data.path={remote[0]} on the command line"
         )
     refuse_options(data, any(given.startswith("data.storage_options") for given in overrides))
     if data.build is not None and "://" not in data.path and not Path(data.path).exists():

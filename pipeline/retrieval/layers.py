@@ -26,9 +26,10 @@ def refuse_options(data: Data, own: bool) -> None:
 
     An endpoint among `data.storage_options` would be sent the user's own credentials.
     """
-    if data.storage_options and is_remote(data.path) and not own:
+    remote = [path for path in data.paths if is_remote(path)]
+    if data.storage_options and remote and not own:
         raise RetrievalError(
-            f"the run reads {data.path} with data.storage_options {', '.join(data.storage_options)}"
+            f"the run reads {remote[0]} with data.storage_options {', '.join(data.storage_options)}"
             ", which may lead elsewhere; expected data.storage_options on the command line of "
             "`heron embed`, your own --run, or --data with a folder of the shards"
         )
@@ -100,7 +101,7 @@ class EmbeddingModel(LayerModel):
         views = Views(reader, config.data, device)
         if (wanted := input_shapes(checkpoint)) != (found := [list(s) for s in views.shapes]):
             raise RetrievalError(
-                f"the views of {config.data.path} are {found}; expected {wanted}, which the model "
+                f"the views of {reader.store} are {found}; expected {wanted}, which the model "
                 f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "
                 "of a query), or set data.views"
             )

@@ -162,7 +162,7 @@ def portable(config: Config) -> Config:
     The data set goes by the last part of its name: who trains again gives `data.path`.
     """
     name = Path(config.data.path).name or "data"
-    elsewhere = {"path": name, "webdataset": None, "build": None, "cache": Cache()}
+    elsewhere = {"path": name, "sources": None, "webdataset": None, "build": None, "cache": Cache()}
     return config.model_copy(
         update={
             "run": RunFolder(dir="run"),

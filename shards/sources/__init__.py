@@ -18,7 +18,9 @@ from heron.shards.sources.faces import Faces
 from heron.shards.sources.folder import Folder
 from heron.shards.sources.frames import Frames
 from heron.shards.sources.idx import Idx
+from heron.shards.sources.mat import Mat
 from heron.shards.sources.mulan import Mulan
+from heron.shards.sources.parquet import Parquet
 from heron.shards.sources.table import Table
 from heron.shards.sources.xrmb import Xrmb
 
@@ -27,6 +29,8 @@ __all__ = ["SOURCES", "Rows", "Source", "find", "make"]
 SOURCES: dict[str, type[Source]] = {
     "mulan": Mulan,
     "arrays": Arrays,
+    "mat": Mat,
+    "parquet": Parquet,
     "table": Table,
     "idx": Idx,
     "folder": Folder,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +13,8 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import UNREADABLE, read_npz
-from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers
+from heron.shards.sources.named import NamedArrays
 
-LABELS = "labels"
-SPLIT = "split"  # the array that parts the rows
 # Bytes of all arrays of an .npz, or so many times the file's, if that is more.
 MOST_UNPACKED, MOST_FOLD = 2**30, 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
@@ -33,17 +29,19 @@ def _named_file(value: str) -> str:
     return value
 
 
-class Arrays(FileSource):
+class Arrays(NamedArrays):
     """Arrays of your own: views and labels in an .npz, or in .npy files larger than memory.
 
-    A view is floats [rows, width], or raw pictures: uint8 [rows, height, width, channels], or
-    without the last axis where there is one channel. A row without a label has -1 for its class,
-    for all of its classes, or for all of its labels (255 where those are uint8). An array `split`
-    of strings, one a row, parts the rows; without one they are the split `all`. Files of --npy are
-    mapped into memory, a block of rows at a time.
+    A view is numbers [rows, width], or raw pictures: uint8 [rows, height, width, channels], or
+    without the last axis where there is one channel. Labels are class numbers or names [rows], or
+    0 and 1 [rows, labels]; a row without a label has -1 for its class, for all of its classes, or
+    for all of its labels (255 where those are uint8). An array `split` of strings, one a row, parts
+    the rows; without one they are the split `all`. Files of --npy are mapped into memory, a block
+    of rows at a time.
     """
 
     name: ClassVar[str] = "arrays"
+    version: ClassVar[int] = 2  # 1: classes were 0 to the largest number
     examples: ClassVar[str] = (
         "heron shards build arrays --npz mine.npz --view-names audio video --out data/mine\n"
         "  heron shards build arrays --npy audio=audio.npy labels=labels.npy --out data/mine"
@@ -54,24 +52,6 @@ class Arrays(FileSource):
         None,
         min_length=1,
         description="instead of it, NAME=FILE.npy for each array, as numpy.save writes it",
-    )
-    view_names: list[str] | None = Field(
-        None,
-        description="the arrays that are views (default: all files of --npy but labels and split; "
-        "of an .npz, every 2-D float array and every uint8 array in three dimensions or four)",
-    )
-    labels_name: str = Field(
-        LABELS, description="the array of labels; without it no row has a label"
-    )
-    label_kind: (
-        Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"] | None
-    ) = Field(
-        None,
-        description="what a label is (default: multi_label for 0/1 in two dimensions, "
-        "multi_class for whole numbers in one)",
-    )
-    label_names: list[str] | None = Field(
-        None, description="names of the labels or classes (default: their numbers)"
     )
 
     @model_validator(mode="after")
@@ -98,38 +78,6 @@ class Arrays(FileSource):
         named = [f"{name}={path.name}" for name, path in self._paths.items()]
         return super().options() | ({"npy": named} if self.npy else {})
 
-    def load(self) -> Loaded:
-        """Looks at the shapes of the views, and reads the labels and the splits."""
-        names = self._view_names()
-        targets = self._labels(names)
-        first = names[0] if targets is None else self.labels_name
-        rows = len(self._array(first))
-        views = {name: self._column(name) for name in names}
-        lengths = {name: column.shape[0] for name, column in views.items()}
-        split = None
-        if SPLIT in self._names:
-            split = np.array(self._array(SPLIT))
-            if split.dtype.kind != "U" or split.ndim != 1:
-                raise SourceError(
-                    f"{self._where(SPLIT)}: {SPLIT!r} is {split.dtype} {split.shape}; expected "
-                    "strings [rows]"
-                )
-            lengths[SPLIT] = len(split)
-        for name, length in lengths.items():
-            if length != rows:
-                raise SourceError(
-                    f"{self._where(name)}: {name!r} has {length} rows and {first!r} {rows}; "
-                    "expected the same rows in every array"
-                )
-        parts = [] if split is None else dict.fromkeys(split.tolist())
-        labels = self._describe(targets)
-        return Loaded(
-            views=views,
-            targets=np.full(rows, -1) if targets is None else targets.astype(labels.dtype),
-            labels=labels,
-            splits={part: np.flatnonzero(split == part) for part in parts} or {WHOLE: range(rows)},
-        )
-
     @cached_property
     def _paths(self) -> dict[str, Path]:
         """The .npy file of each array."""
@@ -141,125 +89,17 @@ class Arrays(FileSource):
         return open_npz(self.npz) if self.npz else {}
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """The arrays there are."""
         return list(self._npz or self._paths)
 
-    @property
-    def _titles(self) -> str:
-        return ", ".join(path.name for path in self.files)
-
-    def _where(self, name: str) -> str:
+    def where(self, name: str) -> str:
         """Returns the name of the file that an array is in."""
         return self.npz.name if self.npz else self._paths[name].name
 
-    def _array(self, name: str) -> NDArray[Any]:
+    def array(self, name: str) -> NDArray[Any]:
         """Returns an array of the .npz, or an .npy mapped anew: what was read leaves memory."""
-        if name not in self._names:
-            files = self.npz.name if self.npz else "--npy"
-            raise SourceError(f"{files}: no array {name!r}; it has {', '.join(self._names)}")
         return self._npz[name] if self.npz else map_npy(self._paths[name])
-
-    def _view_names(self) -> list[str]:
-        others = (self.labels_name, SPLIT)
-        names = self.view_names or [
-            name
-            for name in self._names
-            if name not in others and (self.npy or _looks_like_view(self._npz[name]))
-        ]
-        if not names:
-            raise SourceError(
-                f"{self._titles}: no 2-D float array and no uint8 one in three dimensions or "
-                "four; expected one for each view"
-            )
-        return names
-
-    def _column(self, name: str) -> Column:
-        array = self._array(name)
-        picture = array.dtype == np.uint8 and array.ndim in (3, 4)
-        if not (picture or (array.ndim == 2 and array.dtype.kind in "fiub")) or 0 in array.shape:
-            raise SourceError(
-                f"{self._where(name)}: view {name!r} is {array.dtype} {array.shape}; expected "
-                "numbers [rows, width], or uint8 [rows, height, width, channels]"
-            )
-        if picture:
-            shape = array.shape if array.ndim == 4 else (*array.shape, 1)
-            return _Pixels(shape, lambda rows: self._array(name)[rows])
-        where = f"{self._where(name)}: view {name!r}"
-        remedy = "fill, scale or drop it first"
-        return Numbers(array.shape, lambda rows: self._array(name)[rows], where, remedy)
-
-    def _labels(self, views: list[str]) -> NDArray[Any] | None:
-        """Returns the array of labels, or None where there is none."""
-        name = self.labels_name
-        if self.label_kind == "none":
-            return None
-        if name not in self._names and (self.label_kind, name) == (None, LABELS):
-            if unused := [other for other in self._names if other not in (*views, SPLIT)]:
-                raise SourceError(
-                    f"{self._titles}: no array {LABELS!r}, but {unused[0]!r}, which is no view; "
-                    "name the labels with --labels-name, or say --label-kind none where there are "
-                    "none"
-                )
-            return None
-        array = np.array(self._array(name))
-        if array.ndim not in (1, 2) or array.dtype.kind not in "iub" or not array.size:
-            raise SourceError(
-                f"{self._where(name)}: {name!r} is {array.dtype} {array.shape}; expected "
-                "whole numbers [rows], or 0/1 [rows, labels]"
-            )
-        multi = array.ndim == 2 and self.label_kind != "hierarchical"
-        numbers = array.reshape(len(array), -1)
-        unlabelled = (numbers == -1).all(1) | (multi & (numbers == 255).all(1))
-        outside = (numbers < 0) | (multi & (numbers > 1))
-        if len(bad := np.argwhere(outside & ~unlabelled[:, None])):
-            row, column = bad[0].tolist()
-            raise SourceError(
-                f"{self._where(name)}: label of row {row} is {numbers[row, column]}; expected "
-                f"{'0 or 1' if multi else 'a class number from 0 on'}, or -1 in all of a row that "
-                "has no label"
-            )
-        return array
-
-    def _describe(self, array: NDArray[Any] | None) -> Labels:
-        """Returns the kind and names of the labels, inferred where no option gives them."""
-        if array is None:
-            return Labels(kind="none", names=self.label_names or [])
-        kind = self.label_kind or ("multi_class" if array.ndim == 1 else "multi_label")
-        levels = None
-        if kind == "hierarchical":
-            levels = [_numbers(int(column.max()) + 1) for column in array.T]
-        count = int(array.max()) + 1 if array.ndim == 1 else array.shape[1]
-        names = self.label_names or (levels[-1] if levels else _numbers(count))
-        if levels:
-            levels[-1] = names
-        labels = Labels(kind=kind, names=names, levels=levels)
-        if (fault := labels.fault(array.astype(labels.dtype), len(array))) is not None:
-            raise SourceError(
-                f"{self._where(self.labels_name)}: {fault}; see --label-kind and --label-names"
-            )
-        return labels
-
-
-@dataclass(frozen=True, eq=False)
-class _Pixels:
-    """A column of raw pictures, with an axis of channels where the array has none."""
-
-    shape: tuple[int, ...]
-    read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
-        return self.read(rows).reshape(-1, *self.shape[1:])
-
-
-def _looks_like_view(array: NDArray[Any]) -> bool:
-    if array.dtype == np.uint8:
-        return array.ndim in (3, 4)
-    return array.ndim == 2 and array.dtype.kind == "f"
-
-
-def _numbers(count: int) -> list[str]:
-    return [str(number) for number in range(max(1, count))]
 
 
 def open_npz(path: Path) -> dict[str, NDArray[Any]]:

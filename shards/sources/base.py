@@ -145,6 +145,12 @@ class Numbers:
                 f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}; "
                 f"expected a finite float32; {self.remedy}"
             )
+        if stored.dtype.kind in "iu" and len(bad := np.argwhere(values != stored)):
+            row, column = bad[0].tolist()
+            raise SourceError(
+                f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}, which "
+                f"float32 cannot hold; expected whole numbers up to {1 << 24:,}; {self.remedy}"
+            )
         return values
 
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, Self
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, FilePath
+from pydantic import Field, FilePath, model_validator
 
-from heron.shards.errors import CONTROL, DOWNLOAD, SourceError, shown
-from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, FileSource, Loaded
-from heron.shards.sources.text import parse_number, split_lines
+from heron.shards.errors import SourceError
+from heron.shards.manifest import Labels, Name
+from heron.shards.sources.arff import BINARY, ArffFile, read_arff
+from heron.shards.sources.base import WHOLE, FileSource, Loaded, split_ranges
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
-ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.I | re.A)
-NUMERIC = ("numeric", "real", "integer")
-MOST_VALUES = 1 << 29  # of a file, in float64: a sparse row of two bytes has as many as any other
 
 
 class Mulan(FileSource):
     """Mulan's multi-label sets, such as Scene: ARFF files with an XML of label names.
 
-    The files are laid end to end in one split, `all`, for a protocol to draw its folds from.
+    The files are laid end to end in one split, `all`, for a protocol to draw its folds from, or
+    each is a split of a name of its own: `--split-names train test`. A nominal attribute is a
+    feature of 0 and 1 for each of its values; where a sparse row leaves it out, it has the first.
     """
 
     name: ClassVar[str] = "mulan"
@@ -37,12 +35,29 @@ class Mulan(FileSource):
 
     arff: list[FilePath] = Field(min_length=1, description="ARFF files, in the order of their rows")
     xml: FilePath = Field(description="the XML that names the labels")
+    split_names: list[Name] | None = Field(
+        None, min_length=1, description="a split for each file (default: one for all, `all`)"
+    )
+    binary_features: bool = Field(
+        False,
+        description="true: an attribute {0,1} that the XML does not name is a feature; false: it "
+        "is an error, since it may be a label that the XML lacks",
+    )
     view_kind: Literal["noise", "single"] = Field(
         "noise",
         description="noise: two views, the first with Gaussian noise on even rows, the second on "
         "odd ones; single: one view, the features as they are",
     )
     noise: float = Field(0.01, ge=0, description="factor of the noise")
+
+    @model_validator(mode="after")
+    def _split_of_each(self) -> Self:
+        if self.split_names and len(self.split_names) != len(self.arff):
+            raise ValueError(
+                f"{len(self.split_names)} split_names of {len(self.arff)} files; expected a name "
+                "for each"
+            )
+        return self
 
     @property
     def dataset(self) -> str:
@@ -65,14 +80,17 @@ class Mulan(FileSource):
                         f"{table.file}: attribute {found!r} where {tables[0].file} has {first!r};"
                         " give the files of one data set"
                     )
-            _check_attributes(table, names, self.xml.name)
+            self._check_attributes(table, names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
         targets = np.concatenate(labels)
+        counts: dict[str, int] = {}
+        for name, part in zip(self.split_names or [WHOLE] * len(labels), labels, strict=True):
+            counts[name] = counts.get(name, 0) + len(part)
         return Loaded(
             views=self._views(np.concatenate(features)),
             targets=targets,
             labels=Labels(kind="multi_label", names=names),
-            splits={WHOLE: range(len(targets))},
+            splits=split_ranges(counts, merge=False),
         )
 
     def _label_names(self) -> list[str]:
@@ -101,157 +119,52 @@ class Mulan(FileSource):
             rows += self.noise * random.normal(rows.mean(), rows.std(), rows.shape).astype("f4")
         return views
 
-
-class _ArffFile(NamedTuple):
-    """An ARFF file: the type of each attribute, and float64 [rows, attributes]."""
-
-    file: str
-    kinds: dict[str, str]
-    lines: list[int]  # of the rows
-    values: NDArray[np.float64]
-
-
-def read_arff(path: Path) -> _ArffFile:
-    r"""Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
-
-    Raises SourceError where a line is no attribute or row, a cell no number, or where a value could
-    be meant in two ways; \n and \r\n alone end a line.
-    """
-    kinds: dict[str, str] = {}
-    rows: dict[int, NDArray[np.float64]] | None = None  # by their lines
-    lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
-    for number, line in enumerate(lines, 1):
-        text, where = line.replace("\t", " ").strip(" "), f"{path.name}, line {number}"
-        if not text or text.startswith("%"):
-            continue
-        if found := CONTROL.search(text):
-            raise SourceError(
-                f"{where}: found {found[0]!r} in {text[max(0, found.start() - 20) :][:40]!r}; "
-                f"expected text in UTF-8, its lines ended by \\n or \\r\\n; save it again so"
-            )
-        keyword = text.partition(" ")[0].lower()
-        if rows is not None:
-            if (len(rows) + 1) * len(kinds) > MOST_VALUES:
+    def _check_attributes(self, table: ArffFile, labels: list[str]) -> None:
+        """Checks that every label is an attribute {0,1}, and what other ones may be labels."""
+        for label in labels:
+            if label not in table.kinds:
                 raise SourceError(
-                    f"{where}: {len(kinds):,} columns of more than {len(rows):,} rows; expected "
-                    f"{MOST_VALUES:,} values at most; part the file"
+                    f"{table.file}: no attribute {label!r}, which {self.xml.name} names as a "
+                    "label; give the XML of this data set"
                 )
-            rows[number] = _read_row(where, text, kinds)
-        elif keyword == "@data":
-            rows = {}
-        elif keyword == "@attribute":
-            if (parts := ATTRIBUTE.fullmatch(text)) is None:
-                raise SourceError(f"{where}: not an @attribute NAME TYPE")
-            if (name := parts[1].strip("'\"")) in kinds:
+            if sorted(kind := table.kinds[label]) != BINARY and kind:
                 raise SourceError(
-                    f"{where}: a second attribute {name!r}; expected each name once; rename one"
+                    f"{table.file}: attribute {label!r}, a label, is {table.type(label)}; expected "
+                    "{0,1}; give the XML of this data set"
                 )
-            kinds[name] = parts[2].lower().replace(" ", "")
-        elif keyword != "@relation":
-            raise SourceError(
-                f"{where}: found {shown(text)}; expected @relation, @attribute, @data or a "
-                "comment; mend the line"
-            )
-    if not kinds:
-        raise SourceError(f"{path.name}: no @attribute lines; expected an ARFF file")
-    if not rows:
-        raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
-    return _ArffFile(path.name, kinds, list(rows), np.stack(list(rows.values())))
-
-
-def _read_row(where: str, text: str, kinds: dict[str, str]) -> NDArray[np.float64]:
-    """Returns the values of a row; a sparse one is `{column value, ...}`."""
-    names, cells = list(kinds), text.split(",")
-    if text.startswith("{"):
-        given = _sparse_cells(where, text, kinds)
-    elif len(cells) == len(names):
-        given = dict(enumerate(cells))
-    else:
-        raise SourceError(
-            f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
-        )
-    values = np.zeros(len(names))
-    for column, cell in given.items():
-        if (value := parse_number(cell.strip(" "))) is None:
-            raise SourceError(
-                f"{where}, column {names[column]!r}: found {shown(cell.strip(' '))}; expected a "
-                "finite number; fill or drop missing values first"
-            )
-        values[column] = value
-    return values
-
-
-def _sparse_cells(where: str, text: str, kinds: dict[str, str]) -> dict[int, str]:
-    """Returns what a sparse row gives, by the numbers of the columns; what it leaves out is 0."""
-    if not text.endswith("}"):
-        raise SourceError(
-            f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
-            f"{DOWNLOAD}, or mend the line"
-        )
-    names, given = list(kinds), dict[int, str]()
-    for cell in text[1:-1].split(",") if text[1:-1].strip(" ") else ():
-        number, _, value = cell.strip(" ").partition(" ")
-        column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
-        if column >= len(names):
-            raise SourceError(
-                f"{where}: cell {shown(value.strip(' '))} names no column; expected COLUMN VALUE, "
-                f"columns from 0 to {len(names) - 1}"
-            )
-        if column in given:
-            raise SourceError(
-                f"{where}: column {names[column]!r} is there twice, as {shown(given[column])} and "
-                f"as {shown(value)}; expected it once; remove one of them"
-            )
-        given[column] = value
-    for column, (name, kind) in enumerate(kinds.items()):
-        # What is left out is 0 of a number, and else the first value that the type names.
-        first = kind.removeprefix("{").partition(",")[0].strip("'\"}")
-        if column not in given and kind not in NUMERIC and parse_number(first) != 0:
-            raise SourceError(
-                f"{where}: column {name!r} of type {shown(kind)} is left out, and stands for its "
-                "first value, which is not 0; expected it in every sparse row; write it out"
-            )
-    return given
-
-
-def _check_attributes(table: _ArffFile, labels: list[str], xml: str) -> None:
-    """Checks that every label is an attribute {0,1}, and every attribute {0,1} a label."""
-    for label in labels:
-        if label not in table.kinds:
-            raise SourceError(
-                f"{table.file}: no attribute {label!r}, which {xml} names as a label; "
-                "give the XML of this data set"
-            )
-    for name, kind in table.kinds.items():
-        if kind in NUMERIC or name in labels:
-            continue
-        expected = f"; expected {', '.join(NUMERIC)}"
-        if kind in ("{0,1}", "{1,0}"):
-            expected = (
-                f", a label, but {xml} does not name it; add it to the XML, or declare it numeric "
-                "if it is a feature"
-            )
-        raise SourceError(f"{table.file}: attribute {name!r} is {kind}{expected}")
+        for name, kind in table.kinds.items():
+            if sorted(kind) == BINARY and name not in labels and not self.binary_features:
+                raise SourceError(
+                    f"{table.file}: attribute {name!r} is {table.type(name)}, as a label is, but "
+                    f"{self.xml.name} does not name it; expected a label that it names; add it to "
+                    "the XML, or say --binary-features true if it is a feature"
+                )
 
 
 def _split_columns(
-    table: _ArffFile, labels: list[str]
+    table: ArffFile, labels: list[str]
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Returns float32 [rows, features] and uint8 [rows, labels]."""
     names = list(table.kinds)
     columns = [names.index(label) for label in labels]
-    others = np.setdiff1d(np.arange(len(names)), columns)
+    others = [column for column in range(len(names)) if column not in set(columns)]
     with np.errstate(over="ignore"):  # what is too large becomes infinite
-        features = table.values[:, others].astype(np.float32)
+        single = table.values.astype(np.float32)
     targets = table.values[:, columns]
     for good, part, expected in (
-        (np.isfinite(features), others, "a finite float32"),
+        (np.isfinite(single[:, others]), others, "a finite float32"),
         ((targets == 0) | (targets == 1), columns, "a label of 0 or 1"),
     ):
         if len(bad := np.argwhere(~good)):
-            row, column = int(bad[0, 0]), int(part[bad[0, 1]])
+            row, column = int(bad[0, 0]), part[bad[0, 1]]
             raise SourceError(
                 f"{table.file}, line {table.lines[row]}, column {names[column]!r}: "
                 f"found {table.values[row, column]:g}; expected {expected}"
             )
-    return features, targets.astype(np.uint8)
+    features = [
+        single[:, [column]]
+        if table.numeric(names[column])
+        else single[:, [column]] == np.arange(len(table.kinds[names[column]]))
+        for column in others
+    ]
+    return np.hstack(features).astype(np.float32), targets.astype(np.uint8)

@@ -160,7 +160,10 @@ def test_help_says_all(
         ("", "the following arguments are required: VERB (see `heron --help`)"),
         ("--verison", "unknown option '--verison'; a verb comes first (see `heron --help`)"),
         ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
-        ("shards build nothing", "unknown source 'nothing'; expected one of mulan, arrays, table"),
+        (
+            "shards build nothing",
+            "unknown source 'nothing'; expected one of mulan, arrays, mat, parquet, table",
+        ),
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
         ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),

@@ -154,10 +154,77 @@ def test_rows_that_have_no_label(tmp_path: Path, kind: str) -> None:
     assert none.labels.kind == "none"
 
 
+def test_classes_go_by_their_values_and_names(tmp_path: Path) -> None:
+    def labels(array: Any, **options: object) -> tuple[list[str], list[Any]]:
+        source = stored(tmp_path, "npz", {"audio": AUDIO[:4], "labels": array}, **options)
+        return source.labels.names, whole(source, "all").labels.tolist()
+
+    gaps = np.array([7, 3, -1, 7])
+    assert labels(gaps) == (["3", "7"], [1, 0, -1, 1])
+    assert labels(gaps[:, None]) == (["3", "7"], [1, 0, -1, 1])
+    assert labels(np.array(["tree", "10", "9", "tree"])) == (["10", "9", "tree"], [2, 0, 1, 2])
+    assert labels(np.array([b"b", b"a", b"b", b"b"])) == (["a", "b"], [1, 0, 1, 1])
+    named = labels(np.array([1, 0, -1, 1]), label_names=["low", "high"])
+    assert named == (["low", "high"], [1, 0, -1, 1])
+    signs = np.array([1, -1, -1, 1])
+    assert labels(signs, minus_one="no") == (["-1", "1"], [1, 0, 0, 1])
+    assert labels(signs, minus_one="unlabelled") == (["1"], [0, -1, -1, 0])
+    sets = np.array([[1, -1], [-1, -1], [1, 1], [-1, 1]])
+    assert labels(sets, minus_one="no")[1] == [[1, 0], [0, 0], [1, 1], [0, 1]]
+    assert labels(np.maximum(sets, 0))[1] == [[1, 0], [0, 0], [1, 1], [0, 1]]
+    names, tree = labels(np.array([["x", "b"], ["y", "a"]] * 2), label_kind="hierarchical")
+    assert names == ["a", "b"] and tree == [[0, 1], [1, 0]] * 2
+
+
+def test_whole_numbers_and_channels_are_converted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = VIDEO.transpose(0, 3, 1, 2).copy()
+    views = {"counts": LABELS[:, None] * 2, "video": first, "labels": LABELS}
+    source = stored(tmp_path, "npy", views)
+    build(source, tmp_path / "out", progress=False)
+    assert "'counts' is int64, and stored as vectors of float32" in caplog.text
+    assert "view 'video' has its channels moved last" in caplog.text
+    reader, numbers = Reader(tmp_path / "out"), np.array([3, 280])
+    np.testing.assert_array_equal(reader.read("video", numbers), VIDEO[numbers])
+    np.testing.assert_array_equal(reader.read("counts", numbers)[:, 0], 2.0 * LABELS[numbers])
+    last = stored(tmp_path, "npz", {"cube": VIDEO[:, :3, :3]}, channels="last")
+    np.testing.assert_array_equal(whole(last, "all").views["cube"], VIDEO[:, :3, :3])
+    large = stored(tmp_path, "npz", {"n": np.full((3, 1), 2**24 + 1), "labels": np.arange(3)})
+    assert "row 0, column 0 is 16777217, which float32 cannot hold" in fault(large, tmp_path / "n")
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
+        (
+            {"labels": LABELS, "age": np.ones(300), "pose": np.ones((300, 2, 2))},
+            {},
+            "'age' is float64 (300,), and neither a view nor labels nor split; expected a use for "
+            "every array; add it to --view-names, or leave out what is not used with --ignore age",
+        ),
+        (
+            {"y": (AUDIO > 0).astype(int)},
+            {},
+            "no array 'labels', but 'y', which may be the labels; name them with --labels-name, or",
+        ),
+        ({"cube": VIDEO[:, :3, :3]}, {}, "(300, 3, 3, 3); expected 1 or 3 channels on the second"),
+        ({"cube": VIDEO.repeat(4, 3)}, {}, "(300, 4, 5, 12); expected 1 or 3 channels on the sec"),
+        ({"labels": np.array([1, -1] * 150)}, {}, "labels are -1 and 1 alone; expected to know wh"),
+        (
+            {"labels": np.array([[1, -1]] * 300)},
+            {},
+            "say --minus-one no where it is the other class, or a label that does not hold, and --",
+        ),
+        (
+            {"labels": np.array([[1, 0]] * 300)},
+            {"minus_one": "no"},
+            "label of row 0 is neither; expected -1 or 1, as --minus-one no says",
+        ),
+        ({"labels": np.array(["a", ""] * 150)}, {}, "'labels', row 1 is empty; expected a name in"),
+        ({"labels": np.array(["a", "b"] * 150)}, {"label_names": ["a"]}, "'b' is none of the name"),
+        ({"labels": np.array([b"a", b"\xff"] * 150)}, {}, "'labels': not UTF-8; expected names"),
         ({"labels": np.full(300, -2)}, {}, "label of row 0 is -2; expected a class number from 0"),
         (
             {"labels": np.array([[0, 255]] * 300, "u1")},
@@ -175,12 +242,12 @@ def test_rows_that_have_no_label(tmp_path: Path, kind: str) -> None:
         (
             {"label": LABELS, "grey": GREY},
             {"view_names": ["audio", "grey"]},
-            "no array 'labels', but 'label', which is no view; name the labels with --labels-name, "
-            "or say --label-kind none where there are none",
+            "no array 'labels', but 'label', which may be the labels; name them with --labels-name,"
+            " or say --label-kind none where there are none",
         ),
         (
             {"odd": VIDEO.astype("f4")},
-            {"view_names": ["odd"], "label_kind": "none"},
+            {"view_names": ["odd", "audio"], "label_kind": "none"},
             "view 'odd' is float32 (300, 4, 5, 3); expected numbers [rows, width], or uint8 [rows,",
         ),
         ({"odd": VIDEO[:, :0]}, {}, "view 'odd' is uint8 (300, 0, 5, 3); expected numbers [rows"),
@@ -199,10 +266,10 @@ def test_errors(
 def test_labels_that_may_be_misspelt(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", audio=AUDIO, label=LABELS)
     found = fault(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "out")
-    assert found.startswith("mine.npz: no array 'labels', but 'label', which is no view; name the")
+    assert found.startswith("mine.npz: no array 'labels', but 'label', which may be the la")
     words = files(tmp_path / "mine", {"audio": AUDIO, "label": LABELS})
     found = fault(make("arrays", {"npy": words}), tmp_path / "out")
-    assert found.startswith("label.npy: view 'label' is int64 (300,); expected numbers")
+    assert found.startswith("audio.npy, label.npy: no array 'labels', but 'label', which may be")
 
 
 def test_options(tmp_path: Path) -> None:
@@ -258,12 +325,17 @@ def test_built_and_shown_from_the_command_line(tmp_path: Path) -> None:
         assert image.getpixel((0, 0)) == (0, 0, 7)
         assert image.getpixel((8 * 96 - 1, 6 * 96 - 1)) == (47, 47, 7)
     contact_sheet(tmp_path / "out", sheet, count=290, captions=True)  # goes on in a second block
-    assert main([*build_words, str(tmp_path / "grey"), "--view-names", "grey"]) == 0
+    grey_words = [*build_words, str(tmp_path / "grey"), "--view-names", "grey", "--ignore", "sky"]
+    assert main(grey_words) == 0
     contact_sheet(tmp_path / "grey", sheet, count=2)
     with Image.open(sheet) as image:
         assert image.mode == "RGB" and image.getpixel((96, 0)) == (1, 1, 1)
     (spectral,) = files(tmp_path / "mine", {"spectral": colours[:, :2, :2].repeat(4, 3)})
-    build(make("arrays", {"npy": [spectral]}), tmp_path / "spectral", progress=False)
+    build(
+        make("arrays", {"npy": [spectral], "channels": "last"}),
+        tmp_path / "spectral",
+        progress=False,
+    )
     with pytest.raises(ShardError, match="no view of images in 1 or 3 channels; a contact sheet"):
         contact_sheet(tmp_path / "spectral", sheet)
 

@@ -74,6 +74,16 @@ def test_a_finished_build_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
 
 
+def test_an_option_that_came_later_has_its_default_in_an_older_folder(tmp_path: Path) -> None:
+    first = build(make("frames", {"train": 300}), tmp_path / "out", progress=False)
+    options = {k: v for k, v in first.built_from.options.items() if k != "test"}
+    older = first.built_from.model_copy(update={"options": options})
+    first.model_copy(update={"built_from": older}).write(tmp_path / "out" / "manifest.json")
+    build(make("frames", {"train": 300}), tmp_path / "out", progress=False)
+    with pytest.raises(ShardError, match="another build: its test is 5000, this one's 7"):
+        build(make("frames", {"train": 300, "test": 7}), tmp_path / "out", progress=False)
+
+
 def test_another_build_in_the_folder_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
     source = make("frames", {"train": 300, "test": 0})

@@ -342,3 +342,15 @@ def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path: Path) -> N
             there = (tmp_path / checksum).exists()
             assert site.count(f"train-{number}.tar") == evicted[checksum] + there
     assert len(kept(cache)) == 3 and all(isinstance(name, int) for name in kept(cache))
+
+
+def test_a_finalizer_does_not_wait_for_the_lock_of_its_own_thread(tmp_path: Path) -> None:
+    """Rubbish may be collected at any moment, and an unpacked matrix of MATLAB with it."""
+    cache = ShardCache(tmp_path / "cache")
+    cache.folder.mkdir()
+    (cache.folder / ("0" * 64)).write_bytes(b"left")
+    with cache._alone():
+        cache.clear(wait=False)  # returns
+    assert (cache.folder / ("0" * 64)).exists()
+    cache.clear(wait=False)
+    assert not (cache.folder / ("0" * 64)).exists()

@@ -44,6 +44,40 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
     np.testing.assert_array_equal(again, noisy["view1"])
 
 
+NOMINAL = """@relation kinds
+@attribute warm {0,1}
+@attribute 'the colour' {red, 'dark, green', "it's"}
+@attribute size {3,1,2}
+@attribute calm {0,1}
+@attribute keen {1,0}
+@data
+1, red, 2, 0, 1
+0,'dark, green',3,1,1
+{0 1, 1 "it's", 3 1, 4 0}
+{4 1}
+"""
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool) -> None:
+    options = mulan_options(tmp_path, NOMINAL, name="train")
+    other = mulan_options(tmp_path, NOMINAL.split("0,'dark")[0], name="test")
+    both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
+    split = {} if merged else {"split_names": ["train", "test"]}
+    words = {"arff": both, "binary_features": True, "view_kind": "single"}
+    source = make("mulan", options | words | split)
+    assert source.splits == ({"all": 5} if merged else {"train": 4, "test": 1})
+    rows = whole(source, "all" if merged else "train")
+    warm, red, green, its, three, one, two = np.asarray(rows.views["view1"])[:4].T.tolist()
+    assert warm == [1, 0, 1, 0]
+    assert (red, green, its) == ([1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0])
+    assert (three, one, two) == ([0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0])
+    assert rows.labels[:4].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1]]
+    build(source, tmp_path / "out", progress=False)
+    with pytest.raises(SourceError, match="3 split_names of 2 files; expected a name for each"):
+        make("mulan", options | words | {"split_names": ["a", "b", "c"]})
+
+
 @pytest.mark.parametrize(
     ("arff", "xml", "message"),
     [
@@ -52,7 +86,8 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (
             ARFF,
             XML.replace('<label name="keen"></label>', ""),
-            "tiny.arff: attribute 'keen' is {0,1}, a label, but tiny.xml does not name it",
+            "attribute 'keen' is {0,1}, as a label is, but tiny.xml does not name it; expected a "
+            "label that it names; add it to the XML, or say --binary-features true if it is a fea",
         ),
         (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
         (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
@@ -63,15 +98,21 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
         (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
         (ARFF.replace("{0 4", "{x 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
         (
-            ARFF.replace("real", "{red,green}").split("{0 4")[0],
+            ARFF.replace("real", "{red,'dark, green'}"),
             XML,
-            "'arm span' is {red,green}; expected numeric",
+            "line 9, column 'arm span': found '2'; expected one of red, dark, green; fill or drop",
         ),
         (
-            ARFF.replace("real", "{red,green}"),
+            ARFF.replace("calm {0,1}", "calm {0,1,2}"),
             XML,
-            "line 12: column 'arm span' of type '{red,green}' is left out, and stands for its firs",
+            "'calm', a label, is {0,1,2}; expected {",
         ),
+        (
+            ARFF.replace("real", "{a,b,a}"),
+            XML,
+            "line 4: attribute 'arm span' is '{a,b,a}'; expecte",
+        ),
+        (ARFF.replace("real", "string"), XML, "line 4: attribute 'arm span' is 'string'; expected"),
         (ARFF.split("1.5")[0], XML, "tiny.arff: no rows after @data"),
         ("% hello", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
         ("<html>", XML, "tiny.arff, line 1: found '<html>'; expected @relation, @attribute, @data"),
@@ -143,7 +184,7 @@ def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_
 def test_mulan_holds_no_more_values_than_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heron.shards.sources.mulan.MOST_VALUES", 99)
+    monkeypatch.setattr("heron.shards.sources.arff.MOST_VALUES", 99)
     source = make("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
     with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
         _ = source.splits
@@ -205,7 +246,9 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
     source = arrays_source(tmp_path)
     assert source.labels.kind == "multi_class" and source.labels.names == ["0", "1", "2", "3"]
     assert [view.name for view in source.views] == ["view1", "view2"]
-    one = arrays_source(tmp_path, view_names=["view2"], label_names=list("abcdef"))
+    one = arrays_source(
+        tmp_path, view_names=["view2"], ignore=["view1"], label_names=list("abcdef")
+    )
     assert [view.name for view in one.views] == ["view2"] and one.labels.names == list("abcdef")
     path = tmp_path / "m.npz"
     np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 1], [0, 0]], bool))
@@ -227,11 +270,19 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
         ),
         ({"labels": np.array([0, 1, -2, 0])}, {}, "label of row 2 is -2; expected a class number"),
         ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
-        ({"labels": np.array([0, 1, 5, 0])}, {"label_names": ["x", "y"]}, "row 2 is 5; expected 0"),
+        (
+            {"labels": np.array([0, 1, 5, 0])},
+            {"label_names": ["x", "y"]},
+            "row 2 is 5; expected a class number from 0 to 1",
+        ),
         ({"labels": np.zeros(4)}, {}, "'labels' is float64 (4,); expected whole numbers"),
         ({"labels": np.array([{}] * 4)}, {}, "arrays of Python objects are pickles, never decoded"),
         ({}, {"view_names": ["c"]}, "no array 'c'; it has a, labels"),
-        ({}, {"view_names": ["labels"]}, "view 'labels' is int64 (4,); expected numbers [rows, wi"),
+        (
+            {},
+            {"view_names": ["labels"], "ignore": ["a"]},
+            "view 'labels' is int64 (4,); expected numbers [rows, wi",
+        ),
         ({"split": np.arange(4)}, {}, "'split' is int64 (4,); expected strings"),
         ({"split": np.array(["train"])}, {}, "'split' has 1 rows and 'labels' 4"),
     ],

@@ -71,7 +71,7 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("1,?,0\n", {}, "line 1, column 1: found '?'; the cell is missing; expected a number"),
+        ("1,?,0\n", {}, "line 1, column 1: found '?'; the cell is missing; expected a value"),
         (HEADER + "1,,0\n", {}, "line 2, column 'arm span': found ''; the cell is missing; "),
         ("1,?,0\n", {}, "take the column's mean with --missing mean"),
         ("1,?,0\n2,?,1\n", {"missing": "mean"}, "column 1: every cell is missing, so there is no"),
@@ -105,9 +105,25 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
         (BARE, {"label": "9" * 5000}, "no column '9999"),
         (HEADER + "1,2,\ufeffcat\n", {}, r"a label has the name '\ufeffcat'; expected no control"),
         (HEADER, {}, "a header and no rows; expected a line for each"),
-        ("\n \n", {}, "no rows; expected a CSV file with a row a line"),
-        ("1;2;3\n", {}, "line 1: 1 column; expected a feature and a class at least, parted by com"),
-        ('1,"2,3\n', {}, "cannot be read (unexpected end of data); expected a CSV file in UTF-8"),
+        ("\n \n", {}, "no rows; expected a table with a row a line"),
+        (
+            "1|2|3\n",
+            {},
+            "line 1: 1 column; expected two at least, parted by commas, tabs, semicolons",
+        ),
+        ("1,5;2,5\n", {}, "its first line is parted by commas into 3 and by semicolons into 2 ce"),
+        (
+            "a,b,c\n1,2,3\n",
+            {"ignore": ["a", "b"]},
+            "no column is left; expected a feature beside th",
+        ),
+        (
+            "a,b,c\n1,0,3\n",
+            {"label": ["b", "c"]},
+            "label c is '3' in a row; expected 0 or 1 in sev",
+        ),
+        ("a,b,c\nx,0,3\n", {"categories": ["d"]}, "no column 'd'; names a, b, c; expected a name"),
+        ('1,"2,3\n', {}, "cannot be read (unexpected end of data); expected a table in UTF-8"),
     ],
 )
 def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
@@ -118,7 +134,7 @@ def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: 
 
 def test_a_file_in_another_encoding(tmp_path: Path) -> None:
     (tmp_path / "tiny.csv").write_bytes(b"\xff\xfe1,2\n")
-    with pytest.raises(SourceError, match="tiny.csv: cannot be read .*; expected a CSV file in UT"):
+    with pytest.raises(SourceError, match="tiny.csv: cannot be read .*; expected a table in UTF-8"):
         _ = make("table", {"csv": tmp_path / "tiny.csv"}).splits
 
 
@@ -149,3 +165,81 @@ def test_uci_ages_that_are_missing() -> None:
     message = r"dermatology.csv, line 35, column 'Age': found '\?'; the cell is missing; expected a"
     with pytest.raises(SourceError, match=message):
         _ = make("table", {"csv": UCI / "dermatology.csv"}).splits
+
+
+AUDIO = "id\tpitch\ttone\n" + "".join(f"r{n}\t{n}.5\t{'hi' if n % 2 else 'lo'}\n" for n in range(6))
+KINDS = "id;kind;calm;keen\n" + "".join(f"r{n};k{n % 3};{n % 2};{n // 3}\n" for n in range(6))
+
+
+def six(folder: Path, **texts: str) -> list[str]:
+    """Six files, parted in four ways: five views, and one of labels alone."""
+    made = {f"view{n}": "".join(f"{n * row},{row}\n" for row in range(6)) for n in range(3)}
+    made |= {"wide": "".join(f" {row} {row + 1}  {row + 2} \n" for row in range(6))}
+    made |= {"audio": AUDIO, "kinds": KINDS} | texts
+    for name, text in made.items():
+        (folder / f"{name}.csv").write_text(text)
+    return [f"{'sound=' if name == 'audio' else ''}{folder / name}.csv" for name in made]
+
+
+def test_six_files_side_by_side(tmp_path: Path) -> None:
+    words: dict[str, object] = {
+        "csv": six(tmp_path),
+        "categories": "tone",
+        "ignore": ["id", "kind"],
+    }
+    source = make("table", words | {"label": ["calm", "keen"]})
+    assert [(view.name, view.shape) for view in source.views] == [
+        *[("view0", (2,)), ("view1", (2,)), ("view2", (2,)), ("wide", (3,)), ("sound", (3,))]
+    ]
+    rows = whole(source, "all")
+    np.testing.assert_array_equal(rows.views["wide"][4], [4, 5, 6])
+    np.testing.assert_array_equal(rows.views["sound"][3:5], [[3.5, 1, 0], [4.5, 0, 1]])
+    assert source.labels.kind == "multi_label" and source.labels.names == ["calm", "keen"]
+    assert rows.labels.tolist() == [[n % 2, n // 3] for n in range(6)]
+    build(source, tmp_path / "out", workers=2, progress=False)
+    assert verify(tmp_path / "out").ok
+
+    words |= {"ignore": ["calm", "keen"], "key": None}
+    one = make("table", words | {"label": "kind", "ignore": ["calm", "keen", "id"]})
+    assert one.labels.names == ["k0", "k1", "k2"]
+    tree = {"label": ["calm", "kind"], "label_kind": "hierarchical", "ignore": ["id", "keen"]}
+    assert make("table", words | tree).labels.levels == [["0", "1"], ["k0", "k1", "k2"]]
+    none = make("table", {"csv": words["csv"][:3], "label": "none"})  # type: ignore[index]
+    assert none.labels.kind == "none" and len(none.views) == 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ({}, {}, "no labels are named; expected them to be, where there are several files; give -"),
+        ({"wide": "1 2\n"}, {"label": "kind"}, "wide.csv has 1 rows and view0.csv 6; expected the"),
+        ({}, {"label": "mood"}, "no column is called 'mood'; names view0: "),
+        ({}, {"label": "id"}, "2 columns are called 'id'; names view0: "),
+        ({}, {"label": "kinds:mood"}, "no column is called 'kinds:mood'"),
+        ({}, {"label": "kind", "key": "id"}, "view0.csv: no column 'id'; expected the key in each"),
+        ({}, {"label": "kind", "ignore": "id"}, "column 'tone': found 'lo'; expected a finite flo"),
+    ],
+)
+def test_faults_of_several_files(
+    tmp_path: Path, texts: dict[str, str], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SourceError) as fault:
+        build(make("table", {"csv": six(tmp_path, **texts)} | options), tmp_path / "o")
+    assert message in str(fault.value)
+
+
+def test_rows_of_two_files_are_told_by_their_key(tmp_path: Path) -> None:
+    swapped = KINDS.replace("r3", "r9")
+    *_, audio, kinds = six(tmp_path, kinds=swapped)
+    words = {"csv": [audio, kinds], "label": "kinds:kind", "key": "id", "categories": "all"}
+    with pytest.raises(SourceError, match="kinds.csv, line 5: id is 'r9', and 'r3' in that row of"):
+        _ = make("table", words).splits
+    (tmp_path / "kinds.csv").write_text(KINDS)
+    source = make("table", words)
+    assert [(view.name, view.shape) for view in source.views] == [("sound", (3,)), ("kinds", (2,))]
+
+
+def test_categories_that_are_missing_have_the_share_of_each(tmp_path: Path) -> None:
+    source = table(tmp_path, "a,b\nx,0\ny,0\nx,1\n?,1\n", missing="mean", categories="a")
+    found = np.asarray(whole(source, "all").views["features"])
+    np.testing.assert_allclose(found, [[1, 0], [0, 1], [1, 0], [2 / 3, 1 / 3]])

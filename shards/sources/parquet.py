@@ -1,0 +1,361 @@
+"""Parquet files, and data sets that Hugging Face's `datasets` saved or its Hub has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from heron.shards.arrow import ArrowRows
+from heron.shards.errors import SourceError, shown, some
+from heron.shards.manifest import Labels
+from heron.shards.picture import read_whole
+from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, Numbers
+from heron.shards.sources.hub import fetch
+from heron.shards.sources.saved import by_words, listed
+from heron.shards.sources.stated import MINUS_ONE, MinusOne, describe
+
+MANY = 1 << 31  # values of labels as 0 and 1, at most
+AT_ONCE = 1024  # pictures looked at together
+FILL = "fill the row, or drop it first"
+
+
+class Parquet(FileSource):
+    """Parquet files, or a data set of Hugging Face: saved in a folder, or a name on the Hub.
+
+    Views are columns, by their kind: pictures (JPEG or PNG, their bytes in the column), texts, and
+    vectors (numbers, or lists of as many in every row). Labels are one column of class numbers,
+    names, or lists of either, or several columns of 0 and 1. Splits are those of the data set, or
+    by the words train, val and test in the names of the files or their folders. No script of a data
+    set is run, and nothing is unpickled.
+    """
+
+    name: ClassVar[str] = "parquet"
+    examples: ClassVar[str] = (
+        "heron shards build parquet --data saved/birds --image image --text caption --label kind "
+        "--out data/birds\n"
+        "  heron shards build parquet --hub cifar10@COMMIT --image img --label label "
+        "--out data/cifar10"
+    )
+
+    data: list[FileOrFolder] | None = Field(
+        None,
+        min_length=1,
+        description="Parquet files, folders of them, or a folder of Dataset.save_to_disk",
+    )
+    hub: str | None = Field(
+        None, description="instead, NAME@COMMIT of a data set on the Hub that has Parquet files"
+    )
+    subset: str | None = Field(
+        None, description="the folder of a data set's files that is read (default: all)"
+    )
+    image: list[str] | None = Field(
+        None, description="columns of pictures, VIEW=COLUMN for a view of another name"
+    )
+    text: list[str] | None = Field(None, description="columns of texts, or VIEW=COLUMN")
+    vector: list[str] | None = Field(
+        None, description="columns of numbers, or VIEW=COLUMN,COLUMN,... for one view of several"
+    )
+    label: list[str] | None = Field(None, description="the columns of the labels (default: none)")
+    minus_one: MinusOne | None = Field(None, description=MINUS_ONE)
+    missing_label: Literal["error", "unlabelled"] = Field(
+        "error", description="what a row is whose label is null"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.data is None) == (self.hub is None):
+            raise ValueError("expected either data or hub; give one of them")
+        return self
+
+    @property
+    def dataset(self) -> str:
+        """The name of the first file or folder, or of the data set on the Hub."""
+        if self.hub:
+            return self.hub.partition("@")[0].rpartition("/")[2]
+        return (self.data or [Path()])[0].resolve().stem
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, split by split."""
+        return [path for paths in self._paths.values() for path in paths]
+
+    @property
+    def block_rows(self) -> int | None:  # type: ignore[override]
+        """None where a row has a picture or a text: it is a tar sample then."""
+        return None if self.image or self.text else 256
+
+    def load(self) -> Loaded:
+        """Opens the files, and looks at every picture's header and every label."""
+        views = self._views()
+        targets, labels = self._labels()
+        ends = np.cumsum([0, *self._rows.rows]).tolist()
+        splits, at = {}, 0
+        for split, paths in self._paths.items():
+            splits[split] = range(ends[at], ends[at + len(paths)])
+            at += len(paths)
+        keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
+        used = {column for asked in self._asked.values() for column in asked} | {
+            *(self.label or ())
+        }
+        left = [name for name in self._rows.schema.names if name not in used]
+        return Loaded(
+            views=views,
+            targets=targets,
+            labels=labels,
+            splits=splits,
+            keys=keys if self.block_rows is None else None,
+            warning=f"not read: columns {some(left)}" if left else "",
+        )
+
+    @cached_property
+    def _rows(self) -> ArrowRows:
+        return ArrowRows(self.files)
+
+    @cached_property
+    def _paths(self) -> dict[str, list[Path]]:
+        """The files of each split."""
+        splits: dict[str, list[Path]] = by_words(fetch(self.hub, self.subset)) if self.hub else {}
+        for path in self.data or []:
+            folder = path / (self.subset or "") if path.is_dir() else path
+            for split, files in listed(folder).items():
+                splits.setdefault(split, []).extend(files)
+        if WHOLE in splits and len(splits) > 1:
+            other = next(paths[0].name for split, paths in splits.items() if split != WHOLE)
+            raise SourceError(
+                f"{splits[WHOLE][0].name} is of no split, and {other} "
+                "of one; expected the word train, val or test in the name of each, or of its "
+                "folder; rename it"
+            )
+        return splits
+
+    @cached_property
+    def _asked(self) -> dict[str, list[str]]:
+        """The columns of each view."""
+        asked: dict[str, list[str]] = {}
+        for given in [*(self.image or ()), *(self.text or ()), *(self.vector or ())]:
+            view, equals, columns = given.rpartition("=")
+            view = view if equals else columns
+            if view in asked:
+                raise SourceError(
+                    f"{self.name}: a second view {view!r}; expected each once; give VIEW=COLUMN"
+                )
+            asked[view] = columns.split(",")
+        for column in [*(c for columns in asked.values() for c in columns), *(self.label or ())]:
+            if column not in self._rows.schema.names:
+                raise SourceError(
+                    f"{self.files[0].name}: no column {column!r}; it has "
+                    f"{', '.join(self._rows.schema.names)}; expected one of them"
+                )
+        return asked
+
+    def _views(self) -> dict[str, Column]:
+        if not self._asked:
+            columns = [f"{field.name} ({field.type})" for field in self._rows.schema]
+            raise SourceError(
+                f"{self.files[0].name}: no view is asked for; it has the columns "
+                f"{', '.join(columns)}; choose some with --image, --text or --vector, and --label"
+            )
+        views: dict[str, Column] = {}
+        names = iter(self._asked.items())
+        for kind, count in (("image", self.image), ("text", self.text), ("vector", self.vector)):
+            for _ in count or ():
+                view, columns = next(names)
+                where = f"{self.dataset}: column {', '.join(columns)}"
+                if kind != "vector":
+                    views[view] = _payloads(self._rows, columns[0], kind, where)
+                    continue
+                numbers = _Vectors(self._rows, columns, where)
+                width = numbers(np.zeros(1, np.int64)).shape[1]
+                total = sum(self._rows.rows)
+                views[view] = Numbers((total, width), numbers, f"{where}: view {view!r}", FILL)
+        return views
+
+    def _labels(self) -> tuple[NDArray[Any], Labels]:
+        """Returns the labels of all rows, and what they are."""
+        total = sum(self._rows.rows)
+        if not self.label:
+            return np.full(total, -1), Labels(kind="none", names=[])
+        where = f"{self.dataset}: label {', '.join(self.label)}"
+        columns = [self._rows.take(name, np.arange(total)).to_pylist() for name in self.label]
+        if len(columns) > 1:
+            for name, values in zip(self.label, columns, strict=True):
+                if bad := [v for v in values if not isinstance(v, int) or v not in (-1, 0, 1)]:
+                    raise SourceError(
+                        f"{self.dataset}: label {name} is {shown(bad[0])} in a row; expected 0 or "
+                        f"1 in each of several columns: unknown labels are not read; {FILL}"
+                    )
+            array = np.array(columns, int).T
+            labels, targets = describe(array, where, "multi_label", self.label, self.minus_one)
+            return targets, labels
+        feature = self._rows.features.get(self.label[0])
+        values, known = columns[0], np.array([value is not None for value in columns[0]])
+        if not known.all() and self.missing_label == "error":
+            raise SourceError(
+                f"{where} is null in row {int(known.argmin())}; expected a label in each; "
+                "take such rows as unlabelled with --missing-label unlabelled"
+            )
+        stated = [value for value in values if value is not None]
+        if not stated:
+            raise SourceError(f"{where}: no row has a label; expected some; leave --label out")
+        if isinstance(stated[0], list):
+            labels, found = _sets(stated, _names(feature), where, self.minus_one)
+        else:
+            if not isinstance(stated[0], int | str):
+                raise SourceError(f"{where} is {shown(stated[0])}; expected a class in each row")
+            array = np.array(stated) * 1 if isinstance(stated[0], int) else np.array(stated)
+            labels, found = describe(array, where, None, _names(feature), self.minus_one)
+        targets = np.full((total, *labels.row_shape), labels.unlabelled, labels.dtype)
+        targets[known] = found
+        return targets, labels
+
+
+@dataclass(frozen=True, eq=False)
+class _Payloads:
+    """A column of the bytes of pictures or of texts."""
+
+    shape: tuple[int, ...]
+    read: Callable[[NDArray[np.int64]], list[bytes]]
+    member: str | None = None
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> list[bytes]:
+        return self.read(rows)
+
+
+def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> _Payloads:
+    """Returns a column of pictures, every header of which is read, or of texts."""
+    total = sum(rows.rows)
+
+    def read(numbers: NDArray[np.int64]) -> list[bytes]:
+        found = []
+        for row, value in zip(
+            numbers.tolist(), rows.take(column, numbers).to_pylist(), strict=True
+        ):
+            if kind == "image" and isinstance(value, dict):
+                value = value.get("bytes")
+            if kind == "text" and isinstance(value, str):
+                value = value.encode()
+            if not isinstance(value, bytes):
+                wanted = "a text" if kind == "text" else "the bytes of a picture, not its path"
+                raise SourceError(
+                    f"{where}, row {row}: found {shown(value)}; expected {wanted}; {FILL}"
+                )
+            found.append(value)
+        return found
+
+    if kind == "text":
+        return _Payloads((total, -1), read)
+    sizes, kinds = set(), set()
+    for start in range(0, total, AT_ONCE):
+        part = np.arange(start, min(start + AT_ONCE, total))
+        for row, data in zip(part.tolist(), read(part), strict=True):
+            try:
+                header = read_whole(data)
+            except ValueError as fault:
+                raise SourceError(f"{where}, row {row} {fault}; {FILL}") from None
+            sizes.add((header.height, header.width))
+            kinds.add(header.kind)
+    height, width = (
+        axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
+    )
+    return _Payloads((total, height, width, 3), read, "png" if kinds == {"PNG"} else None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Vectors:
+    """Reads columns of numbers, or of lists of as many in each row, side by side."""
+
+    rows: ArrowRows
+    columns: list[str]
+    where: str
+
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return np.hstack([self._one(column, rows) for column in self.columns])
+
+    def _one(self, column: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        self._check_lengths(column, rows)
+        values = self.rows.take(column, rows)
+        while pa.types.is_nested(values.type):
+            if (
+                not hasattr(values, "flatten")
+                or pa.types.is_struct(values.type)
+                or values.null_count
+            ):
+                break
+            values = values.flatten()
+        kind = values.type
+        number = (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        )
+        if not number or values.null_count or len(values) % len(rows):
+            lacks = "with rows that are missing or of several lengths" * number
+            raise SourceError(
+                f"{self.where}: {column} is {kind} {lacks}; expected numbers, as many in every "
+                f"row; {FILL}"
+            )
+        array: NDArray[Any] = np.asarray(values).reshape(len(rows), -1)
+        return array
+
+    def _check_lengths(self, column: str, rows: NDArray[np.int64]) -> None:
+        """Raises a SourceError where rows are lists of several lengths."""
+        lists = self.rows.take(column, rows)
+        if pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type):
+            first = self.rows.take(column, np.zeros(1, np.int64))
+            lengths = set(lists.value_lengths().to_pylist()) | set(
+                first.value_lengths().to_pylist()
+            )
+            if len(lengths) > 1:
+                raise SourceError(
+                    f"{self.where}: lists of {' and '.join(map(str, sorted(lengths)[:2]))} values; "
+                    f"expected as many in every row; {FILL}"
+                )
+
+
+def _sets(
+    stated: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
+) -> tuple[Labels, NDArray[np.uint8]]:
+    """Returns lists of names, of class numbers, or of 0 and 1, as 0 and 1 in each column."""
+    flat = [value for values in stated for value in values]
+    kinds = {type(value) for value in flat}
+    if not kinds or not (kinds <= {int, bool} or kinds == {str}):
+        raise SourceError(f"{where}: lists of {shown(stated[0])}; expected class numbers or names")
+    lengths = {len(values) for values in stated}
+    repeated = any(len(set(values)) < len(values) for values in stated)
+    if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
+        labels, targets = describe(np.array(stated, int), where, "multi_label", None, minus_one)
+        return labels, targets
+    found: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
+    if kinds == {str} and names is not None:
+        found = names
+    places = {value: place for place, value in enumerate(found)}
+    if unknown := [value for value in flat if value not in places]:
+        raise SourceError(
+            f"{where}: found {shown(unknown[0])}; expected one of the {len(found)} classes; {FILL}"
+        )
+    if len(stated) * len(found) > MANY:
+        raise SourceError(
+            f"{where}: {len(found):,} labels of {len(stated):,} rows; expected {MANY:,} at most in "
+            "all; these are no labels: give another column"
+        )
+    array = np.zeros((len(stated), len(found)), np.uint8)
+    for row, values in zip(array, stated, strict=True):
+        row[[places[value] for value in values]] = 1
+    return Labels(kind="multi_label", names=names or list(map(str, found))), array
+
+
+def _names(feature: Any) -> list[str] | None:
+    """Returns the names of the classes that `datasets` knows of a column, or of lists in it."""
+    while isinstance(feature, list) and feature:
+        feature = feature[0]
+    while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+        feature = feature["feature"]
+    names = feature.get("names") if isinstance(feature, dict) else None
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if named and len(set(names)) == len(names) else None

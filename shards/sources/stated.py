@@ -1,0 +1,187 @@
+"""Labels as arrays state them: whole numbers, names, or 0 and 1, brought to the form of shards."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.shards.errors import SourceError, shown
+from heron.shards.manifest import Labels
+from heron.shards.sources.text import parse_number
+
+LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
+MinusOne = Literal["unlabelled", "no"]
+MINUS_ONE = (
+    "what -1 states: unlabelled: a row has no label where all of its labels are -1; no: the other "
+    "of two classes beside 1, or a label that does not hold (default: unlabelled, but labels of "
+    "-1 and 1 alone are an error)"
+)
+
+
+def describe(
+    array: NDArray[Any],
+    where: str,
+    kind: LabelKind | None = None,
+    names: list[str] | None = None,
+    minus_one: MinusOne | None = None,
+) -> tuple[Labels, NDArray[Any]]:
+    """Returns what labels are, and the array of them as `Labels` stores it.
+
+    Classes are the values that there are, in their order; with `names`, which name the numbers from
+    0 on, the numbers. One column is as good as none.
+
+    Args:
+        array: whole numbers or strings, [rows] or [rows, labels].
+        where: names the array in messages.
+        kind: of the labels; None: multi_label of two columns or more, multi_class of one.
+        names: of the labels or classes.
+        minus_one: see `MINUS_ONE`.
+
+    Raises:
+        SourceError: they are no labels, or could be meant in two ways.
+    """
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iubUS" or not array.size:
+        raise SourceError(
+            f"{where} is {array.dtype} {array.shape}; expected whole numbers or names [rows], or "
+            "0/1 [rows, labels]"
+        )
+    if array.dtype.kind == "S":
+        array = _decoded(array, where)
+    kind = kind or ("multi_label" if array.ndim == 2 and array.shape[1] > 1 else "multi_class")
+    if kind == "multi_class" and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if kind in ("multi_label", "complementary"):
+        return _sets(array.reshape(len(array), -1), where, kind, names, minus_one)
+    if (kind == "hierarchical") != (array.ndim == 2):
+        raise SourceError(
+            f"{where} is {array.dtype} {array.shape}; expected [rows, levels] of hierarchical "
+            "labels and [rows] of classes; see --label-kind"
+        )
+    columns = list(array.reshape(len(array), -1).T)
+    if array.dtype.kind != "U":
+        _check_minus_one(array, where, minus_one)
+    levels = []
+    for at, column in enumerate(columns):
+        given = names if at == len(columns) - 1 else None
+        level, columns[at] = _classes(column, where, given, minus_one)
+        levels.append(level)
+    if kind == "hierarchical":
+        targets = np.stack(columns, 1)
+        if len(bad := np.flatnonzero((targets == -1).any(1) & (targets >= 0).any(1))):
+            raise SourceError(
+                f"{where}: label of row {bad[0]} is -1; expected a class number from 0 on, or -1 "
+                "in all of a row that has no label"
+            )
+        return Labels(kind=kind, names=levels[-1], levels=levels), targets
+    return Labels(kind="multi_class", names=levels[0]), columns[0]
+
+
+def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Returns the distinct texts, in the order of numbers where all are numbers, and each's place.
+
+    Raises:
+        SourceError: two of them are one number.
+    """
+    names = sorted(set(texts))
+    values = {name: parse_number(name) for name in names}
+    if None not in values.values():
+        names.sort(key=lambda name: values[name] or 0.0)
+        for one, other in pairwise(names):
+            if values[one] == values[other]:
+                raise SourceError(
+                    f"{where}: classes {one!r} and {other!r} are the same number in two spellings; "
+                    "expected one spelling of each class; write them alike first"
+                )
+    number = {name: place for place, name in enumerate(names)}
+    return names, np.array([number[text] for text in texts], np.int64)
+
+
+def _classes(
+    column: NDArray[Any], where: str, names: list[str] | None, minus_one: MinusOne | None
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Returns the names of the classes, and the class of each row."""
+    if column.dtype.kind == "U":
+        texts = column.tolist()
+        if "" in texts:
+            raise SourceError(
+                f"{where}, row {texts.index('')} is empty; expected a name in each; fill it, or "
+                "drop the row"
+            )
+        if names is None:
+            return classes_of(texts, where)
+        if unknown := sorted(set(texts) - set(names)):
+            raise SourceError(f"{where}: {shown(unknown[0])} is none of the names; add it to them")
+        return names, np.array([names.index(text) for text in texts], np.int64)
+    column = column.astype(np.int64)
+    known = column != -1 if minus_one != "no" else np.ones(len(column), bool)
+    bad = known & (column < (-1 if minus_one == "no" else 0))
+    if names is not None:
+        bad |= known & ((column < 0) | (column >= len(names)))
+    if bad.any():
+        row = int(bad.argmax())
+        below = "from 0 on" if names is None else f"from 0 to {len(names) - 1}"
+        raise SourceError(
+            f"{where}: label of row {row} is {column[row]}; expected a class number {below}, or -1 "
+            "in all of a row that has no label; see --label-names and --minus-one"
+        )
+    if names is not None:
+        return names, np.where(known, column, -1)
+    values = np.unique(column[known])
+    classes = np.where(known, np.searchsorted(values, column), -1)
+    return [str(value) for value in values] or ["0"], classes
+
+
+def _sets(
+    array: NDArray[Any],
+    where: str,
+    kind: Literal["multi_label", "complementary"],
+    names: list[str] | None,
+    minus_one: MinusOne | None,
+) -> tuple[Labels, NDArray[np.uint8]]:
+    """Returns labels of 0 and 1 in each column."""
+    if array.dtype.kind == "U":
+        raise SourceError(
+            f"{where} is {array.dtype} {array.shape}; expected 0/1 in {kind} labels; see "
+            "--label-kind"
+        )
+    unlabelled = (array == -1).all(1) | (array == 255).all(1)
+    if minus_one == "no":
+        array = np.where(np.isin(array, (-1, 1)), array == 1, 2)
+        unlabelled = np.zeros(len(array), bool)
+    else:
+        _check_minus_one(array, where, minus_one)
+    if len(bad := np.argwhere(((array < 0) | (array > 1)) & ~unlabelled[:, None])):
+        row, column = bad[0].tolist()
+        expected = "0 or 1, or -1 in all of a row that has no label; see --minus-one"
+        if minus_one == "no":
+            expected = "-1 or 1, as --minus-one no says"
+        found = "neither" if minus_one == "no" else array[row, column]
+        raise SourceError(f"{where}: label of row {row} is {found}; expected {expected}")
+    targets = np.where(unlabelled[:, None], 255, array).astype(np.uint8)
+    labels = Labels(kind=kind, names=names or [str(n) for n in range(array.shape[1])])
+    if len(labels.names) != array.shape[1]:
+        raise SourceError(
+            f"{where}: {array.shape[1]} labels and {len(labels.names)} names; expected a name for "
+            "each; see --label-names"
+        )
+    return labels, targets
+
+
+def _check_minus_one(array: NDArray[Any], where: str, minus_one: MinusOne | None) -> None:
+    """Raises a SourceError where all labels are -1 and 1, and nobody says what -1 states."""
+    if minus_one is None and set(np.unique(array).tolist()) == {-1, 1}:
+        raise SourceError(
+            f"{where}: labels are -1 and 1 alone; expected to know what -1 states: say --minus-one "
+            "no where it is the other class, or a label that does not hold, and --minus-one "
+            "unlabelled where such rows have no label"
+        )
+
+
+def _decoded(array: NDArray[np.bytes_], where: str) -> NDArray[np.str_]:
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError:
+        raise SourceError(f"{where}: not UTF-8; expected names; write them as strings") from None

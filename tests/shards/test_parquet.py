@@ -1,0 +1,219 @@
+"""The source `parquet`: columns of Parquet files, and data sets that `datasets` saved."""
+
+import pickle
+import sys
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from heron.pipeline.data.reader import Reader
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.sources import make
+from heron.shards.sources.base import Source
+from heron.shards.verify import verify
+from tests.shards.tiny import whole
+
+
+def picture(shade: int, size: tuple[int, int] = (9, 8), kind: str = "PNG") -> bytes:
+    Image.new("RGB", size, (shade, shade, shade)).save(out := BytesIO(), kind)
+    return out.getvalue()
+
+
+def table(rows: int = 10, **others: Any) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        "image": [{"bytes": picture(n), "path": None} for n in range(rows)],
+        "caption": [f"picture {n}" for n in range(rows)],
+        "sensors": [[n, n + 0.5] for n in range(rows)],
+        "age": list(range(rows)),
+        "kind": [n % 2 for n in range(rows)],
+        "tags": [["b"] * (n % 2) + ["a"] * (n > 4) for n in range(rows)],
+        "calm": [n % 2 == 0 for n in range(rows)],
+    }
+    return columns | others
+
+
+VIEWS: dict[str, object] = {
+    "image": ["image"],
+    "text": ["words=caption"],
+    "vector": ["numbers=sensors,age"],
+}
+
+
+def parquet(folder: Path, columns: dict[str, Any], **options: object) -> Source:
+    pq.write_table(pa.table(columns), folder / "mine.parquet", row_group_size=4)
+    return make("parquet", {"data": [folder / "mine.parquet"], **options})
+
+
+@pytest.mark.parametrize("label", ["kind", "tags"])
+def test_views_by_column(tmp_path: Path, label: str) -> None:
+    source = parquet(tmp_path, table(), **VIEWS, label=[label])
+    found = [(view.name, view.kind, view.shape) for view in source.views]
+    assert found == [
+        ("image", "image", (8, 9, 3)),
+        ("words", "text", (-1,)),
+        ("numbers", "vector", (3,)),
+    ]
+    rows = source.read("all", 2, 7)  # over three groups of rows
+    assert rows.keys == [f"all-{n:08d}" for n in range(2, 7)]
+    assert rows.views["words"] == [f"picture {n}".encode() for n in range(2, 7)]
+    assert rows.views["image"] == [picture(n) for n in range(2, 7)]
+    np.testing.assert_array_equal(rows.views["numbers"], [[n, n + 0.5, n] for n in range(2, 7)])
+    if label == "tags":
+        assert source.labels.names == ["a", "b"]
+        assert rows.labels.tolist() == [[n > 4, n % 2] for n in range(2, 7)]
+    else:
+        assert source.labels.names == ["0", "1"] and rows.labels.tolist() == [0, 1, 0, 1, 0]
+    again = pickle.loads(pickle.dumps(source)).read("all", 2, 7)  # as a reading process does
+    assert again.views["image"] == rows.views["image"]
+    build(source, tmp_path / "out", shard_rows=3, progress=False)
+    assert verify(tmp_path / "out").ok
+    pixels = Reader(tmp_path / "out").read("image", np.array([7]))
+    assert (pixels == 7).all() and pixels.shape == (1, 8, 9, 3)
+
+
+def test_vectors_alone_are_blocks_and_splits_go_by_names(tmp_path: Path) -> None:
+    for name, rows in (("train-00000", 6), ("train-00001", 5), ("test-00000", 3)):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        pq.write_table(pa.table(table(rows)), tmp_path / "data" / f"{name}.parquet")
+    options = {"vector": ["sensors"], "label": ["calm", "kind"]}
+    source = make("parquet", {"data": [tmp_path / "data"], **options})
+    assert source.splits == {"test": 3, "train": 11} and source.block_rows == 256
+    assert source.labels.names == ["calm", "kind"]
+    np.testing.assert_array_equal(
+        whole(source, "train").views["sensors"][:, 0],
+        [*range(6), *range(5)],  # type: ignore[call-overload]
+    )
+    (tmp_path / "data" / "other.parquet").write_bytes(b"")
+    with pytest.raises(
+        SourceError, match="other.parquet is of no split, and test-00000.parquet of"
+    ):
+        _ = make("parquet", {"data": [tmp_path / "data"], **options}).splits
+
+
+def test_a_saved_folder_of_pictures_and_captions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    kinds = datasets.ClassLabel(names=["cat", "dog"])
+    columns = table(6, kind=[0, 1, 1, 0, -1, 1], tags=[[0], [1, 0], [], [1], [0], []])
+    columns["matrix"] = [np.full((2, 2), n, "f4") for n in range(6)]
+    features = datasets.Dataset.from_dict(table(6)).features | {
+        "image": datasets.Image(),
+        "kind": kinds,
+        "tags": datasets.List(kinds),
+        "matrix": datasets.Array2D((2, 2), "float32"),
+    }
+    made = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    datasets.DatasetDict({"train": made, "dev": made.select([3, 1])}).save_to_disk(tmp_path / "a")
+    made.to_parquet(tmp_path / "train.parquet")
+    for data in (tmp_path / "a", tmp_path / "a" / "train", tmp_path / "train.parquet"):
+        options: dict[str, object] = {"image": ["image"], "text": ["caption"], "vector": ["matrix"]}
+        options |= {"data": [data], "missing_label": "unlabelled"}
+        source = make("parquet", options | {"label": ["kind"]})
+        split = next(iter(source.splits))
+        assert source.labels.names == ["cat", "dog"]
+        rows = whole(source, split)
+        assert rows.labels.tolist() == [0, 1, 1, 0, -1, 1]
+        np.testing.assert_array_equal(
+            rows.views["matrix"], np.repeat(np.arange(6), 4).reshape(6, 4)
+        )
+        tags = make("parquet", options | {"label": ["tags"]})
+        assert tags.labels.names == ["cat", "dog"]
+        found = [[1, 0], [1, 1], [0, 0], [0, 1], [1, 0], [0, 0]]
+        assert whole(tags, split).labels.tolist() == found
+    assert make("parquet", options | {"data": [tmp_path / "a"]}).splits == {"train": 6, "dev": 2}
+    build(make("parquet", options | {"data": [tmp_path / "a"]}), tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({}, {"image": None}, "no view is asked for; it has the columns image (struct<"),
+        ({}, {"image": ["picture"]}, "no column 'picture'; it has image, caption, sensors, age,"),
+        ({}, {"text": ["image=caption"]}, "a second view 'image'; expected each once; give VIEW=C"),
+        ({"image": [{"bytes": None, "path": "a.jpg"}] * 10}, {}, "row 0: found None; expected the"),
+        (
+            {"image": [b"GIF89a"] * 10},
+            {},
+            "column image, row 0 begins with b'GIF89a'; expected a J",
+        ),
+        ({"caption": [None] * 10}, {"text": ["caption"]}, "row 0: found None; expected a text; fi"),
+        ({"sensors": [[1.0]] * 9 + [[2.0, 3]]}, {"vector": ["sensors"]}, "expected as many in ev"),
+        ({"sensors": [[1.0, None]] * 10}, {"vector": ["sensors"]}, "double with rows that are mis"),
+        ({}, {"vector": ["caption"]}, "caption is string ; expected numbers, as many in every row"),
+        ({"age": [1, None] * 5}, {"label": ["age"]}, "label age is null in row 1; expected a labe"),
+        ({"age": [0.5] * 10}, {"label": ["age"]}, "label age is 0.5; expected a class in each row"),
+        ({"tags": [[0.5]] * 10}, {"label": ["tags"]}, "lists of [0.5]; expected class numbers or"),
+        ({}, {"label": ["age", "kind"]}, "label age is 2 in a row; expected 0 or 1 in each of sev"),
+        ({"kind": [1, -1] * 5}, {"label": ["kind"]}, "labels are -1 and 1 alone; expected to know"),
+    ],
+)
+def test_errors(
+    tmp_path: Path, columns: dict[str, Any], options: dict[str, object], message: str
+) -> None:
+    source = parquet(tmp_path, table(**columns), **({"image": ["image"]} | options))
+    with pytest.raises(SourceError) as fault:
+        build(source, tmp_path / "out", progress=False)
+    assert message in str(fault.value)
+
+
+def test_files_that_are_none_or_of_two_sets(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"<html>")
+    options: dict[str, object] = {"data": [tmp_path / "a.parquet"], "vector": ["age"]}
+    with pytest.raises(SourceError, match="a.parquet: cannot be read .*; expected a Parquet or an"):
+        _ = make("parquet", options).splits
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"age": [1], name: [2]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(SourceError, match="its columns are age int64, b int64; expected those of"):
+        _ = make("parquet", options | {"data": [tmp_path / f"{n}.parquet" for n in "ab"]}).splits
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no Parquet files, and no state.json of Dataset.save_to"):
+        _ = make("parquet", options | {"data": [tmp_path / "empty"]}).splits
+    (tmp_path / "empty" / "state.json").write_text('{"_data_files": [{"filename": "../a"}]}')
+    with pytest.raises(SourceError, match="no list of names under '_data_files'; expected a file"):
+        _ = make("parquet", options | {"data": [tmp_path / "empty"]}).splits
+    with pytest.raises(SourceError, match="expected either data or hub; give one of them"):
+        make("parquet", {"vector": ["age"]})
+
+
+def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table(table()), tmp_path / "0.parquet")
+    commit = "ab" * 20
+    siblings = [
+        SimpleNamespace(rfilename=name, size=9)
+        for name in ("README.md", "one/train/0.parquet", "one/test/0.parquet", "two/0.parquet")
+    ]
+
+    class HfApi:
+        def dataset_info(self, name: str, revision: str | None, files_metadata: bool) -> Any:
+            if name == "gone":
+                raise ConnectionError("no network")
+            return SimpleNamespace(sha=commit, siblings=siblings)
+
+    def hf_hub_download(name: str, path: str, repo_type: str, revision: str) -> str:
+        assert (repo_type, revision) == ("dataset", commit)
+        return str(tmp_path / "0.parquet")
+
+    hub = SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    options: dict[str, object] = {"hub": f"me/birds@{commit}", "vector": ["age"], "subset": "one"}
+    source = make("parquet", options)
+    assert source.splits == {"test": 10, "train": 10} and source.dataset == "birds"
+    for change, message in (
+        ({"hub": "me/birds"}, f"names no commit; .* this one is --hub me/birds@{commit}"),
+        ({"subset": "three"}, "has 0 Parquet files .* in three/; .* are one/test, one/train, two"),
+        ({"hub": f"gone@{commit}"}, "ConnectionError: no network; expected a data set and a netw"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            _ = make("parquet", options | change).splits
