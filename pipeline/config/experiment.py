@@ -52,7 +52,9 @@ class Protocol(Section):
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
     without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
-    `complementary`, training sees of each labelled row so many classes that it is not.
+    `complementary`, training sees of each labelled row so many classes that it is not. With
+    `test: fold`, it is the other way round: fold number `fold` is tested, and the other folds are
+    labelled; folds are shuffled, anew for every `folds` of them.
 
     Attributes:
         labelled: how many rows of the split are labelled; `all`: every row.
@@ -61,7 +63,7 @@ class Protocol(Section):
         seed: of the split into folds, or of the draw.
         complementary: classes that a labelled row is not, which training sees in place of its own;
             null: training sees the labels.
-        test: rows that are tested on: `unlabelled`, or a split of the data set.
+        test: rows that are tested on: `unlabelled`, `fold`, or a split of the data set.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -75,7 +77,9 @@ class Protocol(Section):
     def _one_way(self) -> "Protocol":
         if self.folds is not None and self.labelled != "all":
             raise ValueError("give either folds (a fold is labelled) or labelled (a count is)")
-        if self.folds is not None and self.fold >= self.folds:
+        if self.test == "fold" and self.folds is None:
+            raise ValueError("test is 'fold', but folds is not there; expected how many: folds: 10")
+        if self.folds is not None and self.fold >= self.folds and self.test != "fold":
             raise ValueError(f"fold is {self.fold}; expected 0 to {self.folds - 1}")
         return self
 
@@ -100,7 +104,8 @@ class ModelView(Section):
         name: of the view, by which `model.encoders` knows it; null: `stored`, then `stored-2`, ….
         size: height and width that pictures are resized to, one number for both; null: as stored.
         augment: what is done to the view in training, in this order: crop, color, flip, blur,
-            noise, `simclr` for three of them, or the dotted path of your own.
+            noise, `simclr` for three of them; drop_nodes, perturb_edges, mask_nodes, subgraph; or
+            the dotted path of your own.
         tokens: of a text, at most.
         tokenizer: of texts: path of a tokenizer.json, or `bytes`, which needs none.
     """
@@ -219,10 +224,15 @@ class Data(Section):
             names.append(view.name or view.stored + again)
         return names
 
+    @property
+    def missing(self) -> bool:
+        """Whether local shards are not there, and nothing says how to build them."""
+        local = self.build is None and "://" not in self.path and self.path != ""
+        return local and not (Path(self.path) / MANIFEST).exists()
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
-        local = self.build is None and "://" not in self.path and self.path != ""
-        if local and not (Path(self.path) / MANIFEST).exists():
+        if self.missing:
             raise ConfigError(f"{self.path} holds no shards; {remedy}")
 
     @field_validator("path", "storage_options", "webdataset")

@@ -61,6 +61,8 @@ class Encoded:
         logits: of the classifier, if there is one.
         classifier: itself.
         targets: the rows' labels as 0/1; None in evaluation.
+        nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
+            is none; of terms whose part says `reads_nodes = True`, and else none.
     """
 
     inputs: Sequence[Tensor]
@@ -73,6 +75,7 @@ class Encoded:
     logits: Tensor | None
     classifier: nn.Module | None
     targets: Tensor | None
+    nodes: Sequence[Tensor] = ()
 
 
 @runtime_checkable
@@ -201,6 +204,7 @@ class Heterogeneous(nn.Module):
         for name in sorted(builders, reverse=True):
             self.add_module(name, builders[name]())
         known = [*sorted(builders, reverse=True), "classifier"]
+        self._reads_nodes = any(hasattr(getattr(self, name), "reads_nodes") for name in known)
         self._parts = [name for name in known if isinstance(getattr(self, name), FeaturePart)]
 
     def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
@@ -244,11 +248,15 @@ class Heterogeneous(nn.Module):
             classifier on S or on the first view's part of it; `projections`: z, a tensor a view;
             and what the parts of terms add. A name that no term asks for is not there.
         """
-        hidden, view_keys = [], []
+        hidden, view_keys, nodes = [], [], []
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             # Views that share an encoder have dropout masks of their own.
             view_keys.append(rng_keys + view if len(self.encoders) == 1 else rng_keys)
+            if self._reads_nodes:
+                nodes.append(by_stream(encoder.nodes, sizes, x, view_keys[-1]))
+                hidden.append(nodes[-1].sum(1))
+                continue
             hidden.append(by_stream(encoder, sizes, x, view_keys[-1]))
         projections = [
             by_stream(self.projectors[view % len(self.projectors)], sizes, h)
@@ -265,7 +273,7 @@ class Heterogeneous(nn.Module):
             features["projections"] = projections
         encoded = Encoded(
             inputs, rng_keys, view_keys, sizes, hidden, classified, projections, logits,
-            self.classifier, targets,
+            self.classifier, targets, nodes,
         )  # fmt: skip
         for name in self._parts:
             added = getattr(self, name).add_features(encoded)
@@ -278,7 +286,7 @@ class Heterogeneous(nn.Module):
         return features
 
 
-def by_stream(module: nn.Module, sizes: Sequence[int], *rows: Tensor) -> Tensor:
+def by_stream(module: Callable[..., Tensor], sizes: Sequence[int], *rows: Tensor) -> Tensor:
     """Calls a module on the rows of one stream at a time, and puts the results together.
 
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in

@@ -20,6 +20,7 @@ from heron.shards.sources.frames import Frames
 from heron.shards.sources.idx import Idx
 from heron.shards.sources.mulan import Mulan
 from heron.shards.sources.table import Table
+from heron.shards.sources.tu import Tu
 from heron.shards.sources.xrmb import Xrmb
 
 __all__ = ["SOURCES", "Rows", "Source", "find", "make"]
@@ -35,6 +36,7 @@ SOURCES: dict[str, type[Source]] = {
     "cifar": Cifar,
     "faces": Faces,
     "frames": Frames,
+    "tu": Tu,
 }
 BASE = f"{Source.__module__}.{Source.__qualname__}"  # what sources are derived from
 
