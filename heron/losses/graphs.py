@@ -77,7 +77,7 @@ class Infograph(Loss):
             logits=None,
             classifier=None,
             targets=targets,
-            nodes=[nodes.unflatten(1, (-1, self.dim))],
+            nodes=[nodes.view(len(nodes), nodes.shape[1] // self.dim, self.dim)],
         )
         assert isinstance(part, FeaturePart)
         return part.add_features(encoded)

@@ -254,7 +254,7 @@ class Heterogeneous(nn.Module):
             # Views that share an encoder have dropout masks of their own.
             view_keys.append(rng_keys + view if len(self.encoders) == 1 else rng_keys)
             if self._reads_nodes:
-                nodes.append(by_stream(encoder.nodes, sizes, x, view_keys[-1]))
+                nodes.append(by_stream(node_features(encoder), sizes, x, view_keys[-1]))
                 hidden.append(nodes[-1].sum(1))
                 continue
             hidden.append(by_stream(encoder, sizes, x, view_keys[-1]))
@@ -284,6 +284,17 @@ class Heterogeneous(nn.Module):
                 )
             features |= added
         return features
+
+
+def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
+    """Returns what gives the features of the nodes of graphs, of an encoder that has such."""
+    nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
+    if nodes is None:
+        raise ConfigError(
+            f"a term compares nodes of graphs, and {type(encoder).__name__} has no method "
+            "nodes(x, rng_keys) that gives [rows, nodes, width]; expected model.encoder.kind: gin"
+        )
+    return nodes
 
 
 def by_stream(module: Callable[..., Tensor], sizes: Sequence[int], *rows: Tensor) -> Tensor:
