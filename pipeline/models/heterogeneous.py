@@ -163,10 +163,16 @@ class Heterogeneous(nn.Module):
     ) -> None:
         compared = {"inputs", "input_projections"}
         for name, term in terms.items():
-            if compared & term.requires().features and any(len(shape) == 2 for shape in shapes):
+            coded = [shape for shape in shapes if len(shape) in (2, 4)]
+            if coded and compared & term.requires().features:
+                what = (
+                    "nodes say nothing of a graph"
+                    if len(coded[0]) == 4
+                    else ("tokens say nothing of a text")
+                )
                 raise ConfigError(
-                    f"objective.{name} compares the inputs themselves, and the numbers of tokens "
-                    "say nothing of a text; expected another term, or views without text"
+                    f"objective.{name} compares the inputs themselves, and the numbers of {what}; "
+                    "expected another term, or views of numbers and pictures"
                 )
         if self.classified < self.views and not config.shared_encoder:
             raise ConfigError(

@@ -145,6 +145,8 @@ def test_folds_are_tested_once_each_and_shuffled_anew(tmp_path: Path) -> None:
          "'noise' does not fit graph view 'graph'; graphs take drop_nodes"),
         ({"data": {"views": [{"stored": "graph", "size": 8}] * 2}},
          "'graph' holds graphs; leave it out"),
+        ({"objective": {"hard": None, "input_weighted_unsupervised": {}}},
+         "input_weighted_unsupervised compares the inputs them.* nodes say nothing of a graph"),
         ({"evaluate": {"baselines": True}}, "baselines is true, and 'graph' holds graphs"),
         ({"data": {"protocol": {"folds": None}}}, "test is 'fold', but folds is not there"),
     ],
