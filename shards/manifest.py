@@ -38,9 +38,12 @@ DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 TAR_NAME = rf"{DOTTED}\.tar"
 Rows = Annotated[int, Field(gt=0, le=LARGEST)]
 Extent = Annotated[int, Field(ge=-1, le=2**31)]
-KINDS = {
-    "image": ("uint8", 3), "vector": ("float32", 1), "text": ("uint8", 1), "graph": ("uint8", 3)
-}  # fmt: skip
+KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype, and axes of a shape
+    "image": ("uint8", 3),
+    "vector": ("float32", 1),
+    "text": ("uint8", 1),
+    "graph": ("uint8", 3),
+}
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 
 
@@ -59,7 +62,7 @@ class View(Record):
     shape: tuple[Extent, ...]
     dtype: Literal["uint8", "float32"]
     member: Suffix | None = None  # None: see `member_names`
-    field: str | None = Field(None, max_length=200)  # None: the member is the text
+    field: str | None = Field(default=None, max_length=200)  # None: the member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
 
