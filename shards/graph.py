@@ -10,8 +10,6 @@ from heron.shards.index import array_at
 
 Nodes = NDArray[np.int32]  # labels, [nodes]
 Edges = NDArray[np.int32]  # pairs of nodes, numbered from 0, [edges, 2]
-MOST_LABELS = 2**16
-MOST_NODES = 2**24  # of a graph; edges too
 
 
 def tidy(pairs: NDArray[np.int64]) -> Edges:

@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype, and axes
     "text": ("uint8", 1),
     "graph": ("uint8", 3),
 }
+GRAPHS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)  # nodes, edges, labels of nodes
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 
 
@@ -83,10 +84,10 @@ class View(Record):
             raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
         if self.field is not None and self.kind != "text":
             raise ValueError(f"view {self.name!r}: a field of JSON; expected texts")
-        if self.kind == "graph" and not (min(self.shape[::2]) > 0 <= self.shape[1]):
+        if self.kind == "graph" and not all(map(range.__contains__, GRAPHS, self.shape)):
             raise ValueError(
                 f"view {self.name!r}: graphs of {self.extent} nodes, edges and labels; expected "
-                "a node and a label at least"
+                f"{', '.join(f'{one[0]:,} to {one[-1]:,}' for one in GRAPHS)}"
             )
         if any(value < 0 for value in self.std or ()):  # 0: a column with one value
             raise ValueError(f"view {self.name!r}: a std is below 0")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import DOWNLOAD, SourceError, shown
-from heron.shards.graph import MOST_LABELS, MOST_NODES, pack, tidy
-from heron.shards.manifest import Labels
+from heron.shards.graph import pack, tidy
+from heron.shards.manifest import GRAPHS, Labels
 from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded
 from heron.shards.sources.text import split_lines
 
@@ -72,7 +72,7 @@ class Tu(FileSource):
         graph_of = self._column("graph_indicator")
         classes = self._column("graph_labels")
         starts = self._starts(graph_of, len(classes))
-        edges = self._edges(graph_of - 1, starts)
+        edges = self._edges(graph_of - 1)
         labels = self._node_labels(len(graph_of), edges)
         first = np.searchsorted(graph_of[edges[:, 0]] - 1, np.arange(len(classes) + 1))
         shape = (
@@ -129,7 +129,7 @@ class Tu(FileSource):
             )
         return np.searchsorted(graph_of, np.arange(1, graphs + 2))
 
-    def _edges(self, graph: Integers, starts: Integers) -> Integers:
+    def _edges(self, graph: Integers) -> Integers:
         """Returns each undirected edge once, [edges, 2], nodes from 0; in the order of graphs."""
         path = self._file("A")
         pairs = _integers(path, 2) - 1 if path.stat().st_size else np.empty((0, 2), np.int64)
@@ -151,8 +151,6 @@ class Tu(FileSource):
                 f"{path.name} has {len(pairs)} lines for {len(edges)} pairs of nodes; expected "
                 "undirected graphs: each edge once in each direction"
             )
-        if max(np.diff(starts).max(), len(edges)) > MOST_NODES:
-            raise SourceError(f"{path.name}: a graph has more than {MOST_NODES:,} nodes or edges")
         return edges
 
     def _node_labels(self, nodes: int, edges: Integers) -> Integers:
@@ -164,9 +162,9 @@ class Tu(FileSource):
             labels, where = self._column("node_labels"), path.name
         if len(labels) != nodes:
             raise SourceError(f"{where} has {len(labels)} lines; expected {nodes}, one a node")
-        if len(bad := np.flatnonzero((labels < 0) | (labels >= MOST_LABELS))):
+        if len(bad := np.flatnonzero((labels < 0) | (labels >= GRAPHS[2][-1]))):
             raise SourceError(
-                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to {MOST_LABELS - 1}; "
+                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to {GRAPHS[2][-1] - 1}; "
                 "renumber them, or leave them out with --ignore node_labels"
             )
         return labels

@@ -115,8 +115,9 @@ def test_what_is_packed_is_unpacked() -> None:
 
 
 def test_a_view_of_graphs_has_nodes() -> None:
-    with pytest.raises(ValueError, match="graphs of 0 × 1 × 1 nodes"):
-        View(name="g", kind="graph", shape=(0, 1, 1), dtype="uint8")
+    for shape in ((0, 1, 1), (1, 1, 0), (2**31, 0, 1), (1, -1, 1)):
+        with pytest.raises(ValueError, match="nodes, edges and labels; expected 1 to 1,048,576, 0"):
+            View(name="g", kind="graph", shape=shape, dtype="uint8")
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the graphs of ../shared are not there")
