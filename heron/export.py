@@ -77,12 +77,17 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
 
     Raises:
         InputError: the model has no such layer.
-        ExportError: a part of it cannot be traced, or the file gives other numbers.
+        ExportError: it sees graphs, a part of it cannot be traced, or the file gives other numbers.
         MissingPackage: ONNX needs the extra `export`.
     """
     network = copy.deepcopy(model.network).cpu().float().eval()
     network.precision = "fp32"
     model = Model(network, model.config, model.signature, torch.device("cpu"))
+    if graphs := [n for n in model.views if model.signature.view(n).kind == "graph"]:
+        raise ExportError(
+            f"view '{graphs[0]}' holds graphs, whose encoder cannot be traced; expected views of "
+            "numbers or pictures; use `encode`"
+        )
     there: list[str] = [name for name in model.layers if name != "weight"]
     there += ["logits"] if network.classifier is not None else []
     if layer not in there:

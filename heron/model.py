@@ -85,7 +85,8 @@ class Model:
                 one view the rows alone will do. They are raw, as the shards hold them: numbers
                 [rows, width] for vectors; uint8 [rows, height, width, channels] for pictures, or a
                 list with a picture each, as an array or as the bytes of a JPEG or PNG; a list of
-                texts.
+                texts; a list of graphs, each the labels of its nodes [nodes] and its edges
+                [edges, 2], pairs of nodes from 0, in one direction or both.
             layer: `hidden`, the features that the classifier sees; `projection`, z of each view;
                 `weight`, HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of
                 the views, side by side.

@@ -57,13 +57,13 @@ def _options(path: str, verb: Verb) -> list[str]:
 
 def _names(path: str) -> list[str]:
     """Returns what comes with Heron by name, where a verb takes it."""
-    from heron.launch.tables import TABLES
+    from heron.launch.reproduce import KNOWN
 
     return {
         "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
         "config": names_in(CONFIGS),
         "study": names_in(STUDIES),
-        "reproduce": [*TABLES],
+        "reproduce": KNOWN,
         "completion": ["bash", "zsh", "fish"],
     }.get(path, [])
 

@@ -1,6 +1,6 @@
 """`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from heron.launch.arguments import Override
-from heron.launch.tables import CONFIGS, TABLES
+from heron.launch.tables import CONFIGS, GROUPS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
@@ -18,6 +18,8 @@ from heron.shards.dotted import suggest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+KNOWN = [*TABLES, *GROUPS]
 
 
 def reproduce(
@@ -123,14 +125,40 @@ def _is_done(config: Config) -> bool:
     return (folder / "result.json").exists()
 
 
+def reproduce_group(
+    tables: Mapping[str, PublishedTable],
+    out: Path,
+    overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
+) -> Iterator[str]:
+    """Yields the tables of a group, each in a folder of its own, or how to get a table's data.
+
+    Raises:
+        ConfigError: there is data for none of them, or as `reproduce`.
+    """
+    lacking = {name: _lacking(table, overrides) for name, table in tables.items()}
+    if all(lacking.values()):
+        raise ConfigError("; ".join(lacking.values()))
+    for name, table in tables.items():
+        told = lacking[name]
+        yield f"{table.source}: {told}\n" if told else reproduce(table, out / name, overrides, only)
+
+
+def _lacking(table: PublishedTable, overrides: Sequence[str]) -> str:
+    """Returns what to do where the data of a table is not there, or ""."""
+    own = next(iter(table.methods.values())).overrides
+    data = load_config(CONFIGS / table.config, [*overrides, *own]).data
+    return f"{data.path} holds no shards; {table.data}" if data.missing else ""
+
+
 def _known(name: str) -> str:
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; {suggest(name, list(TABLES))}")
+    if name not in KNOWN:
+        raise ValueError(f"unknown table {name!r}; {suggest(name, KNOWN)}")
     return name
 
 
 def run_table(
-    table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(TABLES)}"],
+    table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(KNOWN)}"],
     *overrides: Annotated[Override, "key=value on every run"],
     runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
     first: Annotated[int, "first of them"] = 0,
@@ -142,9 +170,22 @@ def run_table(
 
     heron reproduce scene
     """
-    asked = replace(TABLES[table], runs=runs or TABLES[table].runs, first=first)
-    out = out or Path("runs") / f"{table}-table"
-    if not dry_run:
-        return print(reproduce(asked, out, overrides, only))
-    left = missing(asked, out, overrides, only)
-    print("\n".join([*(config.run.dir for config in left), f"runs to be made: {len(left)}"]))
+    folder = out or Path("runs") / f"{table}-table"
+    asked = {
+        name: replace(TABLES[name], runs=runs or TABLES[name].runs, first=first)
+        for name in GROUPS.get(table, (table,))
+    }
+    if dry_run:
+        left = [
+            config.run.dir
+            for name, one in asked.items()
+            if table not in GROUPS or not _lacking(one, overrides)
+            for config in missing(one, folder / name if table in GROUPS else folder, overrides, only)
+        ]
+        print("
+".join([*left, f"runs to be made: {len(left)}"]))
+    elif table not in GROUPS:
+        print(reproduce(asked[table], folder, overrides, only))
+    else:
+        for text in reproduce_group(asked, folder, overrides, only):
+            print(text, flush=True)

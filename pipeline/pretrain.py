@@ -165,7 +165,10 @@ class Trainer:
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()
-        self.peak = throughput.peak_flops(self.device, config.train.precision)
+        # The arithmetic of graphs depends on the rows: it is not counted.
+        counted = all(len(shape) != 4 for shape in shapes)
+        precision = config.train.precision
+        self.peak = throughput.peak_flops(self.device, precision) if counted else None
         most = max(self.sizes.rows)
         self.flops = throughput.model_flops(model, shapes, most) if self.peak else 0
         labelled = streams.labelled_rows

@@ -38,7 +38,13 @@ DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 TAR_NAME = rf"{DOTTED}\.tar"
 Rows = Annotated[int, Field(gt=0, le=LARGEST)]
 Extent = Annotated[int, Field(ge=-1, le=2**31)]
-KINDS = {"image": ("uint8", 3), "vector": ("float32", 1), "text": ("uint8", 1)}
+KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype, and axes of a shape
+    "image": ("uint8", 3),
+    "vector": ("float32", 1),
+    "text": ("uint8", 1),
+    "graph": ("uint8", 3),
+}
+GRAPHS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)  # nodes, edges, labels of nodes
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 
 
@@ -46,17 +52,18 @@ class View(Record):
     """One view of every sample: its name, kind, shape and, for vectors, its statistics.
 
     `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
-    varies between samples, and (-1,) for texts: bytes of UTF-8. `mean` and `std` are over the train
-    split, or over all rows where there is no split of that name. `member` is the suffix of its
-    files in a tar; a text may be a `field` of a member that is a JSON object.
+    varies between samples, and (-1,) for texts: bytes of UTF-8. For graphs it is the most nodes and
+    edges that one has, and how many labels nodes have: see `heron.shards.graph`. `mean` and `std`
+    are over the train split, or over all rows where there is no split of that name. `member` is the
+    suffix of its files in a tar; a text may be a `field` of a member that is a JSON object.
     """
 
     name: Name
-    kind: Literal["image", "vector", "text"]
+    kind: Literal["image", "vector", "text", "graph"]
     shape: tuple[Extent, ...]
     dtype: Literal["uint8", "float32"]
     member: Suffix | None = None  # None: see `member_names`
-    field: str | None = Field(None, max_length=200)  # None: the member is the text
+    field: str | None = Field(default=None, max_length=200)  # None: the member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
 
@@ -77,6 +84,11 @@ class View(Record):
             raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
         if self.field is not None and self.kind != "text":
             raise ValueError(f"view {self.name!r}: a field of JSON; expected texts")
+        if self.kind == "graph" and not all(map(range.__contains__, GRAPHS, self.shape)):
+            raise ValueError(
+                f"view {self.name!r}: graphs of {self.extent} nodes, edges and labels; expected "
+                f"{', '.join(f'{one[0]:,} to {one[-1]:,}' for one in GRAPHS)}"
+            )
         if any(value < 0 for value in self.std or ()):  # 0: a column with one value
             raise ValueError(f"view {self.name!r}: a std is below 0")
         return self
@@ -242,9 +254,12 @@ class Manifest(Artefact):
     def _consistent(self) -> Self:
         if len(set(self.members)) != len(self.members):
             raise ValueError(f"two members of a sample share a name: {self.members}")
-        if self.block_rows is not None and any(-1 in view.shape for view in self.views):
+        if self.block_rows is not None and any(
+            -1 in view.shape or view.kind == "graph" for view in self.views
+        ):
             raise ValueError(
-                "texts and pictures of several sizes are a tar sample each, not rows of a block"
+                "texts, graphs and pictures of several sizes are a tar sample each, not rows of a "
+                "block"
             )
         files = [shard.file for shards in self.splits.values() for shard in shards]
         if len(set(files)) != len(files):
@@ -287,12 +302,12 @@ def member_names(views: list[View], block_rows: int | None) -> list[str]:
     """Returns the suffix of each view in a tar sample.
 
     It is `jpg` for a lone image, `VIEW.jpg` for one of several, `txt` or `VIEW.txt` likewise for
-    texts, `VIEW.npy` for vectors and for anything in blocks, unless the view names its own.
+    texts, `VIEW.npy` for vectors, graphs and anything in blocks, unless the view names its own.
     """
     count = Counter(view.kind for view in views)
 
     def suffix(view: View) -> str:
-        if view.kind == "vector" or block_rows is not None:
+        if view.kind in ("vector", "graph") or block_rows is not None:
             return f"{view.name}.npy"
         ending = {"image": "jpg", "text": "txt"}[view.kind]
         return ending if count[view.kind] == 1 else f"{view.name}.{ending}"

@@ -34,6 +34,8 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
         moments = ""
         if view.mean is not None and view.std is not None:
             moments = f"mean {np.mean(view.mean):.3f}, std {np.mean(view.std):.3f} over columns"
+        if view.kind == "graph":
+            moments = "{} nodes and {} edges at most, {} labels of nodes".format(*view.shape)
         yield f"{view.name:<14}{view.kind:<10}{view.extent:<18}{view.dtype:<10}{moments}".rstrip()
     yield ""
     yield f"{'split':<14}{'rows':>10}{'shards':>8}{'MB':>10}"

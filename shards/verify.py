@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from heron.shards.artefact import sha256
 from heron.shards.errors import RESTORE, ShardError, one_line
+from heron.shards.graph import unpack
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode as decode_picture
@@ -164,6 +165,9 @@ def _member_fault(
             return f"view {view.name!r} is {shape}; expected {view.shape}"
         if view.kind == "text":
             read_text(payload.tobytes(), view.field)
+            return None
+        if view.kind == "graph":
+            unpack(payload.tobytes(), view.shape)
             return None
     array = array_at(payload, 0, len(payload), "is no array")
     if column == len(manifest.views):  # of our labels

@@ -10,6 +10,7 @@ is too. `heron.losses.functional` has the losses as plain functions.
 
 from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
 from heron.losses.disambiguation import Pico, Plnl
+from heron.losses.graphs import Infograph
 from heron.losses.inputs import LossError
 from heron.losses.learnt import C2ae, Deepmtmv, Mib
 from heron.losses.loss import Loss
@@ -38,6 +39,7 @@ __all__ = [
     "Gce",
     "Hard",
     "Hierarchical",
+    "Infograph",
     "InputWeightedUnsupervised",
     "LUw",
     "Loss",

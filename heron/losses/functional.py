@@ -10,6 +10,7 @@ from heron.pipeline.objectives.comco import comco, scl_nl
 from heron.pipeline.objectives.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.pipeline.objectives.hard import debiased, hard
 from heron.pipeline.objectives.hierarchical import hierarchical
+from heron.pipeline.objectives.infograph import infograph
 from heron.pipeline.objectives.mib import mib
 from heron.pipeline.objectives.mulco import mulco
 from heron.pipeline.objectives.pico import pico, pseudo_target_loss
@@ -35,6 +36,7 @@ __all__ = [
     "gce",
     "hard",
     "hierarchical",
+    "infograph",
     "input_weighted_unsupervised",
     "l_uw",
     "mib",

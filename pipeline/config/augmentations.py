@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from heron.pipeline.config.sections import Positive, Section, Share
+from heron.pipeline.config.sections import BelowOne, Positive, Section, Share
 from heron.shards.dotted import load_class
 
 if TYPE_CHECKING:
@@ -96,6 +96,46 @@ class Noise(Section):
     std: Positive = 0.1
 
 
+class DropNodes(Section):
+    """A graph without some of its nodes (GraphCL, Section 3.1).
+
+    Attributes:
+        share: of the nodes that are taken out.
+    """
+
+    share: BelowOne = 0.2
+
+
+class PerturbEdges(Section):
+    """A graph of which some edges are others (GraphCL, Section 3.1).
+
+    Attributes:
+        share: of the edges that are taken out, and drawn anew between any two nodes.
+    """
+
+    share: Share = 0.2
+
+
+class MaskNodes(Section):
+    """A graph of which some nodes hide their label (GraphCL, Section 3.1).
+
+    Attributes:
+        share: of the nodes that do.
+    """
+
+    share: Share = 0.2
+
+
+class Subgraph(Section):
+    """A connected part of a graph (GraphCL, Section 3.1).
+
+    Attributes:
+        share: of the nodes that are kept.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
+
+
 class OwnAugmentation(Section):
     """An augmentation of your own: its options and what it does, in one file anywhere.
 
@@ -107,7 +147,8 @@ class OwnAugmentation(Section):
         """Returns a batch of the same shape, augmented; it does not write into `x`.
 
         Args:
-            x: [rows, width] of vectors; [rows, channels, height, width] in [0, 1] of pictures.
+            x: [rows, width] of vectors; [rows, channels, height, width] in [0, 1] of pictures; of
+                graphs see `data.graphs`.
             draw: gives so many uniform numbers in [0, 1) a row, [rows, count]: always the same
                 ones, which follow the row and the epoch, not the process.
         """
@@ -122,6 +163,10 @@ class Augmentation(Section):
         flip: a mirror image.
         blur: Gaussian blur.
         noise: Gaussian noise on a vector.
+        drop_nodes: a graph without some nodes.
+        perturb_edges: a graph with some other edges.
+        mask_nodes: a graph with some labels hidden.
+        subgraph: a connected part of a graph.
     """
 
     crop: Crop | None = None
@@ -129,6 +174,10 @@ class Augmentation(Section):
     flip: Flip | None = None
     blur: Blur | None = None
     noise: Noise | None = None
+    drop_nodes: DropNodes | None = None
+    perturb_edges: PerturbEdges | None = None
+    mask_nodes: MaskNodes | None = None
+    subgraph: Subgraph | None = None
     own: tuple[str, SerializeAsAny[OwnAugmentation]] | None = None  # its dotted path, and itself
 
     @model_validator(mode="before")

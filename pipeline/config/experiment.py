@@ -53,7 +53,9 @@ class Protocol(Section):
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
     without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
-    `complementary`, training sees of each labelled row so many classes that it is not.
+    `complementary`, training sees of each labelled row so many classes that it is not. With
+    `test: fold`, it is the other way round: fold number `fold` is tested, and the other folds are
+    labelled; folds are shuffled, anew for every `folds` of them.
 
     Attributes:
         labelled: how many rows of the split are labelled; `all`: every row.
@@ -62,7 +64,7 @@ class Protocol(Section):
         seed: of the split into folds, or of the draw.
         complementary: classes that a labelled row is not, which training sees in place of its own;
             null: training sees the labels.
-        test: rows that are tested on: `unlabelled`, or a split of the data set.
+        test: rows that are tested on: `unlabelled`, `fold`, or a split of the data set.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -76,7 +78,9 @@ class Protocol(Section):
     def _one_way(self) -> "Protocol":
         if self.folds is not None and self.labelled != "all":
             raise ValueError("give either folds (a fold is labelled) or labelled (a count is)")
-        if self.folds is not None and self.fold >= self.folds:
+        if self.test == "fold" and self.folds is None:
+            raise ValueError("test is 'fold', but folds is not there; expected how many: folds: 10")
+        if self.folds is not None and self.fold >= self.folds and self.test != "fold":
             raise ValueError(f"fold is {self.fold}; expected 0 to {self.folds - 1}")
         return self
 
@@ -101,7 +105,8 @@ class ModelView(Section):
         name: of the view, by which `model.encoders` knows it; null: `stored`, then `stored-2`, ….
         size: height and width that pictures are resized to, one number for both; null: as stored.
         augment: what is done to the view in training, in this order: crop, color, flip, blur,
-            noise, `simclr` for three of them, or the dotted path of your own.
+            noise, `simclr` for three of them; drop_nodes, perturb_edges, mask_nodes, subgraph; or
+            the dotted path of your own.
         tokens: of a text, at most.
         tokenizer: of texts: path of a tokenizer.json, or `bytes`, which needs none.
     """
@@ -251,12 +256,18 @@ class Data(Section):
         """Where the shards are: of the one data set, or of each of the mixture."""
         return [self.path] if self.sources is None else [one.path for one in self.sources]
 
+    @property
+    def missing(self) -> list[str]:
+        """Local shards that are not there, where nothing says how to build them."""
+        if self.build is not None:
+            return []
+        local = (path for path in self.paths if "://" not in path and path != "")
+        return [path for path in local if not (Path(path) / MANIFEST).exists()]
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
-        for path in self.paths:
-            local = self.build is None and "://" not in path and path != ""
-            if local and not (Path(path) / MANIFEST).exists():
-                raise ConfigError(f"{path} holds no shards; {remedy}")
+        for path in self.missing:
+            raise ConfigError(f"{path} holds no shards; {remedy}")
 
     @field_validator("path", "storage_options", "webdataset", "sources")
     @classmethod

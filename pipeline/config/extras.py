@@ -14,6 +14,7 @@ EXTRAS = {  # of pyproject.toml, by the module that one brings
     "onnxruntime": "pip install 'heron-pretrain[export]'",
     "onnxscript": "pip install 'heron-pretrain[export]'",
     "peft": "pip install 'heron-pretrain[lora]'",
+    "torch_geometric": "pip install 'heron-pretrain[graph]'",
     "timm": "pip install 'heron-pretrain[vision]'",
     "ray": "pip install 'heron-pretrain[study]'",
 }
@@ -27,7 +28,7 @@ def require(module: str, what: str) -> ModuleType:
     """Returns a module of an extra.
 
     Args:
-        module: a key of `EXTRAS`.
+        module: a key of `EXTRAS`, or a module of that package.
         what: needs it, for the error.
 
     Raises:
@@ -36,9 +37,10 @@ def require(module: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
-        if missing.name != module:
+        package = module.partition(".")[0]
+        if missing.name != package:
             raise
         raise MissingPackage(
-            f"{what} needs the package {module}, which is not installed; expected an extra: "
-            f"{EXTRAS[module]}"
+            f"{what} needs the package {package}, which is not installed; expected an extra: "
+            f"{EXTRAS[package]}"
         ) from None

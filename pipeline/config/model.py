@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from heron.pipeline.config.networks import Timm, Transformer
+from heron.pipeline.config.networks import Gin, Timm, Transformer
 from heron.pipeline.config.sections import BelowOne, Natural, Section
 from heron.shards.dotted import load_class
 
@@ -165,14 +165,15 @@ class OwnEncoder(Section):
         """Returns the encoder of one view, and the width of its features.
 
         Args:
-            shape: of one sample: [width], [height, width, channels], or [tokens, vocabulary].
+            shape: of one sample: [width], [height, width, channels], [tokens, vocabulary] of text,
+                or [nodes, edges, 2, labels] of graphs.
             salt: for random numbers that follow the rows, as of `models.encoders.RowDropout`.
 
         Returns:
             A module that is called with a batch ([rows, width]; [rows, channels, height, width] of
-            pictures; token ids [rows, tokens] of text, -1 where there is none) and `rng_keys`, the
-            keys of the rows' random numbers, and gives features [rows, features' width]; and that
-            width.
+            pictures; token ids [rows, tokens] of text, -1 where there is none; graphs as
+            `data.graphs` has them) and `rng_keys`, the keys of the rows' random numbers, and gives
+            features [rows, features' width]; and that width.
         """
 
 
@@ -190,7 +191,7 @@ def _own(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 Encoder = Annotated[
-    Mlp | Linear | Cnn | Convnet | Vgg | Resnet | Transformer | Timm,
+    Mlp | Linear | Cnn | Convnet | Vgg | Resnet | Transformer | Timm | Gin,
     Field(discriminator="kind"),
     WrapValidator(_own),
     PlainSerializer(lambda encoder: encoder.model_dump(mode="json")),

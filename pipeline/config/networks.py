@@ -1,4 +1,4 @@
-"""Sections of an experiment that name networks of other libraries: transformers and timm."""
+"""Sections of an experiment that name networks of other libraries."""
 
 from typing import Annotated, Literal, Self
 
@@ -89,3 +89,17 @@ class Timm(Network):
     kind: Literal["timm"] = "timm"
     name: str
     options: Plain = {}
+
+
+class Gin(Section):
+    """A graph isomorphism network of torch_geometric; features are those of all layers.
+
+    Attributes:
+        kind: of the encoder.
+        width: of a layer; a graph has `layers` times as many features.
+        layers: how many there are.
+    """
+
+    kind: Literal["gin"] = "gin"
+    width: Natural = 32
+    layers: Natural = 3

@@ -108,11 +108,13 @@ class Train(Section):
 
 
 class Evaluate(Section):
-    """How predictions are scored, and whether a linear probe makes some: see `evaluation.probe`.
+    """How predictions are scored, and whether a probe makes some: see `evaluation.probe`.
 
     Attributes:
-        probe: when a linear probe makes predictions: where no term trains a classifier (`auto`),
+        probe: when a probe makes predictions: where no term trains a classifier (`auto`),
             also beside one (`always`), or `never`.
+        probe_by: what a probe is: logistic regression, or support vector machines of classes that
+            exclude each other (see `evaluation.svm`).
         knn: labelled neighbours that vote on each test row at every evaluation, which then has
             RankMe of the test rows too; null: none vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
@@ -128,6 +130,7 @@ class Evaluate(Section):
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
+    probe_by: Literal["logistic", "svm"] = "logistic"
     knn: Natural | None = None
     knn_tau: Positive = 0.07
     cross_view: bool = False

@@ -9,13 +9,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from heron.pipeline.config.errors import InputError
+from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
+from heron.pipeline.data.reader import Decoder
 from heron.pipeline.data.texts import TextDecoder
-from heron.shards.errors import some
+from heron.shards.errors import HeronError, some
+from heron.shards.graph import graph_fault, tidy
 from heron.shards.manifest import View
 
 # An array or a tensor [rows, ...]; or a row each: an array, and of a picture also the bytes of a
-# JPEG or PNG; or a text each.
+# JPEG or PNG; or a text each; or a graph each: the labels of its nodes, and its edges [edges, 2].
 GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
 REAL = "fiu"  # kinds of numpy's dtypes
 
@@ -23,10 +26,8 @@ REAL = "fiu"  # kinds of numpy's dtypes
 class GivenView:
     """Rows of one stored view; nothing is copied before `read` asks for it."""
 
-    def __init__(
-        self, view: View, decoder: PictureDecoder | TextDecoder | None, rows: GivenRows
-    ) -> None:
-        """Looks at shape and type; `decoder` is that of pictures, or of texts.
+    def __init__(self, view: View, decoder: Decoder | None, rows: GivenRows) -> None:
+        """Looks at shape and type; `decoder` is that of pictures, of texts or of graphs.
 
         Raises:
             InputError: they are not those of the view.
@@ -34,6 +35,10 @@ class GivenView:
         self.view, self.decoder = view, decoder
         self.rows: Any = rows
         listed = isinstance(rows, list | tuple)
+        if isinstance(decoder, GraphDecoder):
+            if not listed:
+                raise self._refused(f"is {type(rows).__name__}")
+            return
         if isinstance(decoder, TextDecoder):
             texts: Any = rows
             self.rows = list(texts) if listed or isinstance(rows, np.ndarray) else [None]
@@ -64,6 +69,11 @@ class GivenView:
                 except ValueError as fault:
                     raise self._refused(f"row {start + number} {fault}") from None
             return ids
+        if isinstance(self.decoder, GraphDecoder):
+            graphs = np.empty((len(part), *self.decoder.shape), np.int32)
+            for number, graph in enumerate(part):
+                self._graph(self.decoder, graph, start + number, graphs[number])
+            return graphs
         if self.decoder is not None:
             out = np.empty((len(part), *self.decoder.shape), np.uint8)
             for number, row in enumerate(part):
@@ -108,6 +118,28 @@ class GivenView:
         if not numbers or rows.ndim != 2 or rows.shape[1] != self.view.shape[0]:
             raise self._refused(found)
 
+    def _graph(
+        self, decoder: GraphDecoder, graph: Any, number: int, out: NDArray[np.int32]
+    ) -> None:
+        """Writes a graph to `out`."""
+        try:
+            if isinstance(graph, bytes):
+                return decoder.decode(graph, out)
+            labels, edges = (_numpy(part) for part in graph)
+            pairs = edges.reshape(-1, 2) if edges.size == 0 else edges
+            if not (labels.ndim == 1 and pairs.ndim == 2 and pairs.shape[1] == 2):
+                raise ValueError(f"is labels {list(labels.shape)} and edges {list(edges.shape)}")
+            if any(part.size and part.dtype.kind not in "iu" for part in (labels, pairs)):
+                raise ValueError(f"is labels {labels.dtype} and edges {edges.dtype}")
+            if max(int(np.abs(part).max(initial=0)) for part in (labels, pairs)) >= 2**31:
+                raise ValueError("has a number of more than 31 bits")
+            tidied = tidy(pairs.astype(np.int64))
+            if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
+                raise ValueError(fault)
+            decoder.write(labels.astype(np.int32), tidied, out)
+        except (ValueError, TypeError, HeronError) as fault:
+            raise self._refused(f"row {number} {fault}") from None
+
     def _picture(self, row: Any, number: int, out: NDArray[np.uint8]) -> None:
         """Writes a picture to `out`."""
         assert isinstance(self.decoder, PictureDecoder)
@@ -128,6 +160,12 @@ class GivenView:
             return InputError(
                 f"view '{self.view.name}' {found}; expected a list of texts, a row each; it makes "
                 "tokens of them itself"
+            )
+        if isinstance(self.decoder, GraphDecoder):
+            return InputError(
+                f"view '{self.view.name}' {found}; expected a list of graphs, each a pair: whole "
+                "numbers [nodes], labels as those of the training data, and [edges, 2], pairs of "
+                "nodes from 0"
             )
         if self.decoder is None:
             return InputError(

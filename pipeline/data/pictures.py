@@ -18,6 +18,11 @@ from heron.shards.errors import times
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, PILLOWS, Kind, read_header
 
+AUGMENTATIONS = {
+    "vector": ("noise",),
+    "image": ("crop", "color", "flip", "blur"),
+    "graph": ("drop_nodes", "perturb_edges", "mask_nodes", "subgraph"),
+}
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
 
@@ -100,7 +105,8 @@ class PictureDecoder:
 def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int, ...]:
     """Returns the shape of a sample as the model sees it.
 
-    It is (width,), (height, width, channels), or (tokens, vocabulary) of text.
+    It is (width,), (height, width, channels), (tokens, vocabulary) of text, or (nodes, edges, 2,
+    labels) of graphs.
 
     Raises:
         ConfigError: what is asked of the view does not fit what is stored.
@@ -115,10 +121,13 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
                 f"data.views: augmentation '{name}' does not fit text view '{view.stored}'; "
                 "leave it out, or give the dotted path of your own"
             )
-        if (name == "noise") == image:
+        if name not in (fitting := AUGMENTATIONS[stored.kind]):
             raise ConfigError(
                 f"data.views: augmentation '{name}' does not fit {stored.kind} view "
                 f"'{view.stored}'; vectors take 'noise', images 'crop', 'color', 'flip', 'blur'"
+                if stored.kind != "graph"
+                else f"data.views: augmentation '{name}' does not fit graph view '{view.stored}'; "
+                f"graphs take {', '.join(fitting)}"
             )
         if name == "color" and stored.shape[2] != 3:
             raise ConfigError(
@@ -131,6 +140,9 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
                 f"data.views: size is {view.size}, but '{view.stored}' holds {stored.kind}s; leave "
                 "it out"
             )
+        if stored.kind == "graph":
+            nodes, edges, labels = stored.shape
+            return nodes, edges, 2, labels
         return (view.tokens, vocabulary) if stored.kind == "text" else stored.shape
     if view.size is None and -1 in stored.shape:
         raise ConfigError(

@@ -38,7 +38,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     known = reader.known(rows)
     candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
     if protocol.folds is not None:
-        chosen = candidates[_fold(reader.labels(rows[known]), protocol.folds, protocol.fold)]
+        chosen = candidates[_labelled(reader.labels(rows[known]), protocol)]
     elif protocol.labelled == "all":
         chosen = candidates
     elif protocol.labelled > len(candidates):
@@ -51,7 +51,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         rng = np.random.default_rng([protocol.seed, protocol.fold])
         chosen = candidates[np.sort(rng.permutation(len(candidates))[: protocol.labelled])]
     unlabelled = np.delete(rows, chosen)
-    if protocol.test == "unlabelled":
+    if protocol.test in ("unlabelled", "fold"):
         if not len(unlabelled):
             raise ConfigError(
                 "data.protocol.test is 'unlabelled', but every row is labelled; "
@@ -80,6 +80,21 @@ def complementary(
     wrong = np.zeros_like(y)
     np.put_along_axis(wrong, order[:, :count], 1.0, axis=1)
     return wrong
+
+
+def _labelled(labels: NDArray[Any], protocol: Protocol) -> Rows:
+    """Returns the rows that are labelled: those of a fold, or of all folds but a tested one.
+
+    The latter are shuffled with (`seed`, n) where folds 0 to `folds` - 1 have n = 0, the next
+    `folds` n = 1, and so on: repeated cross-validation.
+    """
+    assert protocol.folds is not None
+    if protocol.test != "fold":
+        return _fold(labels, protocol.folds, protocol.fold)
+    again, fold = divmod(protocol.fold, protocol.folds)
+    order = np.random.default_rng([protocol.seed, again]).permutation(len(labels))
+    tested = order[_fold(labels[order], protocol.folds, fold)]
+    return np.setdiff1d(np.arange(len(labels)), tested)
 
 
 def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.blocks import MappedBlocks
+from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.plan import Rows
@@ -28,6 +29,7 @@ from heron.shards.mixture import MixedStore
 from heron.shards.store import LocalStore, Store, open_store
 
 TOKENS = 77  # of a text, where nobody says how many
+Decoder = PictureDecoder | TextDecoder | GraphDecoder
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
 EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # no faults of the data
 
@@ -60,7 +62,7 @@ class Reader:
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
         # Of texts, and of pictures that are not decoded as stored.
-        self.decoders: dict[str, PictureDecoder | TextDecoder] = {}
+        self.decoders: dict[str, Decoder] = {}
         self.indexes = [self._index(shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
@@ -245,7 +247,7 @@ class Reader:
         """Reads stored views of some rows, in their order, into the arrays of `out`.
 
         Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images, int32 [rows, tokens] for texts.
+        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`.
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
@@ -265,11 +267,14 @@ class Reader:
 
     def dtype(self, name: str) -> str:
         """Returns the type of the numbers of a view as `read` gives them."""
-        return TextDecoder.dtype if self.view(name).kind == "text" else self.view(name).dtype
+        coded = {"text": TextDecoder.dtype, "graph": GraphDecoder.dtype}
+        return coded.get(self.view(name).kind, self.view(name).dtype)
 
-    def decoder(self, name: str) -> PictureDecoder | TextDecoder:
-        """Returns what decodes the pictures or texts of a view."""
+    def decoder(self, name: str) -> Decoder:
+        """Returns what decodes the pictures, texts or graphs of a view."""
         view = self.view(name)
+        if view.kind == "graph":
+            return GraphDecoder(view.shape)
         if view.kind == "text":
             return self.decoders.get(name) or TextDecoder(TOKENS)
         return self.decoders.get(name) or PictureDecoder(view.shape, view.shape)
@@ -291,7 +296,7 @@ class Reader:
     def _decoded(
         self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[Any]
     ) -> None:
-        """Decodes the pictures or texts of a view into `out`."""
+        """Decodes the pictures, texts or graphs of a view into `out`."""
         decoder, column = self.decoder(view.name), self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:

@@ -13,17 +13,36 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip, Noise, OwnAugmentation
+from heron.pipeline.config.augmentations import (
+    Blur,
+    Color,
+    Crop,
+    DropNodes,
+    Flip,
+    MaskNodes,
+    Noise,
+    OwnAugmentation,
+    PerturbEdges,
+    Subgraph,
+)
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.graph_augment import drop_nodes, mask_nodes, perturb_edges, subgraph
 from heron.pipeline.data.pictures import input_shape
 from heron.pipeline.data.random_keys import normals, uniforms
 from heron.shards.manifest import View
 
 REPEAT_SALT = 1_000_003
+GRAPHS = {
+    "drop_nodes": drop_nodes,
+    "perturb_edges": perturb_edges,
+    "mask_nodes": mask_nodes,
+    "subgraph": subgraph,
+}
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
+SALTS |= {name: 5 + place for place, name in enumerate(GRAPHS)}
 
 
 @runtime_checkable
@@ -70,7 +89,7 @@ class Views:
 
         Returns:
             [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images; token
-            ids, int32 [rows, tokens], for texts.
+            ids, int32 [rows, tokens], for texts; graphs as `data.graphs` has them.
         """
         inputs = []
         names = dict.fromkeys(view.stored for view in self.views[:first])
@@ -94,6 +113,10 @@ class Views:
                 if isinstance(options, Noise):
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
                     continue
+                if isinstance(options, DropNodes | PerturbEdges | MaskNodes | Subgraph):
+                    draw = partial(uniforms, batch.rng_keys, salt)
+                    x = GRAPHS[name](x, self.shapes[number][0], options.share, draw)
+                    continue
                 draws = uniforms(batch.rng_keys, salt, DRAWS)
                 match options:
                     case Crop():
@@ -110,7 +133,7 @@ class Views:
         return inputs
 
     def _decoded(self, name: str, stored: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Returns a stored view as floats; token ids stay whole numbers."""
+        """Returns a stored view as floats; token ids and graphs stay whole numbers."""
         if stored.dtype == torch.uint8:
             return stored.permute(0, 3, 1, 2).float().div_(255)
         if name not in self.statistics:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
@@ -22,6 +23,7 @@ from heron.pipeline.evaluation import collapse
 from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
 from heron.pipeline.evaluation.probe import linear_probe
+from heron.pipeline.evaluation.svm import support_vectors
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 
 
@@ -60,7 +62,25 @@ class Evaluator:
     watchdog: Watchdog = field(default_factory=lambda: Watchdog(math.inf))
 
     def __post_init__(self) -> None:
-        """Raises a MissingPackage where neighbours are to vote, and FAISS is not installed."""
+        """Refuses what cannot score.
+
+        Raises:
+            MissingPackage: neighbours are to vote, and FAISS is not installed.
+            ConfigError: support vector machines are to tell labels of which a row has several, or
+                baselines are to see graphs.
+        """
+        stored = sorted({view.stored for view in self.views.views})
+        graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
+        if graphs and self.config.baselines:
+            raise ConfigError(
+                f"evaluate.baselines is true, and '{graphs[0]}' holds graphs, which are no "
+                "columns of numbers; expected false"
+            )
+        if self.config.probe_by == "svm" and not self.exclusive:
+            raise ConfigError(
+                "evaluate.probe_by is 'svm', which tells classes apart, and a row has several "
+                "labels; expected 'logistic'"
+            )
         if self.config.knn is not None:
             require("faiss", "evaluate.knn")
 
@@ -178,7 +198,11 @@ class Evaluator:
         probability = None
         if rank() == 0:
             with self.watchdog.busy():
-                probability = linear_probe(labelled.hidden, labelled.y, test.hidden, self.exclusive)
+                known = labelled.hidden, labelled.y, test.hidden
+                by_svm = self.config.probe_by == "svm"
+                probability = (
+                    support_vectors(*known) if by_svm else linear_probe(*known, self.exclusive)
+                )
         return replace(test, probability=gather_objects(probability)[0])
 
     def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:

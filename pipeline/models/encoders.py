@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
-from heron.pipeline.config.networks import Network
+from heron.pipeline.config.networks import Gin, Network
 from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network
 
 
@@ -177,7 +178,8 @@ def build_encoder(
 
     Args:
         config: which encoder.
-        shape: of one sample: [width], [height, width, channels], or [tokens, vocabulary].
+        shape: of one sample: [width], [height, width, channels], [tokens, vocabulary] of text, or
+            [nodes, edges, 2, labels] of graphs.
         salt: of the encoder's random numbers.
         key: of the configuration, for errors.
 
@@ -193,6 +195,17 @@ def build_encoder(
             f"{key}: {config.kind}.build gave {made!r:.80}; expected a module and "
             "the width of its features"
         )
+    if isinstance(config, Gin) != (len(shape) == 4):
+        what, wanted = (
+            ("graphs", "'gin'") if len(shape) == 4 else (f"of shape {tuple(shape)}", "graphs")
+        )
+        raise ConfigError(
+            f"{key} is '{config.kind}', but the view is {what}; expected {wanted}, or an encoder "
+            "of your own"
+        )
+    if isinstance(config, Gin):
+        encoder = GinEncoder(config, shape, key)
+        return encoder, encoder.width
     if isinstance(config, Network):
         return build_network(config, shape, key)
     if len(shape) == 2:

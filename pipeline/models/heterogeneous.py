@@ -61,6 +61,8 @@ class Encoded:
         logits: of the classifier, if there is one.
         classifier: itself.
         targets: the rows' labels as 0/1; None in evaluation.
+        nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
+            is none; of terms whose part says `reads_nodes = True`, and else none.
     """
 
     inputs: Sequence[Tensor]
@@ -73,6 +75,7 @@ class Encoded:
     logits: Tensor | None
     classifier: nn.Module | None
     targets: Tensor | None
+    nodes: Sequence[Tensor] = ()
 
 
 @runtime_checkable
@@ -160,10 +163,16 @@ class Heterogeneous(nn.Module):
     ) -> None:
         compared = {"inputs", "input_projections"}
         for name, term in terms.items():
-            if compared & term.requires().features and any(len(shape) == 2 for shape in shapes):
+            coded = [shape for shape in shapes if len(shape) in (2, 4)]
+            if coded and compared & term.requires().features:
+                what = (
+                    "nodes say nothing of a graph"
+                    if len(coded[0]) == 4
+                    else ("tokens say nothing of a text")
+                )
                 raise ConfigError(
-                    f"objective.{name} compares the inputs themselves, and the numbers of tokens "
-                    "say nothing of a text; expected another term, or views without text"
+                    f"objective.{name} compares the inputs themselves, and the numbers of {what}; "
+                    "expected another term, or views of numbers and pictures"
                 )
         if self.classified < self.views and not config.shared_encoder:
             raise ConfigError(
@@ -201,6 +210,7 @@ class Heterogeneous(nn.Module):
         for name in sorted(builders, reverse=True):
             self.add_module(name, builders[name]())
         known = [*sorted(builders, reverse=True), "classifier"]
+        self._reads_nodes = any(hasattr(getattr(self, name), "reads_nodes") for name in known)
         self._parts = [name for name in known if isinstance(getattr(self, name), FeaturePart)]
 
     def leave_out_parts(self, unneeded: Callable[[], bool]) -> None:
@@ -251,11 +261,15 @@ class Heterogeneous(nn.Module):
             classifier on S or on the first view's part of it; `projections`: z, a tensor a view;
             and what the parts of terms add. A name that no term asks for is not there.
         """
-        hidden, view_keys = [], []
+        hidden, view_keys, nodes = [], [], []
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             # Views that share an encoder have dropout masks of their own.
             view_keys.append(rng_keys + view if len(self.encoders) == 1 else rng_keys)
+            if self._reads_nodes:
+                nodes.append(by_stream(node_features(encoder), sizes, x, view_keys[-1]))
+                hidden.append(nodes[-1].sum(1))
+                continue
             hidden.append(by_stream(encoder, sizes, x, view_keys[-1]))
         projections = [
             by_stream(self.projectors[view % len(self.projectors)], sizes, h)
@@ -272,7 +286,7 @@ class Heterogeneous(nn.Module):
             features["projections"] = projections
         encoded = Encoded(
             inputs, rng_keys, view_keys, sizes, hidden, classified, projections, logits,
-            self.classifier, targets,
+            self.classifier, targets, nodes,
         )  # fmt: skip
         for name in self._parts:
             added = getattr(self, name).add_features(encoded)
@@ -285,7 +299,18 @@ class Heterogeneous(nn.Module):
         return features
 
 
-def by_stream(module: nn.Module, sizes: Sequence[int], *rows: Tensor) -> Tensor:
+def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
+    """Returns what gives the features of the nodes of graphs, of an encoder that has such."""
+    nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
+    if nodes is None:
+        raise ConfigError(
+            f"a term compares nodes of graphs, and {type(encoder).__name__} has no method "
+            "nodes(x, rng_keys) that gives [rows, nodes, width]; expected model.encoder.kind: gin"
+        )
+    return nodes
+
+
+def by_stream(module: Callable[..., Tensor], sizes: Sequence[int], *rows: Tensor) -> Tensor:
     """Calls a module on the rows of one stream at a time, and puts the results together.
 
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in

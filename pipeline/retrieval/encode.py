@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.retrieval.embeddings import Layer
@@ -22,6 +23,7 @@ from heron.pipeline.retrieval.index_manifest import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate, weights_sha256
+from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.show import DRAWN
 
@@ -151,6 +153,8 @@ class FileEncoder:
             return self._picture(view, data, name)
         if view.kind == "text":
             return self._ids(view.name, data, name)
+        if view.kind == "graph":
+            return self._graph(view.name, data, name)
         if not data.startswith(NPY):
             raise RetrievalError(
                 f"{name} begins with {data[:8]!r}; expected an npy file, as view '{view.name}' "
@@ -168,6 +172,19 @@ class FileEncoder:
         except ValueError as fault:
             raise RetrievalError(f"{name} {fault}") from None
         return ids
+
+    def _graph(self, view: str, data: bytes, name: str) -> NDArray[np.int32]:
+        """Returns the row of a graph, out of its member of a tar."""
+        decoder = self.model.reader.decoder(view)
+        assert isinstance(decoder, GraphDecoder)
+        row = np.empty(decoder.shape, np.int32)
+        try:
+            decoder.decode(data, row)
+        except (ValueError, ShardError) as fault:
+            raise RetrievalError(
+                f"{name} {fault}; expected a graph, as its member of a tar"
+            ) from None
+        return row
 
     def text(self, text: str) -> NDArray[np.float32]:
         """Returns what finds samples whose other views are near to a text, [dim].

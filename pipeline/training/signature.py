@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import ModelView
+from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
-from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.reader import Decoder, Reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import Record
 from heron.shards.manifest import View
@@ -38,8 +39,10 @@ class StoredInput(Record):
     decoded: tuple[int, int, int] | None
     text: Text | None = None
 
-    def decoder(self, draft: bool = False) -> PictureDecoder | TextDecoder | None:
-        """Returns what reads the view's pictures or texts; `draft`: see `data.draft`."""
+    def decoder(self, draft: bool = False) -> Decoder | None:
+        """Returns what reads the view's pictures, texts or graphs; `draft`: see `data.draft`."""
+        if self.view.kind == "graph":
+            return GraphDecoder(self.view.shape)
         if self.text is not None:
             return TextDecoder(self.text.tokens, self.text.tokenizer)
         if self.decoded is None:
@@ -128,7 +131,7 @@ class Signature(BaseModel):
         return found[name]
 
 
-def _text(decoder: PictureDecoder | TextDecoder) -> dict[str, Any] | None:
+def _text(decoder: Decoder) -> dict[str, Any] | None:
     """Returns how texts that are given are read, wherever those of the data set lie."""
     if not isinstance(decoder, TextDecoder):
         return None

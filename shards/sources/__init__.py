@@ -22,6 +22,7 @@ from heron.shards.sources.mat import Mat
 from heron.shards.sources.mulan import Mulan
 from heron.shards.sources.parquet import Parquet
 from heron.shards.sources.table import Table
+from heron.shards.sources.tu import Tu
 from heron.shards.sources.xrmb import Xrmb
 
 __all__ = ["SOURCES", "Rows", "Source", "find", "make"]
@@ -39,6 +40,7 @@ SOURCES: dict[str, type[Source]] = {
     "cifar": Cifar,
     "faces": Faces,
     "frames": Frames,
+    "tu": Tu,
 }
 BASE = f"{Source.__module__}.{Source.__qualname__}"  # what sources are derived from
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,14 +156,16 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """A column of pictures or texts in files, of which `read` returns the bytes of a row.
+    """A column of pictures, texts or graphs, of which `read` returns the bytes of a row.
 
-    `shape` is (rows, height, width, channels) with -1 for what varies, or (rows, -1) of texts.
+    `shape` is (rows, height, width, channels) with -1 for what varies, or (rows, -1) of texts; of
+    graphs see `heron.shards.manifest.View`.
     """
 
     shape: tuple[int, ...]
     read: Callable[[int], bytes]
     member: str | None = None  # the suffix in a tar, where it is not jpg
+    kind: Literal["graph"] | None = None  # None: the shape says it
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> list[bytes]:
         """Returns the bytes of some pictures."""
@@ -216,7 +218,8 @@ class FileSource(Source):
         views = []
         for name, column in self.loaded.views.items():
             _, *shape = column.shape
-            kind = "image" if len(shape) > 1 else "text" if shape == [-1] else "vector"
+            by_shape = "image" if len(shape) > 1 else "text" if shape == [-1] else "vector"
+            kind = getattr(column, "kind", None) or by_shape
             dtype = KINDS[kind][0]
             member = getattr(column, "member", None)
             fields = {"name": name, "kind": kind, "shape": shape, "dtype": dtype, "member": member}

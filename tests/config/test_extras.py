@@ -86,7 +86,7 @@ def test_every_extra_of_a_user_is_named_by_an_error() -> None:
     assert all(tracker in {p.split("_")[0] for p in brings()[e]} for tracker, e in EXTRA.items())
 
 
-UNUSED = {"graph"}  # nothing asks for it yet
+UNUSED: set[str] = set()
 
 
 @pytest.mark.parametrize(

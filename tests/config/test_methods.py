@@ -58,6 +58,8 @@ def test_a_method_trains_a_step(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On labels that suit it; every parameter gets a gradient, or DDP would stop."""
+    if method == "infograph":
+        pytest.skip("tests/objectives/test_infograph.py trains it, on graphs")
     view = {"stored": "view1", "augment": ["noise"]}
     tree = frames(tmp_path).model_dump()
     tree = merge(tree, {"train": {"steps": 2}, "data": {"views": [view, view]}})
@@ -148,7 +150,7 @@ def test_a_table_and_its_experiment_agree_on_the_data(name: str) -> None:
     said = (CONFIGS / table.config).read_text()
     built = [line[2:] for line in said.splitlines() if line.startswith("# heron shards build")]
     assert built
-    assert table.data.endswith(built[0])
+    assert any(table.data.endswith(line) for line in built)
 
 
 def test_unknown_methods_and_missing_classifiers_are_named() -> None:

@@ -11,8 +11,8 @@ from scipy import stats
 
 from heron.launch.cli import main
 from heron.launch.repeats import describe, paired
-from heron.launch.reproduce import reproduce
-from heron.launch.tables import TABLES
+from heron.launch.reproduce import reproduce, reproduce_group
+from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.measured import compare
 from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
@@ -204,6 +204,7 @@ def test_how_many_runs_were_published() -> None:
     """As the papers say; five where they do not say otherwise."""
     several = {name: table.published_runs for name, table in TABLES.items()}
     others = {"yeast": 3, "texture": 3, "dermatology": 3, "cifar10": 1}
+    others |= dict.fromkeys(GROUPS["graphs"], 10)
     assert several == dict.fromkeys(TABLES, 5) | others
 
 
@@ -269,6 +270,23 @@ def test_methods_are_compared_over_the_same_folds(
 def test_a_lone_fold_has_no_paired_test(tmp_path: Path, data: str, ran: list[Config]) -> None:
     text = reproduce(SCENE, tmp_path, [data], ["DNN", "HeroCon"])
     assert "| HeroCon |" in text and "less each other method" not in text
+
+
+def test_a_group_says_what_to_download(
+    tmp_path: Path, ran: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    group = {name: replace(TABLES[name], runs=1) for name in GROUPS["graphs"]}
+    with pytest.raises(ConfigError, match=r"data/mutag holds no shards; download .*ENZYMES.zip"):
+        list(reproduce_group(group, tmp_path / "out"))
+    for name in ("mutag", "imdb-b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / MANIFEST).write_text("")
+    text = "\n".join(reproduce_group(group, tmp_path / "out", only=["UCL"]))
+    assert [config.data.path for config in ran] == ["data/mutag", "data/imdb-b"]
+    assert "| UCL | 0.8680 | 0.2500 |" in text and "| UCL | 0.7220 | 0.2500 |" in text
+    for name in ("PTC_MR", "ENZYMES", "IMDB-MULTI"):
+        assert f"graphkerneldatasets/{name}.zip), unpack it" in text.replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))

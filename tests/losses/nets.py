@@ -68,6 +68,10 @@ CASES: dict[str, Case] = {
         lambda loss, s: loss(s.z),
     ),
     "Hierarchical": (h.Hierarchical, lambda loss, s: loss(s.z, s.paths)),
+    "Infograph": (
+        lambda: h.Infograph(DIM),
+        lambda loss, s: loss(torch.stack([*s.z, *s.z], 1), s.labels[:, [0, 1, 2, 0]].bool()),
+    ),
     "InputWeightedUnsupervised": (
         h.InputWeightedUnsupervised,
         lambda loss, s: loss(s.z, s.x),

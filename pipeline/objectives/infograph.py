@@ -1,0 +1,134 @@
+"""InfoGraph's objective: a node's features tell its graph from others."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.terms import Needs, Term
+from heron.pipeline.data.graphs import NONE
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.pipeline.objectives.batch import GlobalBatch
+
+
+class Discriminators(nn.Module):
+    """InfoGraph's networks of nodes and of graphs, whose inner products say what belongs together.
+
+    Each is three layers Linear-ReLU beside one linear layer, all as wide as the features.
+    """
+
+    reads_nodes = True
+
+    def __init__(self, width: int) -> None:
+        """Draws the weights."""
+        super().__init__()
+        self.of_nodes, self.of_graphs = _Discriminator(width), _Discriminator(width)
+
+    def add_features(self, encoded: Encoded) -> Features:
+        """Returns a tensor a view of each.
+
+        `local` [rows, nodes, width], `global` [rows, width] and `sizes` [rows, 1], the number of
+        nodes.
+        """
+        return {
+            "local": [self.of_nodes(nodes) for nodes in encoded.nodes],
+            "global": [self.of_graphs(graphs) for graphs in encoded.hidden],
+            "sizes": [
+                _there(x, nodes).sum(1, keepdim=True)
+                for x, nodes in zip(encoded.inputs, encoded.nodes, strict=True)
+            ],
+        }
+
+
+class _Discriminator(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU())]
+        self.layers, self.beside = nn.Sequential(*layers), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x) + self.beside(x)
+        return out
+
+
+class Infograph(Term):
+    """InfoGraph's loss, the mean over the views: mutual information of nodes and their graphs."""
+
+    needs: ClassVar[Needs] = Needs(gathered=("global", "sizes"), own=("local",))
+    nested: ClassVar[tuple[str, ...] | None] = None
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Brings the discriminators, one for all views."""
+        if any(len(shape) != 4 for shape in spec.shapes) or len(set(spec.widths)) > 1:
+            raise ConfigError(
+                "objective.infograph compares nodes with graphs, and a view has none, or features "
+                f"of another width: views of shapes {[tuple(s) for s in spec.shapes]}, features "
+                f"{list(spec.widths)}; expected views of graphs alone, of one width"
+            )
+        return {"infograph_discriminators": lambda: Discriminators(spec.widths[0])}
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `infograph`."""
+        views = zip(
+            batch.own["local"],
+            batch.gathered["global"],
+            batch.gathered["sizes"],
+            batch.inputs,
+            strict=True,
+        )
+        losses = [
+            infograph(local, graphs, _there(x, local), int(sizes.sum()), batch.rows)
+            for local, graphs, sizes, x in views
+        ]
+        return torch.stack(losses).mean()
+
+
+def infograph(
+    local: Float[Tensor, "own nodes dim"],
+    graphs: Float[Tensor, "batch dim"],
+    there: Bool[Tensor, "own nodes"],
+    total: int,
+    rows: slice = slice(None),
+) -> Float[Tensor, ""]:
+    r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4, with Jensen and Shannon's estimator).
+
+    With V the nodes of the G graphs of the batch, g(u) the graph of a node, and T(u, g) the inner
+    product of what the discriminators make of both, it is
+
+    .. math:: \frac{1}{|V|} \sum_{u \in V} \Big( sp(-T(u, g(u)))
+              + \frac{1}{G - 1} \sum_{g \ne g(u)} sp(T(u, g)) \Big) - 2 \log 2
+
+    where sp(x) = log(1 + e^x). The constant is that of their code; at T = 0 the loss is 0.
+
+    Args:
+        local: of the nodes of this process's graphs.
+        graphs: of all graphs.
+        there: where there is a node.
+        total: nodes of all graphs.
+        rows: this process's graphs among all.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: there is one graph alone, from which no node can tell another.
+    """
+    if len(graphs) < 2:
+        raise ValueError(f"has {len(graphs)} graph in a batch; expected 2 at least")
+    graph = torch.arange(len(graphs), device=graphs.device)[rows]
+    nodes, own = local[there], graph[:, None].expand(there.shape)[there]
+    scores = nodes @ graphs.T
+    joint = scores.gather(1, own[:, None])[:, 0]
+    others = softplus(scores).sum(1) - softplus(joint)
+    sums = softplus(-joint) + others / (len(graphs) - 1) - 2 * math.log(2)
+    return sums.sum() / total
+
+
+def _there(x: Tensor, nodes: Tensor) -> Tensor:
+    """Returns where there is a node, [rows, nodes], in rows of graphs."""
+    return x[:, : nodes.shape[1]] != NONE

@@ -1,0 +1,190 @@
+"""Sets of graphs in the TU text format (Morris et al. 2020), such as MUTAG and IMDB-BINARY."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import DirectoryPath, Field
+
+from heron.shards.errors import DOWNLOAD, SourceError, shown
+from heron.shards.graph import pack, tidy
+from heron.shards.manifest import GRAPHS, Labels
+from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded
+from heron.shards.sources.text import split_lines
+
+Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
+Integers = NDArray[np.int64]
+NEEDED = ("A", "graph_indicator", "graph_labels")
+OTHERS = ("node_labels", "edge_labels", "node_attributes", "edge_attributes", "graph_attributes")
+INTEGER = re.compile("-?[0-9]{1,9}")
+MOST_BYTES = 2**30  # of a file
+
+
+class Tu(FileSource):
+    """Sets of graphs in the TU text format, a folder each: NAME_A.txt and those beside it.
+
+    A graph is a view `graph`; its nodes have the labels of the file, numbers from 0, or their
+    degrees where there are none.
+    """
+
+    name: ClassVar[str] = "tu"
+    block_rows: ClassVar[int | None] = None
+    examples: ClassVar[str] = "heron shards build tu --folder MUTAG --out data/mutag"
+
+    folder: DirectoryPath = Field(description="the folder of NAME_A.txt, NAME_graph_labels.txt, …")
+    ignore: list[Part] = Field([], description="files of the folder that are left out by intent")
+
+    @property
+    def dataset(self) -> str:
+        """What the files' names begin with."""
+        return self._prefix
+
+    @property
+    def _prefix(self) -> str:
+        found = sorted(path.name for path in self.folder.glob("*_A.txt"))
+        if len(found) != 1:
+            raise SourceError(
+                f"{self.folder}: found {', '.join(found) or 'no *_A.txt'}; expected one set in the "
+                "TU format: NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt"
+            )
+        return found[0].removesuffix("_A.txt")
+
+    def _file(self, part: str) -> Path:
+        return self.folder / f"{self._prefix}_{part}.txt"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        optional = [] if "node_labels" in self.ignore else ["node_labels"]
+        return [
+            path
+            for part in (*NEEDED, *optional)
+            if (path := self._file(part)).exists() or part in NEEDED
+        ]
+
+    def load(self) -> Loaded:
+        """Reads the files, and parts nodes and edges by graph."""
+        self._refuse_unread()
+        graph_of = self._column("graph_indicator")
+        classes = self._column("graph_labels")
+        starts = self._starts(graph_of, len(classes))
+        edges = self._edges(graph_of - 1)
+        labels = self._node_labels(len(graph_of), edges)
+        first = np.searchsorted(graph_of[edges[:, 0]] - 1, np.arange(len(classes) + 1))
+        shape = (
+            len(classes),
+            int(np.diff(starts).max()),
+            int(np.diff(first).max()),
+            int(labels.max()) + 1,
+        )
+        names, targets = np.unique(classes, return_inverse=True)
+
+        def graph(row: int) -> bytes:
+            nodes, own = slice(*starts[row : row + 2]), slice(*first[row : row + 2])
+            return pack(labels[nodes].astype(np.int32), (edges[own] - starts[row]).astype(np.int32))
+
+        return Loaded(
+            views={"graph": Files(shape, graph, kind="graph")},
+            targets=targets.reshape(-1).astype(np.int64),
+            labels=Labels(kind="multi_class", names=[str(name) for name in names]),
+            splits={WHOLE: range(len(classes))},
+            keys=[f"graph{number:07d}" for number in range(1, len(classes) + 1)],
+        )
+
+    def _refuse_unread(self) -> None:
+        """Raises SourceError where a needed file is missing, or one is there that is not read."""
+        for part in NEEDED:
+            if not self._file(part).exists():
+                raise SourceError(f"{self._file(part)} is missing; expected it; {DOWNLOAD}")
+        for part in OTHERS[1:]:
+            if self._file(part).exists() and part not in self.ignore:
+                raise SourceError(
+                    f"{self._file(part).name} is there, which this source cannot read; expected "
+                    f"graphs with labels of nodes alone: leave it out with --ignore {part}"
+                    if part != "graph_attributes"
+                    else f"{self._file(part).name} is there: its graphs have numbers for labels; "
+                    "expected classes"
+                )
+
+    def _column(self, part: str) -> Integers:
+        return _integers(self._file(part), 1)[:, 0]
+
+    def _starts(self, graph_of: Integers, graphs: int) -> Integers:
+        """Returns where the nodes of each graph begin, and where the last one's end."""
+        where = self._file("graph_indicator").name
+        steps = np.diff(graph_of, prepend=0)
+        if len(bad := np.flatnonzero((steps < 0) | (steps > 1))):
+            raise SourceError(
+                f"{where}, line {bad[0] + 1}: graph {graph_of[bad[0]]}; expected the graphs from 1 "
+                f"on, the nodes of each together; {DOWNLOAD}"
+            )
+        if graph_of[0] != 1 or graph_of[-1] != graphs:
+            raise SourceError(
+                f"{where} has graphs {graph_of[0]} to {graph_of[-1]}; expected 1 to {graphs}, as "
+                f"{self._file('graph_labels').name} has as many lines; {DOWNLOAD}"
+            )
+        return np.searchsorted(graph_of, np.arange(1, graphs + 2))
+
+    def _edges(self, graph: Integers) -> Integers:
+        """Returns each undirected edge once, [edges, 2], nodes from 0; in the order of graphs."""
+        path = self._file("A")
+        pairs = _integers(path, 2) - 1 if path.stat().st_size else np.empty((0, 2), np.int64)
+        bad = np.flatnonzero(((pairs < 0) | (pairs >= len(graph))).any(1))
+        if not len(bad):
+            bad = np.flatnonzero(graph[pairs[:, 0]] != graph[pairs[:, 1]])
+        if len(bad):
+            raise SourceError(
+                f"{path.name}, line {bad[0] + 1}: an edge from {pairs[bad[0], 0] + 1} to "
+                f"{pairs[bad[0], 1] + 1}; expected two nodes of one graph, of 1 to {len(graph)}; "
+                f"{DOWNLOAD}"
+            )
+        try:
+            edges = tidy(pairs).astype(np.int64)
+        except ValueError as fault:
+            raise SourceError(f"{path.name}: {fault} (from 0); expected two nodes") from None
+        if 2 * len(edges) != len(pairs):
+            raise SourceError(
+                f"{path.name} has {len(pairs)} lines for {len(edges)} pairs of nodes; expected "
+                "undirected graphs: each edge once in each direction"
+            )
+        return edges
+
+    def _node_labels(self, nodes: int, edges: Integers) -> Integers:
+        """Returns the label of each node: those of the file, or degrees."""
+        path = self._file("node_labels")
+        if path not in self.files:
+            labels, where = np.bincount(edges.ravel(), minlength=nodes), "degrees"
+        else:
+            labels, where = self._column("node_labels"), path.name
+        if len(labels) != nodes:
+            raise SourceError(f"{where} has {len(labels)} lines; expected {nodes}, one a node")
+        if len(bad := np.flatnonzero((labels < 0) | (labels >= GRAPHS[2][-1]))):
+            raise SourceError(
+                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to {GRAPHS[2][-1] - 1}; "
+                "renumber them, or leave them out with --ignore node_labels"
+            )
+        return labels
+
+
+def _integers(path: Path, columns: int) -> Integers:
+    """Reads lines of whole numbers with commas between, [lines, columns]."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise SourceError(f"{path.name} has {size:,} bytes; expected {MOST_BYTES:,} at most")
+    lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
+    if not lines:
+        raise SourceError(f"{path.name} is empty; expected a number on each line; {DOWNLOAD}")
+    table = np.empty((len(lines), columns), np.int64)
+    for number, line in enumerate(lines):
+        cells = [cell.strip(" \t") for cell in line.split(",")]
+        if len(cells) != columns or not all(map(INTEGER.fullmatch, cells)):
+            wanted = "a whole number" if columns == 1 else f"{columns} whole numbers"
+            raise SourceError(
+                f"{path.name}, line {number + 1}: found {shown(line)}; expected {wanted} of at "
+                f"most 9 digits; {DOWNLOAD}"
+            )
+        table[number] = [int(cell) for cell in cells]
+    return table

@@ -1,0 +1,129 @@
+"""Graphs of the TU format: built, verified, shown; what is wrong with a file is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heron.pipeline.data.reader import Reader
+from heron.shards.build import build
+from heron.shards.errors import ShardError, SourceError
+from heron.shards.graph import pack, unpack
+from heron.shards.manifest import View
+from heron.shards.show import show
+from heron.shards.sources import make
+from heron.shards.verify import verify
+from tests.graphs import drawn, row, write_tu
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "graphs"
+
+
+def test_a_folder_is_built_as_its_files_say(tmp_path: Path) -> None:
+    source = make("tu", {"folder": write_tu(tmp_path / "rings")})
+    manifest = build(source, tmp_path / "s", progress=False)
+    assert manifest.dataset == "rings" and manifest.views[0].shape == (8, 8, 3)
+    reader = Reader(tmp_path / "s")
+    rows = reader.split_rows("all")
+    graphs, classes = drawn()
+    np.testing.assert_array_equal(
+        reader.read("graph", rows), np.stack([row(graph, 8, 8) for graph in graphs])
+    )
+    assert reader.manifest.labels.names == ["1", "2"]
+    assert (reader.labels(rows) + 1).tolist() == classes
+    assert verify(tmp_path / "s").ok
+    assert "8 nodes and 8 edges at most, 3 labels of nodes" in show(tmp_path / "s")
+
+
+def test_without_labels_a_node_has_its_degree(tmp_path: Path) -> None:
+    for options in ({}, {"ignore": ["node_labels"]}):
+        folder = write_tu(tmp_path / f"r{len(options)}", labelled=bool(options))
+        build(make("tu", {"folder": folder, **options}), tmp_path / folder.name / "s")
+        reader = Reader(tmp_path / folder.name / "s")
+        ring, star = reader.read("graph", np.array([0, 1]))[:, :8].tolist()
+        assert set(ring) <= {2, -1} and sorted(set(star))[-1] == len(drawn()[0][1][0]) - 1
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "told"),
+    [
+        ("A", lambda t: t.replace("1, 2\n", "", 1), "each edge once in each direction"),
+        ("A", lambda t: t.replace("1, 2\n", "1, 1\n", 1), "joins node 0 with itself"),
+        ("A", lambda t: t.replace("1, 2\n", "1, 40\n", 1), r"line 1: an edge from 1 to 40"),
+        ("A", lambda t: t.replace("1, 2\n", "1; 2\n", 1), "line 1: found '1; 2'; expected 2 whole"),
+        ("A", lambda t: t.replace("1, 2\n", "0, 2\n", 1), r"line 1: an edge from 0 to 2"),
+        ("graph_indicator", lambda t: t.replace("2\n", "3\n", 1), "line .*: graph 3; expected the"),
+        ("graph_indicator", lambda t: t + "41\n", "has graphs 1 to 41; expected 1 to 40"),
+        ("graph_labels", lambda t: t.replace("1", "1.5", 1), "line 1: found '1.5'; expected a who"),
+        ("graph_labels", lambda t: "", "graph_labels.txt is empty"),
+        ("node_labels", lambda t: t + "1\n", "lines; expected .*, one a node"),
+        ("node_labels", lambda t: "-1\n" + t[2:], "line 1: -1; expected 0 to 65535"),
+        ("edge_labels", lambda t: "1\n", "leave it out with --ignore edge_labels"),
+        ("graph_attributes", lambda t: "1\n", "numbers for labels; expected classes"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, part: str, change: Callable[[str], str], told: str
+) -> None:
+    folder = write_tu(tmp_path / "rings")
+    path = folder / f"rings_{part}.txt"
+    path.write_text(change(path.read_text() if path.exists() else ""))
+    with pytest.raises(SourceError, match=told):
+        build(make("tu", {"folder": folder}), tmp_path / "s", progress=False)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "rings").mkdir()
+    with pytest.raises(SourceError, match=r"found no \*_A.txt; expected one set"):
+        build(make("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
+    (write_tu(tmp_path / "rings") / "rings_graph_labels.txt").unlink()
+    with pytest.raises(SourceError, match="rings_graph_labels.txt is missing"):
+        build(make("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
+
+
+def member(numbers: list[int], dtype: str = "i4") -> bytes:
+    from heron.shards.build import npy
+
+    return npy(np.array(numbers, dtype))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"no graph", "not an npy array"),
+        (member([1, 0], "i8"), r"is int64 \(2,\); expected a graph"),
+        (member([3, 0, 0]), "says 3 nodes in 2 numbers"),
+        (member([-1, 0, 0]), "says -1 nodes"),
+        (member([2, 0, 0, 0]), "says 2 nodes in 3 numbers"),
+        (member([5, 0, 0, 0, 0, 0]), "has 5 nodes and 0 edges; expected 1 to 4 nodes"),
+        (member([2, 0, 7]), "a node of label 7; expected 0 to 2"),
+        (member([2, 0, 1, 0, 2]), "an edge to node 2; expected 0 to 1"),
+        (member([2, 0, 1, 1, 0]), "edges out of order"),
+        (member([2, 0, 1, 0, 1, 0, 1]), "edges out of order"),
+    ],
+)
+def test_bytes_that_are_no_graph(data: bytes, told: str) -> None:
+    with pytest.raises((ValueError, ShardError), match=told):
+        unpack(data, (4, 4, 3))
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    labels, edges = np.array([2, 0, 1], np.int32), np.array([[0, 1], [1, 2]], np.int32)
+    found = unpack(pack(labels, edges), (4, 4, 3))
+    np.testing.assert_array_equal(found[0], labels)
+    np.testing.assert_array_equal(found[1], edges)
+
+
+def test_a_view_of_graphs_has_nodes() -> None:
+    for shape in ((0, 1, 1), (1, 1, 0), (2**31, 0, 1), (1, -1, 1)):
+        with pytest.raises(ValueError, match="nodes, edges and labels; expected 1 to 1,048,576, 0"):
+            View(name="g", kind="graph", shape=shape, dtype="uint8")
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the graphs of ../shared are not there")
+@pytest.mark.parametrize(
+    ("name", "rows", "shape"), [("MUTAG", 188, (28, 33, 7)), ("PTC", 344, (109, 108, 22))]
+)
+def test_published_sets(name: str, rows: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    source = make("tu", {"folder": SHARED / name})
+    assert source.splits == {"all": rows} and source.views[0].shape == shape
