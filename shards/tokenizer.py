@@ -42,6 +42,7 @@ def texts_of(tar: Path, index: ShardIndex, member: str) -> Iterator[str]:
     file = os.open(tar, os.O_RDONLY)
     try:
         for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
-            yield os.pread(file, int(length), int(start)).decode("utf-8-sig", "replace")
+            if length:  # else the row lacks its text
+                yield os.pread(file, int(length), int(start)).decode("utf-8-sig", "replace")
     finally:
         os.close(file)

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import UNREADABLE, read_npz
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers, with_unknown
 
 LABELS = "labels"
 SPLIT = "split"  # the array that parts the rows
@@ -41,7 +41,12 @@ class Arrays(FileSource):
     for all of its classes, or for all of its labels (255 where those are uint8). An array `split`
     of strings, one a row, parts the rows; without one they are the split `all`. Files of --npy are
     mapped into memory, a block of rows at a time.
+
+    With `--missing allow` a row that is NaN throughout a view lacks it; pictures are always there.
+    With `--unknown allow` single labels of a row may be unknown: NaN, -1 or 255 among 0 and 1.
     """
+
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
 
     name: ClassVar[str] = "arrays"
     examples: ClassVar[str] = (
@@ -72,6 +77,13 @@ class Arrays(FileSource):
     )
     label_names: list[str] | None = Field(
         None, description="names of the labels or classes (default: their numbers)"
+    )
+
+    missing: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether rows may lack a view: NaN in all of its columns"
+    )
+    unknown: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether single labels may be unknown: NaN, -1 or 255"
     )
 
     @model_validator(mode="after")
@@ -123,6 +135,9 @@ class Arrays(FileSource):
                 )
         parts = [] if split is None else dict.fromkeys(split.tolist())
         labels = self._describe(targets)
+        if targets is not None and self.unknown == "allow":
+            where = f"{self._where(self.labels_name)}: {self.labels_name!r}"
+            targets, labels = with_unknown(targets, labels.names, where)
         return Loaded(
             views=views,
             targets=np.full(rows, -1) if targets is None else targets.astype(labels.dtype),
@@ -186,8 +201,12 @@ class Arrays(FileSource):
             shape = array.shape if array.ndim == 4 else (*array.shape, 1)
             return _Pixels(shape, lambda rows: self._array(name)[rows])
         where = f"{self._where(name)}: view {name!r}"
+        allowed = self.missing == "allow"
         remedy = "fill, scale or drop it first"
-        return Numbers(array.shape, lambda rows: self._array(name)[rows], where, remedy)
+        if not allowed:
+            remedy += ", or `--missing allow` rows that are NaN throughout"
+        read = lambda rows: self._array(name)[rows]  # noqa: E731
+        return Numbers(array.shape, read, where, remedy, "allow" if allowed else None)
 
     def _labels(self, views: list[str]) -> NDArray[Any] | None:
         """Returns the array of labels, or None where there is none."""
@@ -203,6 +222,15 @@ class Arrays(FileSource):
                 )
             return None
         array = np.array(self._array(name))
+        if self.unknown == "allow":
+            multi = array.ndim == 2 and self.label_kind in (None, "multi_label")
+            if not multi or array.dtype.kind not in "iufb" or not array.size:
+                raise SourceError(
+                    f"{self._where(name)}: {name!r} is {array.dtype} {array.shape}, and single "
+                    "labels may be unknown; expected numbers [rows, labels]; a class that is not "
+                    "known is -1, without --unknown"
+                )
+            return array
         if array.ndim not in (1, 2) or array.dtype.kind not in "iub" or not array.size:
             raise SourceError(
                 f"{self._where(name)}: {name!r} is {array.dtype} {array.shape}; expected "
@@ -234,6 +262,8 @@ class Arrays(FileSource):
         if levels:
             levels[-1] = names
         labels = Labels(kind=kind, names=names, levels=levels)
+        if self.unknown == "allow":
+            return labels  # which `with_unknown` looks at
         if (fault := labels.fault(array.astype(labels.dtype), len(array))) is not None:
             raise SourceError(
                 f"{self._where(self.labels_name)}: {fault}; see --label-kind and --label-names"
