@@ -48,6 +48,8 @@ class GlobalBatch:
         epoch: now; a fraction of it counts.
         gather_labelled: from this process's labelled rows to those of all processes, by rank;
             differentiable. Every process must call it.
+        present: which views each of all rows has, [all rows, views]; None: all of them. Features of
+            a view that a row lacks are zeros.
     """
 
     own: ByName
@@ -62,6 +64,7 @@ class GlobalBatch:
     rng_keys: Tensor
     epoch: float
     gather_labelled: Callable[[Tensor], Tensor]
+    present: Tensor | None = None
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
         """Returns the batch with the first `width` numbers alone of the features named.
@@ -106,9 +109,34 @@ class GlobalBatch:
         return [z.index_select(0, self.labelled_at) for z in self.projections]
 
     @cached_property
+    def labelled_present(self) -> Tensor | None:
+        """Which views each of all labelled rows has, [all labelled, views]; None: all of them."""
+        return None if self.present is None else self.present.index_select(0, self.labelled_at)
+
+    @cached_property
+    def unknown(self) -> Tensor | None:
+        """Which labels of all labelled rows are unknown, [all labelled, labels]; None: none."""
+        unknown = self.targets.isnan()
+        return unknown if unknown.any() else None
+
+    @cached_property
+    def class_present(self) -> Tensor | None:
+        """As `labelled_present`, without rows that have an unknown label, whose class none knows.
+
+        Terms that compare whole label vectors see it; None: all rows count with all views.
+        """
+        if self.unknown is None:
+            return self.labelled_present
+        views = len(self.projections)
+        present = self.labelled_present
+        if present is None:
+            present = self.targets.new_ones(len(self.targets), views, dtype=torch.bool)
+        return present & ~self.unknown.any(1, keepdim=True)
+
+    @cached_property
     def classes(self) -> Tensor:
         """A number a labelled row: rows with the same labels share it."""
         if not len(self.targets):
             return self.labelled_at
-        number: Tensor = torch.unique(self.targets, dim=0, return_inverse=True)[1]
+        number: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
         return number
