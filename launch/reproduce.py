@@ -175,15 +175,15 @@ def run_table(
         name: replace(TABLES[name], runs=runs or TABLES[name].runs, first=first)
         for name in GROUPS.get(table, (table,))
     }
+    places = {name: folder / name if table in GROUPS else folder for name in asked}
     if dry_run:
         left = [
             config.run.dir
             for name, one in asked.items()
             if table not in GROUPS or not _lacking(one, overrides)
-            for config in missing(one, folder / name if table in GROUPS else folder, overrides, only)
+            for config in missing(one, places[name], overrides, only)
         ]
-        print("
-".join([*left, f"runs to be made: {len(left)}"]))
+        print("\n".join([*left, f"runs to be made: {len(left)}"]))
     elif table not in GROUPS:
         print(reproduce(asked[table], folder, overrides, only))
     else:

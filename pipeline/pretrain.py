@@ -153,6 +153,12 @@ class Trainer:
         config, streams = self.config, self.streams
         self.objective = Objective(config.objective.terms(), config.model.matryoshka)
         self.objective.refuse(streams.kind, config.data.views, self.labelled, config.model)
+        self.objective.refuse_partial(streams.missing, streams.unknown)
+        if streams.missing and config.model.classify_on == "first_view":
+            raise ConfigError(
+                "model.classify_on is 'first_view', and rows lack views; expected 'all_views', "
+                "of which a row is classified by those that it has"
+            )
         if config.evaluate.cross_view and "projections" not in self.objective.needs.features:
             raise ConfigError(
                 "evaluate.cross_view is true, and no term makes projections; expected one that "
@@ -178,8 +184,8 @@ class Trainer:
 
         rows = torch.from_numpy(labelled)
         self.objective.remember(RunSpec(model, rows, len(self.labels), targets, terms))
-        micro_batch = config.train.micro_batch
-        self.micro_batches = grad_cache.count(micro_batch, self.sizes, has_norm(model))
+        micro_batch, self.normed = config.train.micro_batch, has_norm(model)
+        self.micro_batches = grad_cache.count(micro_batch, self.sizes, self.normed)
         for module in (model, *self.objective.memories.values()):
             synchronise(module)
         self.model = model
@@ -251,6 +257,8 @@ class Trainer:
         inputs = self.views(batch, train=True)
         offsets = self.sizes.offsets(batch.sizes)
         micro = grad_cache.micro_batches(batch.sizes, offsets, self.micro_batches)
+        if self.normed:
+            grad_cache.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
         epoch = t / self.per_epoch
         whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
@@ -275,7 +283,7 @@ class Trainer:
         often = config.train.measure_every_steps
         if "projections" in features and (t + 1 == self.steps or (t + 1) % often == 0):
             z = [collectives.gather(x.detach(), self.sizes.rows) for x in features["projections"]]
-            values |= collapse.measure(z)
+            values |= collapse.measure(z, whole.present)
         values |= {"lr": rate, "samples_per_s": sum(self.sizes.rows) / seconds}
         values |= {"data_wait_s": waited, "seconds": seconds}
         return values, stop
@@ -330,6 +338,7 @@ class Trainer:
             "seconds": time.perf_counter() - self.started,
             "world_size": self.world,
             "skipped_rows": len(self.skipped),
+            **self.streams.rows_by_views(),
             "peak_memory_bytes": memory if self.done < self.steps else None,
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,

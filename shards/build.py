@@ -23,6 +23,7 @@ from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
     LABELS,
+    PRESENT,
     SCHEMA_VERSION,
     BuiltFrom,
     Manifest,
@@ -34,7 +35,7 @@ from heron.shards.manifest import (
 )
 from heron.shards.moments import Moments
 from heron.shards.progress import progress_bar
-from heron.shards.sources.base import Rows, Source
+from heron.shards.sources.base import Rows, Source, is_there
 from heron.shards.tokenizer import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
@@ -269,8 +270,9 @@ def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
     from webdataset import TarWriter  # late: it imports a lot, and whoever reads needs none of it
 
     views = source.views
-    members = [*member_names(views, source.block_rows), LABELS]
-    keys, offsets, lengths, checksums, labels = [], [], [], [], []
+    partial = any(view.missing for view in views)
+    members = [*member_names(views, source.block_rows), LABELS, *([PRESENT] if partial else [])]
+    keys, offsets, lengths, checksums, labels, present = [], [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
     # Times and owners are left out, so that the same rows are the same bytes.
     with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
@@ -283,12 +285,25 @@ def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
             if (fault := _fault(source, views, rows, stop - start)) is not None:
                 raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
             size = step if source.block_rows else 1
+            there = np.stack([is_there(rows.views[view.name]) for view in views], 1)
             for first in range(0, stop - start, size):
                 sample = slice(first, first + size)
                 keys.append(block if rows.keys is None else rows.keys[first])
                 labels.append(rows.labels[sample])
-                values = [*(rows.views[view.name][sample] for view in views), labels[-1]]
+                present.append(there[sample].astype(np.uint8))
+                values = [
+                    _written(
+                        rows.views[view.name][sample], there[sample, number], source.block_rows
+                    )
+                    for number, view in enumerate(views)
+                ]
+                values += [labels[-1], present[-1]][: len(members) - len(views)]
                 for suffix, value in zip(members, values, strict=True):
+                    if value is None:  # the row lacks the view: the sample has no such member
+                        offsets.append(tar.offset)
+                        lengths.append(0)
+                        checksums.append(0)
+                        continue
                     payload = npy(value) if isinstance(value, np.ndarray) else value[0]
                     offsets.append(tar.offset + BLOCK)
                     lengths.append(len(payload))
@@ -304,7 +319,15 @@ def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
         crc32=np.array(checksums, np.uint32).reshape(shape),
         rows=np.array([len(block) for block in labels], np.int64),
         labels=np.concatenate(labels),
+        present=np.concatenate(present) if partial else None,
     )
+
+
+def _written(values: Any, there: NDArray[np.bool_], block_rows: int | None) -> Any:
+    """Returns what a tar holds of a view: zeros for rows of a block that lack it, or no member."""
+    if there.all():
+        return values
+    return None if block_rows is None else np.where(there[:, None], values, np.float32(0))
 
 
 def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
@@ -316,10 +339,18 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
         return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
     if source.block_rows is None and len(rows.keys or []) != count:
         return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
+    there = {view.name: is_there(rows.views[view.name]) for view in views}
     for view in views:
         values = rows.views[view.name]
+        here = there[view.name]
+        if not here.all() and not view.missing:
+            return (
+                f"row {int(np.argmin(here))} lacks view {view.name!r}; expected it in every row, "
+                'or a view with missing="allow"'
+            )
         if source.block_rows is None and view.kind != "vector":
-            if len(values) != count or not all(isinstance(value, bytes) for value in values):
+            stated = [value for value in values if value is not None]
+            if len(values) != count or not all(isinstance(value, bytes) for value in stated):
                 return f"view {view.name!r} is not the bytes of {count} {view.kind}s"
             continue
         array, shape = np.asarray(values), (count, *view.shape)
@@ -327,9 +358,11 @@ def _fault(source: Source, views: list[View], rows: Rows, count: int) -> str | N
             return (
                 f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
             )
-        if not np.isfinite(array).all():
-            row = int(np.argwhere(~np.isfinite(array))[0][0])
+        if not (finite := np.isfinite(array).reshape(count, -1).all(1) | ~here).all():
+            row = int(np.argmin(finite))
             return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
+    if not (some := np.stack(list(there.values())).any(0)).all():
+        return f"row {int(np.argmin(some))} has none of its views; expected one at least: drop it"
     return None
 
 
@@ -351,7 +384,13 @@ def _manifest(draft: Manifest, out: Path, plan: list[_Rows]) -> Manifest:
         if moments and part.split == ("train" if "train" in splits else part.split):
             for name, moment in moments.items():
                 column = index.column(f"{name}.npy")
-                for block in map_arrays(tar, index.offsets[:, column], index.lengths[:, column]):
-                    moment.add(block)
+                there = index.lengths[:, column] > 0
+                spans = index.offsets[there, column], index.lengths[there, column]
+                starts = index.starts[:-1][there].tolist()
+                for start, block in zip(starts, map_arrays(tar, *spans), strict=True):
+                    if index.present is not None:
+                        block = block[index.present[start : start + len(block), column] > 0]
+                    if len(block):
+                        moment.add(block)
     views = [moments[v.name].onto(v) if v.name in moments else v for v in draft.views]
     return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})

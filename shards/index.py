@@ -31,7 +31,9 @@ class ShardIndex:
 
     Shapes: keys [samples], members [members], offsets and lengths [samples, members] in bytes
     of the payloads, crc32 [samples, members] of their bytes, rows [samples] (1 for images, up to
-    block_rows of a block), and labels [sum of rows, ...] of the whole shard.
+    block_rows of a block), and labels [sum of rows, ...] of the whole shard. Where rows may lack
+    views, present [sum of rows, views] is 1 for those that a row has; a tar sample of one row has
+    no member, of length 0, for the others, and a block zeros.
     """
 
     keys: NDArray[np.str_]
@@ -41,6 +43,7 @@ class ShardIndex:
     crc32: NDArray[np.uint32]
     rows: NDArray[np.int64]
     labels: NDArray[Any]
+    present: NDArray[np.uint8] | None = None
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -57,7 +60,8 @@ class ShardIndex:
     def write(self, path: Path) -> None:
         """Writes the index; the same index gives the same bytes (zip dates are constant)."""
         with atomic_write(path) as stream:
-            np.savez(stream, **{field.name: getattr(self, field.name) for field in fields(self)})
+            arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+            np.savez(stream, **{name: x for name, x in arrays.items() if x is not None})
 
     @classmethod
     def read(cls, path: Path | str) -> ShardIndex:
@@ -73,10 +77,11 @@ class ShardIndex:
     @classmethod
     def parse(cls, data: bytes, where: str) -> ShardIndex:
         """Parses the bytes of an index that came from `where` (a path or a URL, for messages)."""
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name != "present"]
         try:
             stored = read_npz(BytesIO(data), len(data))  # which is not compressed
-            index = cls(**{name: stored[name] for name in names})
+            there = {name: stored[name] for name in names}
+            index = cls(**there, present=stored.get("present"))
         except (*UNREADABLE, ShardError) as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"

@@ -19,6 +19,7 @@ from heron.shards.store import Store, open_store
 
 SCHEMA_VERSION: Literal[3] = 3
 LABELS = "labels.npy"  # the suffix of labels in a tar sample
+PRESENT = "present.npy"  # of which views each row has, where some may be missing
 FOREIGN = "index"  # the source of tars that were indexed, not built
 GREATEST = 1e30  # of a mean or a standard deviation: float32 can still compute with it
 
@@ -48,14 +49,20 @@ GRAPHS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)  # nodes, ed
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 
 
+def _when_allowed() -> Any:
+    """A field that is not written while it is None, so that whole data keeps its fingerprint."""
+    return Field(None, exclude_if=lambda value: value is None)
+
+
 class View(Record):
     """One view of every sample: its name, kind, shape and, for vectors, its statistics.
 
     `shape` is (width,) for vectors and (height, width, channels) for images, with -1 where it
     varies between samples, and (-1,) for texts: bytes of UTF-8. For graphs it is the most nodes and
     edges that one has, and how many labels nodes have: see `heron.shards.graph`. `mean` and `std`
-    are over the train split, or over all rows where there is no split of that name. `member` is the
-    suffix of its files in a tar; a text may be a `field` of a member that is a JSON object.
+    are over the train split, or over all rows where there is no split of that name, of those that
+    have the view. `member` is the suffix of its files in a tar; a text may be a `field` of a member
+    that is a JSON object. With `missing` rows may lack the view.
     """
 
     name: Name
@@ -66,6 +73,7 @@ class View(Record):
     field: str | None = Field(default=None, max_length=200)  # None: the member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
+    missing: Literal["allow"] | None = _when_allowed()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -110,12 +118,14 @@ class Labels(Record):
     | hierarchical | int64 [rows, levels], a number of `levels[i]` in column i, coarse to fine |
     | none | int64 [rows], all unlabelled |
 
-    A row is unlabelled where all its numbers are `unlabelled`.
+    A row is unlabelled where all its numbers are `unlabelled`. With `unknown`, which multi_label
+    alone may have, single ones may be: of such a row these labels are not known.
     """
 
     kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
     names: list[str]
     levels: list[list[str]] | None = None
+    unknown: Literal["allow"] | None = _when_allowed()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,6 +135,11 @@ class Labels(Record):
             raise ValueError("labels have names unless, and only unless, their kind is none")
         if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
             raise ValueError("names of hierarchical labels are those of their last level")
+        if self.unknown and self.kind != "multi_label":
+            raise ValueError(
+                f"single labels of a row are unknown, and the labels are {self.kind}; expected "
+                "multi_label: of other kinds a row has a label or has none"
+            )
         if len(set(self.names)) != len(self.names):
             (name, _), *_ = Counter(self.names).most_common(1)
             raise ValueError(f"two labels have the name {name!r}; expected a name for each")
@@ -167,6 +182,8 @@ class Labels(Record):
         else:
             sizes = 2 if self.dtype == np.uint8 else len(self.names)
         stated = self.known(array).reshape(rows, *(1 for _ in self.row_shape))
+        if self.unknown:
+            stated = array != self.unlabelled
         outside = np.argwhere(((array < 0) | (array >= sizes)) & stated)
         if len(outside):
             at = tuple(int(i) for i in outside[0])
@@ -261,6 +278,8 @@ class Manifest(Artefact):
                 "texts, graphs and pictures of several sizes are a tar sample each, not rows of a "
                 "block"
             )
+        if self.partial and self.foreign:
+            raise ValueError("rows of tars of others lack views; expected whole rows")
         files = [shard.file for shards in self.splits.values() for shard in shards]
         if len(set(files)) != len(files):
             raise ValueError("a shard is listed twice")
@@ -268,8 +287,17 @@ class Manifest(Artefact):
 
     @property
     def members(self) -> list[str]:
-        """The members of every tar sample, in their order: a view each, then our labels."""
-        return member_names(self.views, self.block_rows) + ([] if self.foreign else [LABELS])
+        """The members of every tar sample, in their order: a view each, then what is ours.
+
+        Ours are the labels and, where views may be missing, which of them each row has.
+        """
+        ours = [LABELS, PRESENT] if self.partial else [LABELS]
+        return member_names(self.views, self.block_rows) + ([] if self.foreign else ours)
+
+    @property
+    def partial(self) -> bool:
+        """Whether rows may lack some of their views."""
+        return any(view.missing for view in self.views)
 
     @property
     def foreign(self) -> bool:
@@ -287,7 +315,28 @@ class Manifest(Artefact):
             return f"samples of {int(rows.min())} to {int(rows.max())} rows; expected {most}"
         if min(index.offsets.min(), index.lengths.min()) < 0:  # behind the end: see `array_at`
             return "a member lies before the beginning of the tar"
+        if (fault := self._present_fault(index)) is not None:
+            return fault
         return self.labels.fault(index.labels, shard.samples)
+
+    def _present_fault(self, index: ShardIndex) -> str | None:
+        """Says what is wrong with the views that an index says rows have, or returns None."""
+        present = index.present
+        if not self.partial:
+            return None if present is None else "it says which views rows have; expected all"
+        shape = int(index.rows.sum()), len(self.views)
+        if present is None or (present.dtype, present.shape) != (np.dtype(np.uint8), shape):
+            found = None if present is None else f"{present.dtype} {present.shape}"
+            return f"which views each row has is {found}; expected uint8 {shape}"
+        if (present > 1).any() or not present.any(1).all():
+            return "a row has none of its views, or a view neither 0 nor 1 times"
+        always = [number for number, view in enumerate(self.views) if not view.missing]
+        if not present[:, always].all():
+            return "a row lacks a view that none may lack"
+        lengths = index.lengths[:, : len(self.views)]
+        if self.block_rows is None and ((lengths > 0) != (present > 0)).any():
+            return "a row has a view and no member for it, or the other way round"
+        return None
 
     def rows(self, split: str) -> int:
         """Returns the number of rows in a split."""

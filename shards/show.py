@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
 from heron.shards.errors import RESTORE, ShardError
@@ -42,6 +43,11 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
     for split, shards in manifest.splits.items():
         megabytes = sum(shard.bytes for shard in shards) / 1e6
         yield f"{split:<14}{manifest.rows(split):>10,}{len(shards):>8}{megabytes:>10,.1f}"
+    if manifest.partial:
+        yield ""
+        yield f"{'rows with':<40}{'rows':>10}"
+        for names, count in rows_by_views(store, manifest).items():
+            yield f"{names:<40}{count:>10,}"
     yield ""
     rates = label_rates(store, manifest)
     yield f"{manifest.labels.kind} labels ({len(rates)}) and the share of rows that have them"
@@ -61,21 +67,40 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
-    """Returns the share of labelled rows that have each label; of hierarchies, the finest level."""
+    """Returns the share of rows with each label, where it is known; of trees, the finest level."""
     names = manifest.labels.names
-    counts = np.zeros(len(names))
-    rows = 0
+    counts, rows = np.zeros(len(names)), np.zeros(len(names))
     for shards in manifest.splits.values():
         for shard in shards:
             labels = read_index(store, shard).labels
             labels = labels[manifest.labels.known(labels)]
-            rows += len(labels)
+            stated = labels != manifest.labels.unlabelled
+            rows += stated.sum(0) if manifest.labels.unknown else len(labels)
             if labels.dtype == np.uint8:
-                counts += labels.sum(0)
+                counts += (labels * stated).sum(0)
             else:
                 finest = labels if labels.ndim == 1 else labels[:, -1]
                 counts += np.bincount(finest, minlength=len(names))
-    return dict(zip(names, (counts / max(1, rows)).tolist(), strict=True))
+    return dict(zip(names, (counts / rows.clip(1)).tolist(), strict=True))
+
+
+def rows_by_views(store: Store, manifest: Manifest) -> dict[str, int]:
+    """Returns how many rows have which views, `image + text`, those of most rows first."""
+    parts = [
+        present
+        for shards in manifest.splits.values()
+        for shard in shards
+        if (present := read_index(store, shard).present) is not None
+    ]
+    return count_views(np.concatenate(parts) > 0, [view.name for view in manifest.views])
+
+
+def count_views(present: NDArray[np.bool_], names: Sequence[str]) -> dict[str, int]:
+    """Returns how many rows [rows, views] have which of the views named, most rows first."""
+    found, counts = np.unique(present, axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable").tolist()
+    titles = [" + ".join(n for n, has in zip(names, row, strict=True) if has) for row in found]
+    return {titles[i] or "none": int(counts[i]) for i in order}
 
 
 def read_index(store: Store, shard: Shard) -> ShardIndex:
@@ -140,6 +165,8 @@ def _pictures(
             for key, start, length in zip(index.keys.tolist(), starts, lengths, strict=True):
                 if count <= 0:
                     return
+                if not length:
+                    continue  # the row lacks its picture
                 payload = data[start : start + length].tobytes()
                 if manifest.block_rows is None:
                     try:

@@ -45,6 +45,7 @@ def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> It
     file = os.open(tar, os.O_RDONLY)
     try:
         for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
-            yield read_text(os.pread(file, int(length), int(start)), field)
+            if length:  # else the row lacks its text
+                yield read_text(os.pread(file, int(length), int(start)), field)
     finally:
         os.close(file)

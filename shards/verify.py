@@ -120,9 +120,14 @@ def _shard_faults(
             yield f"{sample}: duplicate key: {seen[key]} has it too"
         seen[key] = shard.file
         named = f"{key.removeprefix(prefix)}."
-        labels = index.labels[starts[number] : starts[number + 1]]
+        rows = slice(starts[number], starts[number + 1])
+        labels, present = index.labels[rows], None
+        if index.present is not None:
+            present = index.present[rows]
         for column, member in enumerate(manifest.members):
             stated, path = ByteRange(*spans[number][column]), f"{key}.{member}"
+            if not stated.length and present is not None and path not in files:
+                continue  # the row lacks the view
             found = None if manifest.foreign else files.pop(path, None)
             # Others name their files as they like, after the key.
             if manifest.foreign and path_at.get(stated, "").startswith(named):
@@ -136,7 +141,7 @@ def _shard_faults(
             if zlib.crc32(payload.data) != index.crc32[number, column]:
                 yield f"{sample}: member {member!r} is altered: another crc32"
             try:
-                fault = _member_fault(manifest, column, payload, labels, decode)
+                fault = _member_fault(manifest, column, payload, labels, present, decode)
             except (ShardError, ValueError) as error:
                 fault = f"member {member!r} {error}"
             if fault is not None:
@@ -150,11 +155,15 @@ def _member_fault(
     column: int,
     payload: NDArray[np.uint8],
     labels: NDArray[Any],
+    present: NDArray[Any] | None,
     decode: bool,
 ) -> str | None:
-    """Says what is wrong with a member of rows that have these labels, or returns None."""
+    """Says what is wrong with a member of rows of these labels and views, or returns None."""
     if column < len(manifest.views):
         view = manifest.views[column]
+        if view.kind == "text":
+            payload.tobytes().decode()
+            return None
         if view.kind == "image" and manifest.block_rows is None:
             header = read_whole(payload.tobytes())
             shape = (header.height, header.width, 3)  # grey decodes to RGB too
@@ -170,9 +179,12 @@ def _member_fault(
             unpack(payload.tobytes(), view.shape)
             return None
     array = array_at(payload, 0, len(payload), "is no array")
-    if column == len(manifest.views):  # of our labels
-        same = array.dtype == labels.dtype and np.array_equal(array, labels)
-        return None if same else "its labels are other than those of the index"
+    if column >= len(manifest.views):  # ours
+        of_labels = column == len(manifest.views)
+        ours = labels if of_labels or present is None else present
+        same = array.dtype == ours.dtype and np.array_equal(array, ours)
+        what = "labels" if of_labels else "views"
+        return None if same else f"its {what} are other than those of the index"
     if manifest.foreign:
         array = array[None]  # the vector of a row
     expected = (len(labels), *view.shape)

@@ -25,13 +25,15 @@ class Mixed(Drawn):
     block_rows: ClassVar[int | None] = None
     train: int = 60
     test: int = 24
+    missing: bool = False  # of three rows, each lacks another view
 
     @property
     def views(self) -> list[View]:
+        may: dict[str, Any] = {"missing": "allow"} if self.missing else {}
         return [
-            View(name="image", kind="image", shape=(16, 16, 3), dtype="uint8"),
-            View(name="caption", kind="text", shape=(-1,), dtype="uint8"),
-            View(name="sensors", kind="vector", shape=(5,), dtype="float32"),
+            View(name="image", kind="image", shape=(16, 16, 3), dtype="uint8", **may),
+            View(name="caption", kind="text", shape=(-1,), dtype="uint8", **may),
+            View(name="sensors", kind="vector", shape=(5,), dtype="float32", **may),
         ]
 
     @property
@@ -41,6 +43,12 @@ class Mixed(Drawn):
     def read(self, split: str, start: int, stop: int) -> Rows:
         rows = [_row(split, number) for number in range(start, stop)]
         pictures, captions, sensors, labels = zip(*rows, strict=True)
+        if self.missing:
+            numbers = range(start, stop)
+            pictures = [None if n % 6 == 1 else x for n, x in zip(numbers, pictures, strict=True)]
+            captions = [None if n % 6 == 3 else x for n, x in zip(numbers, captions, strict=True)]
+            nothing = np.full(5, np.nan, np.float32)
+            sensors = [nothing if n % 6 == 5 else x for n, x in zip(numbers, sensors, strict=True)]
         return Rows(
             {"image": list(pictures), "caption": list(captions), "sensors": np.stack(sensors)},
             np.array(labels),

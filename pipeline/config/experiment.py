@@ -31,6 +31,7 @@ from heron.pipeline.config.training import Evaluate, Negatives, Optim, Train
 from heron.shards.artefact import MANIFEST, Count, Fingerprint
 from heron.shards.dotted import suggest
 
+Part = Annotated[float, Field(ge=0, lt=1)]
 TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
@@ -65,6 +66,13 @@ class Protocol(Section):
         complementary: classes that a labelled row is not, which training sees in place of its own;
             null: training sees the labels.
         test: rows that are tested on: `unlabelled`, `fold`, or a split of the data set.
+        hide_views: share of all rows from which a stored view is hidden, by its name, for studies;
+            which rows is drawn by (`seed`, row), and each keeps a view.
+        hide_labels: share of the single labels of labelled rows that is hidden from training, of
+            the rows of `hide_label_rows`, for studies, drawn likewise; a row keeps a label.
+        hide_label_rows: share of the labelled rows that labels are hidden from.
+        partial_rows: whether rows that lack a view that the model sees, and labelled rows that lack
+            a label, are trained on (`keep`) or not (`drop`); they are tested in either case.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -73,6 +81,10 @@ class Protocol(Section):
     seed: Count = 0
     complementary: Natural | None = None
     test: str = "unlabelled"
+    hide_views: dict[str, Part] = {}
+    hide_labels: Part = 0.0
+    hide_label_rows: Annotated[float, Field(gt=0, le=1)] = 1.0
+    partial_rows: Literal["keep", "drop"] = "keep"
 
     @model_validator(mode="after")
     def _one_way(self) -> "Protocol":

@@ -108,6 +108,10 @@ class Term(Section):
     nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
     remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers
+    # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
+    # labels of a row are unknown (NaN); the objective refuses it there otherwise.
+    missing_views: ClassVar[bool] = False
+    unknown_labels: ClassVar[bool] = False
 
     def requires(self) -> Needs:
         """Returns what the term needs under its options."""

@@ -34,6 +34,7 @@ class Batch:
         sizes: this process's rows of each stream of the run, in order; they may be none.
         paths: hierarchical labels of the labelled rows, [labelled, levels], where there are any.
         lost: rows that could not be read, and why; other rows stand in their stead.
+        present: which views of the model each row has, [rows, views]; None: all of them.
     """
 
     stored: dict[str, Tensor]
@@ -43,6 +44,7 @@ class Batch:
     sizes: list[int]
     paths: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     lost: dict[int, str] = field(default_factory=dict)
+    present: Tensor | None = None
 
     @property
     def labelled(self) -> int:
@@ -58,7 +60,8 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        names = "targets", "indices", "rng_keys", "paths"
+        names = ["targets", "indices", "rng_keys", "paths"]
+        names += [] if self.present is None else ["present"]
         moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
         stored = {name: move(view) for name, view in self.stored.items()}
         return replace(self, stored=stored, **moved)
@@ -97,6 +100,7 @@ class ProcessBatches:
             "indices": ((rows,), "int64"),
             "rng_keys": ((rows,), "int64"),
             "paths": ((labelled, *reader.paths(none).shape[1:]), "int64"),
+            **({"present": ((rows, len(self.streams.viewed)), "bool")} if reader.partial else {}),
         }
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
@@ -108,6 +112,8 @@ class ProcessBatches:
         buffer["targets"][:] = self.streams.targets(labelled)
         buffer["paths"][:] = reader.paths(labelled)
         buffer["indices"][:] = rows
+        if reader.partial:
+            buffer["present"][:] = reader.present(rows, self.streams.viewed)
         keys = []
         for stream, own in drawn:
             passes = stream.passes(t)

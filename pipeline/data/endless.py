@@ -66,6 +66,12 @@ class EndlessStreams:
     suffixes: dict[str, tuple[str, ...]]
     annotation: Annotation | None
 
+    missing = unknown = False  # samples are whole, or cannot be read
+
+    def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Returns nothing: see `streams.Streams`."""
+        return {}
+
     @property
     def labelled_rows(self) -> Rows:
         """None: samples of an endless stream have no numbers."""

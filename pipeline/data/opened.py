@@ -67,6 +67,9 @@ class OpenShard:
             shape = rows, *view.shape
             where = f"{self.where} sample {index.keys[number]}: view '{view.name}'"
             span = int(index.offsets[number, column]), int(index.lengths[number, column])
+            if not span[1] and index.present is not None:  # the row lacks the view
+                blocks.append(np.zeros(shape, view.dtype))
+                continue
             try:
                 block = array_at(self._bytes, *span, where)
                 if block.shape == view.shape and rows == 1:

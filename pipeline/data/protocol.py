@@ -1,6 +1,8 @@
 """Which rows are labelled, with what, and which are tested: chosen without rebuilding a shard."""
 
 import warnings
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +97,94 @@ def _labelled(labels: NDArray[Any], protocol: Protocol) -> Rows:
     order = np.random.default_rng([protocol.seed, again]).permutation(len(labels))
     tested = order[_fold(labels[order], protocol.folds, fold)]
     return np.setdiff1d(np.arange(len(labels)), tested)
+
+
+def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) -> None:
+    """Hides views from rows of a data set, each from its share; a row keeps one view at least.
+
+    Which is a function of (seed, row, view): one that would lose all of its views keeps that of the
+    largest draw among those hidden.
+    """
+    names = list(shares)
+    rows = np.arange(int(reader.starts[-1]))
+    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
+    draws = np.stack(
+        [
+            uniforms(row_keys, zlib.crc32(f"view {name}".encode()), 1)[:, 0].numpy()
+            for name in names
+        ],
+        1,
+    )
+    hidden = draws < np.array([shares[name] for name in names], np.float32)
+    hidden &= reader.present(rows, names)
+    every = [view.name for view in reader.manifest.views]
+    left = reader.present(rows, every).sum(1) > hidden.sum(1)
+    last = np.argmax(np.where(hidden, draws, -1), 1)
+    hidden[~left, last[~left]] = False
+    reader.hide_views(names, hidden)
+
+
+def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
+    """Makes single labels of labelled rows unknown, but one of each row at least.
+
+    Which is a function of (seed, row, label): a row that would lose all of them keeps that of the
+    largest draw.
+
+    Raises:
+        ConfigError: the labels are of another kind than multi_label.
+    """
+    labels = reader.manifest.labels
+    if labels.kind != "multi_label":
+        raise ConfigError(
+            f"data.protocol.hide_labels hides single labels, but those of {reader.store} are "
+            f"{labels.kind}; expected multi_label, or 0; of classes, label fewer rows"
+        )
+    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
+    chosen = uniforms(row_keys, zlib.crc32(b"rows"), 1).numpy() < protocol.hide_label_rows
+    draws = uniforms(row_keys, zlib.crc32(b"labels"), len(labels.names)).numpy()
+    stated = reader.labels(rows) != labels.unlabelled
+    hidden = (draws < protocol.hide_labels) & chosen & stated
+    lost = ~(stated & ~hidden).any(1)
+    last = np.argmax(np.where(hidden, draws, -1), 1)
+    hidden[lost, last[lost]] = False
+    reader.hide_labels(rows, hidden)
+
+
+def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: Protocol) -> Roles:
+    """Returns the roles of rows that can be trained on and tested: see `Protocol.partial_rows`.
+
+    Args:
+        reader: of the rows.
+        roles: of the split.
+        names: stored views that the model sees.
+        protocol: says what becomes of rows that are not whole.
+
+    Raises:
+        ConfigError: a row has none of these views, and such rows are kept.
+    """
+    if not (reader.partial or reader.unknown):
+        return roles
+
+    def views(rows: Rows) -> NDArray[np.int64]:
+        return reader.present(rows, names).sum(1)
+
+    if protocol.partial_rows == "keep":
+        used = np.concatenate([roles.labelled, roles.unlabelled, roles.test])
+        if len(none := used[views(used) == 0]):
+            raise ConfigError(
+                f"data.views: {len(np.unique(none)):,} rows of {reader.store} have none of "
+                f"{', '.join(names)}, the first {reader.sample_key(int(none[0]))}; expected one at "
+                "least: see another view too, or leave them out with "
+                "data.protocol.partial_rows=drop"
+            )
+        return roles
+    labelled = roles.labelled[views(roles.labelled) == len(names)]
+    stated = reader.labels(labelled) != reader.manifest.labels.unlabelled
+    return Roles(
+        labelled[stated.reshape(len(labelled), -1).all(1)],
+        roles.unlabelled[views(roles.unlabelled) == len(names)],
+        roles.test[views(roles.test) > 0],
+    )
 
 
 def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:

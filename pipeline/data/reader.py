@@ -5,7 +5,7 @@ import hashlib
 import math
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +61,8 @@ class Reader:
         self.most_open = most_open
         self.shards = [s for shards in self.manifest.splits.values() for s in shards]
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
+        self.partial = self.manifest.partial  # whether rows lack views
+        self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
         # Of texts, and of pictures that are not decoded as stored.
         self.decoders: dict[str, Decoder] = {}
         self.indexes = [self._index(shard) for shard in self.shards]
@@ -169,12 +171,40 @@ class Reader:
         labels: NDArray[Any] = self._labels[rows]
         return labels
 
+    @cached_property
+    def _present(self) -> NDArray[np.bool_]:
+        views = len(self.manifest.views)
+        parts = [
+            np.ones((shard.samples, views), np.uint8) if index.present is None else index.present
+            for shard, index in zip(self.shards, self.indexes, strict=True)
+        ]
+        return np.concatenate([np.ones((0, views), np.uint8), *parts]) > 0
+
+    def present(self, rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Returns which of the views named each row has, [rows, names]."""
+        columns = [self.manifest.views.index(self.view(name)) for name in names]
+        found: NDArray[np.bool_] = self._present[rows][:, columns]
+        return found
+
+    def hide_views(self, names: Sequence[str], hidden: NDArray[np.bool_]) -> None:
+        """Takes views from rows: of all rows, those [rows, names] that are hidden."""
+        columns = [self.manifest.views.index(self.view(name)) for name in names]
+        self._present[:, columns] &= ~hidden
+        self.partial = True
+
+    def hide_labels(self, rows: Rows, hidden: NDArray[np.bool_]) -> None:
+        """Makes single labels of some rows unknown, those [rows, labels] that are hidden."""
+        labels = self.labels(rows)
+        labels[hidden] = self.manifest.labels.unlabelled
+        self._labels[rows] = labels
+        self.unknown = True
+
     def known(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which rows have a label, [rows]."""
         return self.manifest.labels.known(self.labels(rows))
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Returns labels of labelled rows as 0/1 columns, one a name."""
+        """Returns labels of labelled rows as 0/1 columns, one a name; NaN where one is unknown."""
         labels = self.labels(rows)
         if self.manifest.labels.kind == "hierarchical":
             labels = labels[:, -1]
@@ -183,10 +213,15 @@ class Reader:
             targets = np.zeros((len(rows), len(self.manifest.labels.names)), np.float32)
             targets[known, labels[known]] = 1
             return targets
-        return labels.astype(np.float32)
+        targets = labels.astype(np.float32)
+        if self.unknown:
+            targets[labels == self.manifest.labels.unlabelled] = np.nan
+        return targets
 
     def truth(self, rows: Rows) -> NDArray[np.float32]:
         """Returns what the rows are, as 0/1 columns, for scoring; zeros where that is not known.
+
+        Of a row that has labels, single ones that are unknown are NaN.
 
         Raises:
             ConfigError: complementary labels of a row leave more than one class.
@@ -247,7 +282,8 @@ class Reader:
         """Reads stored views of some rows, in their order, into the arrays of `out`.
 
         Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`.
+        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Of rows
+        that lack a view, zeros.
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
@@ -300,6 +336,9 @@ class Reader:
         decoder, column = self.decoder(view.name), self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:
+                continue
+            if self.partial and not self._present[rows[i], column]:
+                out[i] = 0
                 continue
             if (opened := self._opened(int(shards[i]))) is None:
                 continue

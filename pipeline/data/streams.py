@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,14 @@ from heron.pipeline.data.blend import Balanced, Blend, apportion, balance
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
-from heron.pipeline.data.protocol import Roles, assign, complementary
+from heron.pipeline.data.protocol import (
+    Roles,
+    assign,
+    complementary,
+    drop_partial,
+    hide_labels,
+    hide_views,
+)
 from heron.pipeline.data.reader import OPEN, Reader
 from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.texts import text_decoder
@@ -22,6 +30,7 @@ from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.mixture import MixedStore
+from heron.shards.show import count_views
 from heron.shards.sources import make
 from heron.shards.store import Store, is_remote, open_store
 
@@ -37,6 +46,7 @@ class Streams:
         unlabelled: the stream of unlabelled rows, or None.
         epoch_stream: the one whose pass is an epoch.
         stored: names of the stored views that are read, each once.
+        viewed: the stored view of each view of the model.
         protocol: decides what training sees of a label.
         kind: of the labels that training sees.
     """
@@ -47,6 +57,7 @@ class Streams:
     unlabelled: AnyStream | None
     epoch_stream: AnyStream
     stored: list[str]
+    viewed: list[str]
     protocol: Protocol
     kind: str
 
@@ -55,6 +66,17 @@ class Streams:
         y = self.reader.targets(rows)
         drawn = self.protocol.complementary
         return y if drawn is None else complementary(y, rows, drawn, self.protocol)
+
+    @cached_property
+    def missing(self) -> bool:
+        """Whether a row that is drawn lacks a view that the model sees."""
+        rows = np.concatenate([self.roles.labelled, self.roles.unlabelled])
+        return self.reader.partial and not self.reader.present(rows, self.stored).all()
+
+    @cached_property
+    def unknown(self) -> bool:
+        """Whether a labelled row lacks a label."""
+        return self.reader.unknown and bool(np.isnan(self.targets(self.roles.labelled)).any())
 
     @property
     def labelled_rows(self) -> Rows:
@@ -67,6 +89,23 @@ class Streams:
         rows = [shard for stream in drawn for shard in stream.shards]
         return Skipped(np.concatenate([*rows, self.roles.test]), most)
 
+    def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Returns how many rows of each role have which views, by `rows_by_views`, for the result.
+
+        Nothing where all rows have all views.
+        """
+        roles = {
+            "labelled": self.roles.labelled,
+            "unlabelled": self.roles.unlabelled,
+            "test": self.roles.test,
+        }
+        counts = {
+            role: count_views(self.reader.present(rows, self.stored), self.stored)
+            for role, rows in roles.items()
+            if len(rows)
+        }
+        return {"rows_by_views": counts} if self.reader.partial else {}
+
     def describe(self) -> list[str]:
         """Returns a line a stream: rows, batch, and what an epoch leaves over."""
         lines = []
@@ -76,6 +115,18 @@ class Streams:
             if s is not None:
                 more = f", and {mined:,} mined hard negatives a batch" if mined else ""
                 lines.append(s.describe() + more)
+        return [*lines, *self._partial()]
+
+    def _partial(self) -> list[str]:
+        """Returns a line a role whose rows are not whole: how many have which views."""
+        found = self.rows_by_views().get("rows_by_views", {})
+        lines = [
+            f"{role} rows with " + ", ".join(f"{names}: {n:,}" for names, n in counts.items())
+            for role, counts in found.items()
+        ]
+        if self.reader.unknown and len(self.roles.labelled):
+            unknown = np.isnan(self.targets(self.roles.labelled)).mean()
+            lines.append(f"labelled rows: {100 * unknown:.1f} % of their single labels are unknown")
         return lines
 
 
@@ -120,6 +171,8 @@ def open_reader(data: Data) -> Reader:
     if any(is_remote(path) for path in data.paths):
         reader.most_open = _most_open(reader, data, cache.limit)
     prepare_decoders(reader, data)
+    if data.protocol.hide_views:
+        hide_views(reader, data.protocol.hide_views, data.protocol)
     return reader
 
 
@@ -195,7 +248,11 @@ def open_streams(config: Config) -> Streams:
                 f"expected 1 to {classes - 1}, so that a class is left"
             )
         kind = "complementary"
+    stored = list(dict.fromkeys(view.stored for view in data.views))
     roles = assign(reader, data.split, data.protocol)
+    if data.protocol.hide_labels:
+        hide_labels(reader, roles.labelled, data.protocol)
+    roles = drop_partial(reader, roles, stored, data.protocol)
     in_shard = reader.shard_rows(data.split)
 
     def plan(
@@ -218,6 +275,12 @@ def open_streams(config: Config) -> Streams:
 
     random, unlabelled = plan("labelled", roles.labelled), plan("unlabelled", roles.unlabelled)
     _refuse_balance(config, random)
+    if config.negatives.mine and (reader.partial or reader.unknown):
+        raise ConfigError(
+            f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
+            "negatives are mined among whole rows: expected 0, or data.protocol.partial_rows=drop "
+            "and a data set of whole rows"
+        )
     labelled = _with_mined(random, config, kind) if config.negatives.mine else random
     present = [s for s in (labelled, unlabelled) if s is not None]
     if not present:
@@ -226,9 +289,9 @@ def open_streams(config: Config) -> Streams:
             f"unlabelled (of {len(roles.unlabelled)}) above 0"
         )
     epoch_stream = next((s for s in present if s.name == data.epoch), present[0])
-    stored = list(dict.fromkeys(view.stored for view in data.views))
+    viewed = [view.stored for view in data.views]
     streams = Streams(
-        reader, roles, labelled, unlabelled, epoch_stream, stored, data.protocol, kind
+        reader, roles, labelled, unlabelled, epoch_stream, stored, viewed, data.protocol, kind
     )
     if labelled is not None:
         _check_labels(streams)

@@ -106,6 +106,7 @@ def globalise(
         rng_keys=batch.rng_keys,
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
+        present=None if batch.present is None else gather(batch.present.byte(), sizes.rows) > 0,
     )
 
 

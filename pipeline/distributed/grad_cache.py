@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.distributed.collectives import sum_over_processes
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.models.heterogeneous import Features
@@ -78,6 +79,33 @@ def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> 
     return [MicroBatch(torch.cat(parts), [len(rows) for rows in parts]) for parts in found]
 
 
+def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequence[str]) -> None:
+    """Refuses a step in which batch norm would see one row of a view; every process calls it.
+
+    Args:
+        batch: the rows.
+        micro: the micro-batches, each of which is normalised by itself.
+        names: of the views.
+
+    Raises:
+        TrainingError: one row of a stream has the view, over all processes; none may have it.
+    """
+    if batch.present is None:
+        return
+    counts = [
+        part.sum(0)
+        for one in micro
+        for part in torch.split(batch.present[one.indices.to(batch.present.device)], one.sizes)
+    ]
+    summed = sum_over_processes(torch.stack(counts))
+    if len(alone := (summed == 1).any(0).nonzero()[:, 0].tolist()):
+        raise TrainingError(
+            f"view '{names[alone[0]]}' is in one row of a stream's batch, of which batch norm has "
+            "no variance; expected none or several: make data.batch larger, or the micro-batches, "
+            "or use an encoder without batch norm"
+        )
+
+
 def embed(
     strategy: Strategy,
     inputs: Sequence[Tensor],
@@ -100,18 +128,22 @@ def embed(
     labels[: batch.labelled] = batch.targets  # unlabelled rows show no part of the model a label
     if len(micro) == 1:
         with strategy.accumulate(last=True):
-            return strategy(inputs, batch.rng_keys, batch.sizes, labels), strategy.backward
+            given = batch.rng_keys, batch.sizes, labels, batch.present
+            return strategy(inputs, *given), strategy.backward
 
     def forward(one: MicroBatch) -> Features:
         rows = one.indices.to(batch.rng_keys.device)
-        return strategy([x[rows] for x in inputs], batch.rng_keys[rows], one.sizes, labels[rows])
+        present = None if batch.present is None else batch.present[rows]
+        given = batch.rng_keys[rows], one.sizes, labels[rows], present
+        return strategy([x[rows] for x in inputs], *given)
 
     with torch.no_grad(), _unchanged_statistics(strategy.model):
         found = [forward(one) for one in micro]
     order = torch.cat([one.indices for one in micro]).argsort().to(batch.rng_keys.device)
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
-        whole = torch.cat(list(parts))[order]
+        # A view of a parameter, such as siglip's bias, requires a gradient even where none is kept.
+        whole = torch.cat([part.detach() for part in parts])[order]
         return whole.requires_grad_() if whole.is_floating_point() else whole
 
     features = {

@@ -36,10 +36,15 @@ class Strategy:
         self._wrapped = wrapped
 
     def __call__(
-        self, inputs: Sequence[Tensor], keys: Tensor, parts: Sequence[int], targets: Tensor
+        self,
+        inputs: Sequence[Tensor],
+        keys: Tensor,
+        parts: Sequence[int],
+        targets: Tensor,
+        present: Tensor | None = None,
     ) -> Features:
         """The features of some rows: see `Heterogeneous.forward`."""
-        features: Features = self._wrapped(inputs, keys, parts, targets)
+        features: Features = self._wrapped(inputs, keys, parts, targets, present)
         return features
 
     def describe(self) -> str:

@@ -34,7 +34,7 @@ class GlobalBatchNorm(_BatchNorm):
         output, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, weight, bias, self.eps
         )
-        if self.track_running_stats:
+        if self.track_running_stats and count > 1:  # no row of a batch may have the view
             assert self.running_var is not None
             assert self.num_batches_tracked is not None and self.momentum is not None
             with torch.no_grad():
@@ -71,7 +71,7 @@ class _Normalise(torch.autograd.Function):
             mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
         parts = stack(torch.cat([own, mean, variance]))
         counts, means, variances = torch.split(parts, [1, channels, channels], 1)
-        count = counts.sum()
+        count = counts.sum().clamp(min=1)
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps), count)

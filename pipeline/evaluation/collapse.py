@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 ROWS = 2048  # at most so many rows are compared with each other
@@ -19,7 +19,9 @@ RANK_LIMIT = 1.5  # halfway between a line and a plane
 
 
 @torch.no_grad()
-def measure(views: Sequence[Float[Tensor, "rows dim"]]) -> dict[str, float]:
+def measure(
+    views: Sequence[Float[Tensor, "rows dim"]], present: Bool[Tensor, "rows views"] | None = None
+) -> dict[str, float]:
     """Measures a batch's embeddings after L2 normalisation, which is all that a cosine loss sees.
 
     A view is measured by itself: encoders of different views may each map all rows to a point of
@@ -29,6 +31,8 @@ def measure(views: Sequence[Float[Tensor, "rows dim"]]) -> dict[str, float]:
 
     Args:
         views: the projections z of every view, of all processes; any floating type.
+        present: which views each row has; a view is measured on the rows that have it, and a pair
+            on those with both. None: all rows have all.
 
     Returns:
         `alignment` (of the mean pair of views; left out with one view), `uniformity` and
@@ -42,10 +46,17 @@ def measure(views: Sequence[Float[Tensor, "rows dim"]]) -> dict[str, float]:
         raise ValueError(f"views are of shapes {shapes}; expected one or more of one [rows, dim]")
     finite = all(bool(z.isfinite().all()) for z in views)
     units = [_unit(z) for z in views]
-    sampled = [x[_evenly(len(x), x.device)].double() for x in units]
+    whole = present is None or bool(present.all())
+    there = views[0].new_ones(len(views[0]), len(views)) > 0 if present is None else present
+    alone = units if whole else [x[has] for x, has in zip(units, there.T, strict=True)]
+    sampled = [x[_evenly(len(x), x.device)].double() for x in alone if len(x)]
     values = {}
-    if len(units) > 1:
-        pairs = [alignment(x, y) for x, y in itertools.combinations(units, 2)]
+    pairs = [
+        alignment(units[u], units[v]) if whole else alignment(units[u][both], units[v][both])
+        for u, v in itertools.combinations(range(len(units)), 2)
+        if (both := there[:, u] & there[:, v]).any()
+    ]
+    if pairs:
         values["alignment"] = math.fsum(pairs) / len(pairs) if finite else math.nan
     values["uniformity"] = max(map(uniformity, sampled)) if finite else math.nan
     values["effective_rank"] = min(map(effective_rank, sampled)) if finite else math.nan

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -13,7 +13,9 @@ TIE = 1e-6  # cosines so near are equal: rounding, which hangs on the batch, dec
 
 
 def cross_view_recalls(
-    views: Sequence[Float[Tensor, "rows dim"]], names: Sequence[str]
+    views: Sequence[Float[Tensor, "rows dim"]],
+    names: Sequence[str],
+    present: Bool[Tensor, "rows views"] | None = None,
 ) -> dict[str, float]:
     """Returns recall@k of each view's rows by each other view's, as `recall@10_caption_image`.
 
@@ -24,23 +26,32 @@ def cross_view_recalls(
     Args:
         views: projections, a tensor a view.
         names: of the views.
+        present: which views each row has; queries are rows with both, among rows with the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     found = {}
     for u, name in enumerate(names):
         for v, other in enumerate(names):
-            if u != v and len(unit[u]):
-                ranks = _ranks(unit[u], unit[v])
+            if present is None:
+                queries, keys = unit[u], unit[v]
+            else:  # the keys of the queries come first
+                both, alone = present[:, u] & present[:, v], present[:, v] & ~present[:, u]
+                queries, keys = unit[u][both], torch.cat([unit[v][both], unit[v][alone]])
+            if u != v and len(queries):
+                ranks = _ranks(queries, keys)
                 for k in AT:
                     found[f"recall@{k}_{name}_{other}"] = float((ranks < k).double().mean())
     return found
 
 
 def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
-    """Returns how many other keys are as near to each query as its own, [rows]."""
-    own = (queries * keys).sum(1)
+    """Returns how many other keys are as near to each query as its own, [queries].
+
+    The first keys are the queries' own.
+    """
+    own = (queries * keys[: len(queries)]).sum(1)
     ranks = []
-    for rows in torch.split(torch.arange(len(keys)), max(1, STRIP // len(keys))):
+    for rows in torch.split(torch.arange(len(queries)), max(1, STRIP // len(keys))):
         cosines = queries[rows] @ keys.T
         cosines[torch.arange(len(rows)), rows] = -torch.inf
         ranks.append((cosines >= own[rows, None] - TIE).sum(1))

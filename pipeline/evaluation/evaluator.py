@@ -110,7 +110,7 @@ class Evaluator:
         if self.config.cross_view:
             names = self.views.names[: model.classified]
             found = [torch.from_numpy(view) for view in predictions.projections]
-            scores |= cross_view_recalls(found, names)
+            scores |= cross_view_recalls(found, names, self._present(predictions.rows, len(names)))
         if voted and predictions.hidden is not None and predictions.hidden.size:
             hidden = torch.from_numpy(predictions.hidden).double()
             scores |= {"rankme": collapse.effective_rank(hidden)}
@@ -153,7 +153,8 @@ class Evaluator:
             rows_here = own[start : start + size]
             batch = self._batch(rows_here, names)
             inputs = self.views(batch, train=False, first=model.classified)
-            output: Features = model(inputs, batch.rng_keys, batch.sizes)
+            given = batch.rng_keys, batch.sizes
+            output: Features = model(inputs, *given, present=batch.present)
             logits += output.get("logits", [])
             features += output["hidden"] if hidden else []
             views += [output["projections"]] if projected else []
@@ -174,14 +175,26 @@ class Evaluator:
         return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept], z)
 
     def inputs(self, rows: Rows) -> Predictions:
-        """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all."""
+        """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all.
+
+        Of a view that a row lacks they are the means over the rows that have it.
+        """
         names = [view.stored for view in self.views.views]
         inputs = []
         for start in range(0, len(rows), self.config.batch):
-            views = self.views(self._batch(rows[start : start + self.config.batch], names), False)
-            inputs.append(torch.cat([x.flatten(1) for x in views], 1).cpu().numpy())
+            batch = self._batch(rows[start : start + self.config.batch], names)
+            views = [x.flatten(1) for x in self.views(batch, False)]
+            if batch.present is not None:
+                there = batch.present.T[:, :, None]
+                views = [x.where(has, torch.nan) for x, has in zip(views, there, strict=True)]
+            inputs.append(torch.cat(views, 1).cpu().numpy())
         kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
         rows, hidden = rows[kept], np.concatenate(inputs)[kept]
+        if self.reader.partial and len(rows):
+            lacking = np.isnan(hidden)
+            total = np.where(lacking, 0, hidden).sum(0, dtype=np.float64)
+            hidden = np.where(lacking, total / np.maximum(1, (~lacking).sum(0)), hidden)
+            hidden = hidden.astype(np.float32)
         return Predictions(None, hidden, self.reader.truth(rows), rows)
 
     def score(self, predictions: Predictions) -> Scores:
@@ -228,4 +241,12 @@ class Evaluator:
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
         stored = {n: torch.from_numpy(self.reader.read(n, rows)) for n in dict.fromkeys(names)}
         rng_keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
-        return Batch(stored, empty, numbers, rng_keys, [len(rows)]).to(self.views.device)
+        batch = Batch(stored, empty, numbers, rng_keys, [len(rows)])
+        return replace(batch, present=self._present(rows, len(names))).to(self.views.device)
+
+    def _present(self, rows: Rows, views: int) -> Tensor | None:
+        """Returns which of the first views rows have, [rows, views]; None: all of them."""
+        if not self.reader.partial:
+            return None
+        names = [view.stored for view in self.views.views[:views]]
+        return torch.from_numpy(self.reader.present(rows, names))

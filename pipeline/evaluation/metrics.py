@@ -11,13 +11,34 @@ def multi_label_scores(
 ) -> Scores:
     """Returns scores of independent labels; one is predicted where it is above the threshold.
 
+    Labels that are unknown, NaN in y, count nowhere.
+
     Returns:
-        `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (whole label vectors), `auc_macro` and
-        `map` (macro); the last two over the labels that have both values among the rows, of which
-        `auc_labels` is the number.
+        `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (whole label vectors, as far as they are
+        known), `auc_macro` and `map` (macro); the last two over the labels that have both values
+        among the rows, of which `auc_labels` is the number.
     """
     predicted = (probability > threshold).astype(int)
-    return _f1(y.astype(int), predicted) | _ranking(probability, y)
+    if (known := ~np.isnan(y)).all():
+        return _f1(y.astype(int), predicted) | _ranking(probability, y)
+    return _f1_known(y == 1, predicted == 1, known) | _ranking(probability, y)
+
+
+def _f1_known(
+    true: NDArray[np.bool_], predicted: NDArray[np.bool_], known: NDArray[np.bool_]
+) -> Scores:
+    """Returns what `_f1` does, over the labels that are known, [rows, labels] each."""
+    right = (true & predicted & known).sum(0)
+    stated, said = (true & known).sum(0), (predicted & known).sum(0)
+    f1 = 2 * right / np.maximum(1, stated + said)
+    total = 2 * right.sum() / max(1, int((stated + said).sum()))
+    scores = {
+        "f1_weighted": (f1 * stated).sum() / max(1, int(stated.sum())),
+        "f1_macro": f1.mean(),
+        "f1_micro": total,
+        "accuracy": ((true == predicted) | ~known).all(1).mean(),
+    }
+    return {name: float(value) for name, value in scores.items()}
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
@@ -27,12 +48,14 @@ def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32])
 
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:
-    """Returns the AUC of every label; NaN where all rows agree."""
+    """Returns the AUC of every label over the rows where it is known; NaN where all agree."""
     from sklearn.metrics import roc_auc_score  # here: it loads scipy, before a run's first step
 
-    both = (y.min(0) == 0) & (y.max(0) == 1)
+    both, known = (y == 0).any(0) & (y == 1).any(0), ~np.isnan(y)
     return [
-        float(roc_auc_score(y[:, a], probability[:, a])) if both[a] else float("nan")
+        float(roc_auc_score(y[known[:, a], a], probability[known[:, a], a]))
+        if both[a]
+        else float("nan")
         for a in range(y.shape[1])
     ]
 
@@ -55,7 +78,15 @@ def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores
     usable = ~np.isnan(auc)
     if not usable.any():
         return {"auc_macro": float("nan"), "map": float("nan"), "auc_labels": 0.0}
-    precision = average_precision_score(y[:, usable], probability[:, usable], average="macro")
+    if np.isnan(y).any():
+        known = ~np.isnan(y)
+        of_label = [
+            average_precision_score(y[known[:, a], a], probability[known[:, a], a])
+            for a in np.flatnonzero(usable)
+        ]
+        precision = np.mean(of_label)
+    else:
+        precision = average_precision_score(y[:, usable], probability[:, usable], average="macro")
     return {
         "auc_macro": float(auc[usable].mean()),
         "map": float(precision),

@@ -24,7 +24,7 @@ def linear_probe(
 
     Args:
         features: of the training rows, [rows, width].
-        y: their labels as 0/1, [rows, labels].
+        y: their labels as 0/1, [rows, labels]; a label that is unknown, NaN, trains nothing.
         others: features of the rows to predict, [others, width].
         exclusive: train one multinomial classifier; else one a label.
 
@@ -54,14 +54,19 @@ def classify(
     from sklearn.linear_model import LogisticRegression
 
     probability = np.zeros((len(queries), y.shape[1]), np.float32)
-    targets = [y.argmax(1)] if exclusive else list(y.astype(int).T)
-    for column, target in enumerate(targets):
+    targets = [y.argmax(1)] if exclusive else list(y.T)
+    for column, labels in enumerate(targets):
+        known = np.isfinite(labels)
+        rows, target = (x if known.all() else x[known]), labels[known].astype(int)
+        if not len(target):
+            probability[:, column] = 0.5  # nothing is known of it
+            continue
         if len(present := np.unique(target)) == 1:
             probability[:, present[0] if exclusive else column] = 1.0 if exclusive else present[0]
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=c, max_iter=iterations).fit(x, target)
+            model = LogisticRegression(C=c, max_iter=iterations).fit(rows, target)
         predicted = model.predict_proba(queries)
         if exclusive:
             probability[:, model.classes_] = predicted

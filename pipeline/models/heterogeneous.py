@@ -63,6 +63,7 @@ class Encoded:
         targets: the rows' labels as 0/1; None in evaluation.
         nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
             is none; of terms whose part says `reads_nodes = True`, and else none.
+        present: which views each row has, [rows, views]; None: all of them.
     """
 
     inputs: Sequence[Tensor]
@@ -76,6 +77,7 @@ class Encoded:
     classifier: nn.Module | None
     targets: Tensor | None
     nodes: Sequence[Tensor] = ()
+    present: Tensor | None = None
 
 
 @runtime_checkable
@@ -231,15 +233,16 @@ class Heterogeneous(nn.Module):
         rng_keys: Tensor,
         sizes: Sequence[int],
         targets: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> Features:
         """Encodes one tensor a view; see `embed`, which this runs in `precision`."""
         if self.precision == "fp64":
             inputs = [x.double() if x.is_floating_point() else x for x in inputs]
             targets = None if targets is None else targets.double()
         if self.precision != "bf16":
-            return self.embed(inputs, rng_keys, sizes, targets)
+            return self.embed(inputs, rng_keys, sizes, targets, present)
         with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
-            return each(self.embed(inputs, rng_keys, sizes, targets), Tensor.float)
+            return each(self.embed(inputs, rng_keys, sizes, targets, present), Tensor.float)
 
     def embed(
         self,
@@ -247,14 +250,22 @@ class Heterogeneous(nn.Module):
         rng_keys: Tensor,
         sizes: Sequence[int],
         targets: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> Features:
-        """Encodes one tensor a view.
+        r"""Encodes one tensor a view.
+
+        Of a row that lacks views, encoders, projectors and their batch norms see the others alone;
+        what there would be of a view that it lacks is zeros, and its hidden features are scaled so
+        that a linear map of S is, over its views P(i) of V,
+
+        .. math:: W s_i = \frac{V}{|P(i)|} \sum_{v \in P(i)} W_v s_{iv}
 
         Args:
             inputs: one tensor [rows, ...] a view; the first `classified` views alone will do.
             rng_keys: of the rows' random numbers, [rows].
             sizes: how many rows each stream has, in order.
             targets: the rows' labels as 0/1, for parts that learn from them; None in evaluation.
+            present: which views each row has, [rows, views]; None: all of them.
 
         Returns:
             `hidden`: S, the views' features side by side, [rows, all widths]; `logits` of the
@@ -262,20 +273,26 @@ class Heterogeneous(nn.Module):
             and what the parts of terms add. A name that no term asks for is not there.
         """
         hidden, view_keys, nodes = [], [], []
+        there = [None] * len(inputs) if present is None else list(present.T)
         for view, x in enumerate(inputs):
             encoder = self.encoders[view % len(self.encoders)]
             # Views that share an encoder have dropout masks of their own.
             view_keys.append(rng_keys + view if len(self.encoders) == 1 else rng_keys)
             if self._reads_nodes:
-                nodes.append(by_stream(node_features(encoder), sizes, x, view_keys[-1]))
+                nodes.append(
+                    by_stream(node_features(encoder), sizes, x, view_keys[-1], present=there[view])
+                )
                 hidden.append(nodes[-1].sum(1))
                 continue
-            hidden.append(by_stream(encoder, sizes, x, view_keys[-1]))
+            hidden.append(by_stream(encoder, sizes, x, view_keys[-1], present=there[view]))
         projections = [
-            by_stream(self.projectors[view % len(self.projectors)], sizes, h)
+            by_stream(self.projectors[view % len(self.projectors)], sizes, h, present=there[view])
             for view, h in enumerate(hidden)
             if len(self.projectors)
         ]
+        if present is not None:
+            share = present[:, : self.classified].sum(1, keepdim=True).clamp(min=1)
+            hidden = [h * (min(self.classified, len(inputs)) / share) for h in hidden]
         classified = torch.cat(hidden[: self.classified], 1)
         features: Features = {"hidden": [torch.cat(hidden, 1)]}
         logits = None
@@ -286,7 +303,7 @@ class Heterogeneous(nn.Module):
             features["projections"] = projections
         encoded = Encoded(
             inputs, rng_keys, view_keys, sizes, hidden, classified, projections, logits,
-            self.classifier, targets, nodes,
+            self.classifier, targets, nodes, present,
         )  # fmt: skip
         for name in self._parts:
             added = getattr(self, name).add_features(encoded)
@@ -310,12 +327,24 @@ def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
     return nodes
 
 
-def by_stream(module: Callable[..., Tensor], sizes: Sequence[int], *rows: Tensor) -> Tensor:
+def by_stream(
+    module: Callable[..., Tensor],
+    sizes: Sequence[int],
+    *rows: Tensor,
+    present: Tensor | None = None,
+) -> Tensor:
     """Calls a module on the rows of one stream at a time, and puts the results together.
+
+    With `present` [rows] it sees those rows alone; of the others the result is zeros.
 
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in
     HeroCon's code (on Scene, statistics of both together cost more than ten points of F1).
     """
+    if present is not None:
+        at = present.nonzero()[:, 0]
+        counts = [int(part.sum()) for part in torch.split(present, list(sizes))]
+        found = by_stream(module, counts, *(x[at] for x in rows))
+        return found.new_zeros(len(present), *found.shape[1:]).index_copy(0, at, found)
     return torch.cat([*map(module, *(torch.split(x, list(sizes)) for x in rows))])
 
 

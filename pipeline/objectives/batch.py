@@ -49,6 +49,8 @@ class GlobalBatch:
         gather_labelled: from this process's labelled rows to those of all processes, by rank;
             differentiable. Every process must call it.
         widths: `model.matryoshka`, where the term takes them itself; none: all of a projection.
+        present: which views each of all rows has, [all rows, views]; None: all of them. Features of
+            a view that a row lacks are zeros.
     """
 
     own: ByName
@@ -64,6 +66,7 @@ class GlobalBatch:
     epoch: float
     gather_labelled: Callable[[Tensor], Tensor]
     widths: Sequence[int] = ()
+    present: Tensor | None = None
 
     def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
         """Returns the mean of a loss over the widths; it is given the columns to compare."""
@@ -114,9 +117,34 @@ class GlobalBatch:
         return [z.index_select(0, self.labelled_at) for z in self.projections]
 
     @cached_property
+    def labelled_present(self) -> Tensor | None:
+        """Which views each of all labelled rows has, [all labelled, views]; None: all of them."""
+        return None if self.present is None else self.present.index_select(0, self.labelled_at)
+
+    @cached_property
+    def unknown(self) -> Tensor | None:
+        """Which labels of all labelled rows are unknown, [all labelled, labels]; None: none."""
+        unknown = self.targets.isnan()
+        return unknown if unknown.any() else None
+
+    @cached_property
+    def class_present(self) -> Tensor | None:
+        """As `labelled_present`, without rows that have an unknown label, whose class none knows.
+
+        Terms that compare whole label vectors see it; None: all rows count with all views.
+        """
+        if self.unknown is None:
+            return self.labelled_present
+        views = len(self.projections)
+        present = self.labelled_present
+        if present is None:
+            present = self.targets.new_ones(len(self.targets), views, dtype=torch.bool)
+        return present & ~self.unknown.any(1, keepdim=True)
+
+    @cached_property
     def classes(self) -> Tensor:
         """A number a labelled row: rows with the same labels share it."""
         if not len(self.targets):
             return self.labelled_at
-        number: Tensor = torch.unique(self.targets, dim=0, return_inverse=True)[1]
+        number: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
         return number

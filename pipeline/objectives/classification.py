@@ -14,6 +14,8 @@ from heron.pipeline.objectives.batch import GlobalBatch
 class LogitsTerm(Term):
     """A loss of the logits and the labels of this process's labelled rows: `function`."""
 
+    missing_views: ClassVar[bool] = True
+
     @staticmethod
     @abstractmethod
     def function(logits: Tensor, targets: Tensor, /, *, total: int) -> Tensor:
@@ -25,18 +27,29 @@ class LogitsTerm(Term):
 
 
 def bce(
-    logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
+    logits: Float[Tensor, "labelled labels"],
+    y: Float[Tensor, "labelled labels"],
+    *,
+    total: int,
+    known: int | None = None,
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of multi-label targets, the mean over `total` samples and labels.
 
     Args:
         logits: of this process's labelled samples.
-        y: their labels, 0 or 1.
+        y: their labels, 0 or 1; NaN where one is unknown, over which no mean is taken.
         total: labelled samples in the whole batch; 0 gives a loss of 0.
+        known: known labels in the whole batch; None: all of them.
 
     Returns:
         The process's share of the loss, differentiable also when it has no sample.
     """
+    if known is not None:
+        stated = ~y.isnan()
+        loss = F.binary_cross_entropy_with_logits(
+            logits.to(y.dtype)[stated], y[stated], reduction="sum"
+        )
+        return loss / max(known, 1)
     loss = F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="sum")
     return loss / max(total * y.shape[1], 1)
 
@@ -53,7 +66,13 @@ class Bce(LogitsTerm):
     """Binary cross-entropy of each label."""
 
     needs: ClassVar[Needs] = Needs(own=("logits",), labels=KNOWN)
+    unknown_labels: ClassVar[bool] = True
     function = staticmethod(bce)
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """Calls `bce`, of the labels that are known."""
+        known = None if batch.unknown is None else int((~batch.unknown).sum())
+        return bce(batch.logits, batch.own_targets, total=batch.num_labelled, known=known)
 
 
 class CrossEntropy(LogitsTerm):

@@ -14,7 +14,8 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
-from heron.pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives.present import Present, lay, pair_count
 from heron.pipeline.objectives.unsupervised import other_views
 
 MOST = 100.0  # times a cosine: CLIP's bound
@@ -50,6 +51,7 @@ class Clip(Term):
     tau: Temperature = 0.07
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("clip_scale",), views=2)
+    missing_views: ClassVar[bool] = True
     repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -58,7 +60,8 @@ class Clip(Term):
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""
-        return clip(batch.projections, batch.own["clip_scale"][0], rows=batch.rows)
+        scale = batch.own["clip_scale"][0]
+        return clip(batch.projections, scale, rows=batch.rows, present=batch.present)
 
 
 class Siglip(Term):
@@ -75,6 +78,7 @@ class Siglip(Term):
     needs: ClassVar[Needs] = Needs(
         gathered=("projections",), own=("siglip_scale", "siglip_bias"), views=2
     )
+    missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings scale and bias."""
@@ -83,7 +87,7 @@ class Siglip(Term):
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `siglip`."""
         own = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
-        return siglip(batch.projections, *own, rows=batch.rows)
+        return siglip(batch.projections, *own, rows=batch.rows, present=batch.present)
 
 
 def clip(
@@ -91,6 +95,7 @@ def clip(
     scale: Float[Tensor, " own"],
     *,
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views.
 
@@ -105,6 +110,8 @@ def clip(
         scale: s, of each row in `rows`.
         rows: the rows whose anchors are summed here; the loss is still divided by the count of the
             whole batch.
+        present: which views each row has: i and k run over rows with both views and with v, and
+            the mean over the (i, u, v) that there are.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -114,16 +121,21 @@ def clip(
     """
     vectors = _views(z, "clip", working_dtype(z[0].dtype, 1 / MOST))
     count, batch = len(vectors), max(len(vectors[0]), 1)
+    total = batch * count * (count - 1)
+    if present is not None:
+        total = pair_count(present, range(count))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
-        return (sums[:, 0].log() - per_anchor[0]).sum() / (batch * count * (count - 1))
+        return (sums[:, 0].log() - per_anchor[0]).sum() / total
 
     shares = []
     for u, vector in enumerate(vectors):
         anchors = vector[rows] * scale.to(vector.dtype)[:, None]
         for v in other_views(u, count):
-            positive = (anchors * vectors[v][rows]).sum(1)
-            shares.append(contrast(Pairs([anchors], [vectors[v]]), finish, [positive]))
+            both = slice(None) if present is None else present[rows, u] & present[rows, v]
+            positive = (anchors[both] * vectors[v][rows][both]).sum(1)
+            pairs = Pairs([anchors[both]], [lay(vectors, present, among=[v])])
+            shares.append(contrast(pairs, finish, [positive]))
     return torch.stack(shares).sum()
 
 
@@ -133,6 +145,7 @@ def siglip(
     bias: Float[Tensor, " own"],
     *,
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views.
 
@@ -141,34 +154,51 @@ def siglip(
     .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
 
     with y = 1 where i = k, else -1. See `clip` for the other arguments, the result and the errors.
+    Where rows lack views, i runs over the rows with u and k over those with v, and the sum over all
+    pairs of views is divided by the number of their (i, u).
 
     Args:
         z: as of `clip`.
         scale: s, of each row in `rows`.
         bias: b, likewise.
         rows: as of `clip`.
+        present: which views each row has.
     """
     vectors = _views(z, "siglip", working_dtype(z[0].dtype, 1.0))
     batch, count = len(vectors[0]), len(vectors)
-    places = torch.arange(batch, device=vectors[0].device)[rows]
     mean = 2 / (max(batch, 1) * count * (count - 1))
-
-    def rule(strip: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
-        wrong = logits[0].add_(per_anchor[0][:, None])  # s cos + b; of a row's own views -(...)
-        own = places[strip, None]
-        wrong.scatter_(1, own, -wrong.gather(1, own))
-        loss = softplus(wrong).sum() * mean
-        slope = wrong.sigmoid_().mul_(mean)
-        slope.scatter_(1, own, -slope.gather(1, own))
-        return loss, [slope], [slope.sum(1)]
+    if present is not None:
+        mean = 1 / max(sum(int(present[:, u].sum()) * (count - 1 - u) for u in range(count)), 1)
 
     shares = [bias.sum() * 0]
     for u in range(count):
         anchors = vectors[u][rows] * scale.to(vectors[u].dtype)[:, None]
+        here = slice(None) if present is None else present[rows, u]
+        of_rows = [bias.to(anchors.dtype)[here]]
         for v in range(u + 1, count):
-            of_rows = [bias.to(anchors.dtype)]
-            shares.append(blockwise(rule, [anchors], [vectors[v]], of_rows).to(bias.dtype))
+            places = torch.arange(batch, device=anchors.device)
+            if present is not None:
+                places = torch.where(present[:, v], present[:, v].cumsum(0) - 1, -1)
+            rule = _pairwise(places[rows][here], mean)
+            keys = lay(vectors, present, among=[v])
+            shares.append(blockwise(rule, [anchors[here]], [keys], of_rows).to(bias.dtype))
     return torch.stack(shares).sum()
+
+
+def _pairwise(places: Tensor, mean: float) -> Rule:
+    """SigLIP's loss of some anchors, whose rows' keys lie at `places`, -1 where there is none."""
+
+    def rule(strip: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
+        wrong = logits[0].add_(per_anchor[0][:, None])  # s cos + b; of a row's own views -(...)
+        anchor = (places[strip] >= 0).nonzero()[:, 0]
+        own = anchor, places[strip][anchor]
+        wrong[own] = -wrong[own]
+        loss = softplus(wrong).sum() * mean
+        slope = wrong.sigmoid_().mul_(mean)
+        slope[own] = -slope[own]
+        return loss, [slope], [slope.sum(1)]
+
+    return rule
 
 
 def _views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> list[Tensor]:

@@ -16,6 +16,7 @@ from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
 from heron.pipeline.objectives.engine import class_members, class_numbers
+from heron.pipeline.objectives.present import Present, lay, own_places, pair_count
 from heron.pipeline.objectives.unsupervised import own_views, unit_views
 from heron.pipeline.objectives.unsupervised import positives as augmentations
 
@@ -45,6 +46,8 @@ class Hard(Term):
     detach: bool = False
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    missing_views: ClassVar[bool] = True
+    unknown_labels: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _labels(self) -> "Hard":
@@ -63,9 +66,10 @@ class Hard(Term):
         """See `hard`."""
         start, end = self.threshold_start, self.threshold_end
         least = start + min(batch.epoch / self.threshold_epochs, 1.0) * (end - start)
-        label, z, rows = None, batch.projections, batch.rows
+        label, z, rows, present = None, batch.projections, batch.rows, batch.present
         if self.supervised:
             label, z, rows = batch.classes, batch.labelled_projections, batch.labelled
+            present = batch.class_present
         return hard(
             z,
             label,
@@ -76,6 +80,7 @@ class Hard(Term):
             positives=self.positives,
             detach=self.detach,
             rows=rows,
+            present=present,
         )
 
 
@@ -103,6 +108,7 @@ def hard(
     positives: Positives = "label",
     detach: bool = False,
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""UCL, SCL, H-UCL and H-SCL: negatives tilted towards the anchor (H-SCL, Eq. 3 and 4).
 
@@ -126,6 +132,8 @@ def hard(
         positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
         detach: let no gradient flow through eta.
         rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        present: which views each sample has: anchors, positives and negatives are these alone, and
+            M is the number of those of other samples.
 
     Returns the share of the loss that belongs to `rows`: a scalar.
 
@@ -139,8 +147,9 @@ def hard(
     count, batch = len(z), z[0].shape[0]
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    anchors, keys = torch.cat([view[rows] for view in vectors]), torch.cat(vectors)
-    of_anchor, of_key = admit[rows].repeat(count), admit.repeat(count)
+    anchors, keys = lay(vectors, present, rows), lay(vectors, present)
+    of_anchor, of_key = lay([admit] * count, present, rows), lay([admit] * count, present)
+    few = label is None and present is None  # keys that are left out
     sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
@@ -148,36 +157,44 @@ def hard(
         [keys],
         anchor_tag=of_anchor,
         key_tag=of_key,
-        exclude=own_views(samples[rows], batch, count).repeat(count, 1) if label is None else None,
+        exclude=own_views(samples[rows], batch, count).repeat(count, 1) if few else None,
         moments=(1.0,) if plain else (1 + power, power),
         slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
     )
 
-    def log_total(sums: Tensor, admissible: Tensor) -> Tensor:  # log(M E_q), -inf without a key
-        total, weight = (sums[:, 0], admissible) if plain else sums.unbind(1)
+    def log_total(sums: Tensor, known: Sequence[Tensor]) -> Tensor:  # log(M E_q), or -inf
+        total, weight = (sums[:, 0], known[0]) if plain else sums.unbind(1)
         some = (weight > 0) & (total > 0)
         ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
-        return torch.where(some, spread + ratio, -math.inf)
+        return torch.where(some, (spread if present is None else known[1]) + ratio, -math.inf)
 
-    admissible = (len(keys) - sizes)[of_anchor].to(keys.dtype)
+    known = [(len(keys) - sizes)[of_anchor].to(keys.dtype)]
+    if present is not None:  # the log of M, of each anchor
+        others = (len(keys) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
+        known.append(lay([others] * count, present, rows))
     if positives == "augmentation":
         mean = 1 / (count * (count - 1) * max(batch, 1))
+        if present is not None:
+            mean = 1 / pair_count(present, range(count))
 
         def by_view(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
-            return _softplus(log_total(sums, per_anchor[0])[:, None] - per_anchor[1]).sum() * mean
+            positive, *there = per_anchor[half:]
+            loss = _softplus(log_total(sums, per_anchor[:half])[:, None] - positive)
+            return (loss * there[0] if there else loss).sum() * mean
 
-        others = augmentations(vectors, range(count), tau, rows)
-        return contrast(pairs, by_view, [admissible, others])
-    own = torch.arange(len(keys), device=keys.device).view(count, batch)[:, rows].reshape(-1)
+        half = len(known)
+        pairs_of_views = augmentations(vectors, range(count), tau, rows, present)
+        return contrast(pairs, by_view, [*known, *pairs_of_views])
+    own = own_places(batch, count, present, rows, keys.device)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
-    return _same_class(pairs, log_total, admissible, own, mean)
+    return _same_class(pairs, log_total, known, own, mean)
 
 
 def _same_class(
     pairs: Pairs,
-    log_total: Callable[[Tensor, Tensor], Tensor],
-    admissible: Tensor,
+    log_total: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    known: Sequence[Tensor],
     own: Tensor,
     mean: float,
 ) -> Tensor:
@@ -186,7 +203,7 @@ def _same_class(
     of_anchor, of_key = pairs.anchor_tag, pairs.key_tag
     assert of_anchor is not None and of_key is not None
     if is_fused(keys):
-        total = log_total(fused_sums(pairs), admissible)
+        total = log_total(fused_sums(pairs), known)
         tags = of_anchor.int(), of_key.int(), own.int()
         return fused.tagged_pair_losses(anchors, keys, total, *tags, torch.full_like(total, mean))
     members = class_members(of_key)
@@ -196,10 +213,10 @@ def _same_class(
 
     def by_label(sums: Tensor, per_anchor: Sequence[Tensor], matches: Matches | None) -> Tensor:
         assert matches is not None
-        total = log_total(sums, per_anchor[0])
+        total = log_total(sums, per_anchor)
         return _softplus(total[matches.anchor] - matches.logits).sum() * mean
 
-    return contrast(pairs, by_label, [admissible], match)
+    return contrast(pairs, by_label, known, match)
 
 
 def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:
@@ -253,7 +270,7 @@ def debiased(
         key_tag=samples.repeat(count),
         exclude=own_views(samples[rows], batch, count).repeat(count, 1),
     )
-    return contrast(pairs, finish, [augmentations(vectors, range(count), tau, rows)])
+    return contrast(pairs, finish, augmentations(vectors, range(count), tau, rows, None))
 
 
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:

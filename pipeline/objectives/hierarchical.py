@@ -12,6 +12,7 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import MATCH_PART, Match, Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import class_members, strips, unit, working_dtype
+from heron.pipeline.objectives.present import Present, lay, own_places
 
 Penalty = Literal["exp_inverse"] | None
 
@@ -26,6 +27,7 @@ class Hierarchical(Term):
     needs: ClassVar[Needs] = Needs(
         gathered=("projections",), labelled=("paths",), labels=("hierarchical",)
     )
+    missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hierarchical`."""
@@ -36,6 +38,7 @@ class Hierarchical(Term):
             constrain=self.constrain,
             penalty=self.penalty,
             rows=batch.labelled,
+            present=batch.labelled_present,
         )
 
 
@@ -47,6 +50,7 @@ def hierarchical(
     constrain: bool = True,
     penalty: Penalty = "exp_inverse",
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6).
 
@@ -69,6 +73,7 @@ def hierarchical(
         penalty: lambda_l: None is 1 (HiConE), `exp_inverse` is 2^(1/d) with d = 1 for the finest
             level, 2 for the next and so on, as in the authors' code.
         rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        present: which views each sample has, over which i, A(i) and P_l(i) run.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, 0 without a positive pair.
@@ -84,11 +89,11 @@ def hierarchical(
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]
-    keys, paths = torch.cat(vectors), levels.repeat(len(z), 1)
-    number = torch.arange(len(keys), device=keys.device).view(len(z), batch)
+    keys, paths = lay(vectors, present), lay([levels] * len(z), present)
+    number = torch.arange(len(keys), device=keys.device)
     tree = _Tree(paths, penalty)
-    own = number[:, rows].reshape(-1)
-    anchors = torch.cat([view[rows] for view in vectors])
+    own = own_places(batch, len(z), present, rows, keys.device)
+    anchors = lay(vectors, present, rows)
     # A pair at level l is raised to the largest of the levels below; -inf raises nothing.
     least = keys.new_full((tree.depth,), -math.inf)
     if constrain:
@@ -102,9 +107,7 @@ def hierarchical(
         raised = torch.maximum(loss, per_anchor[0][matches.anchor, level])
         return (raised * tree.weight[row, level].to(dtype)).sum()
 
-    pairs = Pairs(
-        [anchors / tau], [keys], anchor_tag=own, key_tag=number.view(-1), exclude=own[:, None]
-    )
+    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=number, exclude=own[:, None])
     return contrast(pairs, finish, [least.expand(len(own), -1).contiguous()], match=tree.match(own))
 
 

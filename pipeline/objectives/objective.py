@@ -96,6 +96,29 @@ class Objective:
                 "compares projections; expected a term that does, such as nt_xent, or []"
             )
 
+    def refuse_partial(self, missing: bool, unknown: bool) -> None:
+        """Refuses terms that are not defined for rows that lack views, or single labels.
+
+        Raises:
+            ConfigError: names the term, what rows lack and the remedy.
+        """
+        for name, term in self.terms.items():
+            needs = term.requires()
+            if missing and not term.missing_views:
+                fitting = [n for n, t in named_terms().items() if t.missing_views]
+                raise ConfigError(
+                    f"objective.{name} is not defined for rows that lack views, and some do; "
+                    f"expected some of {', '.join(fitting)}; or train on whole rows alone: "
+                    "data.protocol.partial_rows=drop"
+                )
+            if unknown and needs.labels and not term.unknown_labels:
+                fitting = [n for n, t in named_terms().items() if t.unknown_labels]
+                raise ConfigError(
+                    f"objective.{name} is not defined for rows whose labels are known in part, and "
+                    f"some are; expected some of {', '.join(fitting)}; or train on whole rows "
+                    "alone: data.protocol.partial_rows=drop"
+                )
+
     def weights(self, epoch: float) -> dict[str, float]:
         """Returns each term's weight at an epoch (a fraction of it counts)."""
         return {

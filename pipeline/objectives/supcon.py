@@ -11,6 +11,7 @@ from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
+from heron.pipeline.objectives.present import Present, lay, own_places
 
 
 class Supcon(Term):
@@ -19,11 +20,14 @@ class Supcon(Term):
     tau: Temperature = 0.1
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), labels=KNOWN)
+    missing_views: ClassVar[bool] = True
+    unknown_labels: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `supcon`."""
         z = batch.labelled_projections
-        return supcon(z, batch.classes, tau=self.tau, rows=batch.labelled)
+        present = batch.class_present
+        return supcon(z, batch.classes, tau=self.tau, rows=batch.labelled, present=present)
 
 
 def supcon(
@@ -32,6 +36,7 @@ def supcon(
     *,
     tau: float = 0.1,
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""SupCon's L_out (Khosla et al. 2020, Eq. 2).
 
@@ -49,6 +54,7 @@ def supcon(
         label: their classes, any whole numbers, [batch].
         tau: temperature, > 0.
         rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        present: which views each sample has, over which i, A(i) and P(i) run.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -60,10 +66,10 @@ def supcon(
     batch = z[0].shape[0]
     number, count = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
-    keys, classes = torch.cat(vectors), number.repeat(len(z))
+    keys, classes = lay(vectors, present), lay([number] * len(z), present)
     place = torch.arange(len(keys), device=keys.device)
-    anchors = torch.cat([view[rows] for view in vectors])
-    own = place.view(len(z), batch)[:, rows].reshape(-1)
+    anchors = lay(vectors, present, rows)
+    own = own_places(batch, len(z), present, rows, keys.device)
     same = classes[own]
 
     members = torch.bincount(classes, minlength=count)

@@ -24,6 +24,8 @@ class WeightedSupervised(Term):
     self_pairs: bool = False
 
     needs: ClassVar[Needs] = Needs(labelled=("hidden",), labels=KNOWN)
+    missing_views: ClassVar[bool] = True
+    unknown_labels: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_supervised`."""
@@ -57,13 +59,22 @@ def weighted_supervised(
     averaged over the labels; f = exp(cos / tau), sigma_ij = 1 - dist(y_i, y_j) / c,
     gamma_ik = dist(y_i, y_k). A label with no pair adds 0 and is still counted in the mean.
 
+    Where single labels are unknown (NaN), P(a) and N(a) are the samples that are known to have a
+    and not to have it, and over the labels K_i that are known of i
+
+    .. math:: dist(y_i, y_k) = \frac{c}{|K_i \cap K_k|}
+              \sum_{a \in K_i \cap K_k} 1[y_{ia} \ne y_{ka}]
+
+    so that sigma is the share of equal labels among those known of both. The two have a label in
+    common wherever they are compared: the a of P(a) and N(a).
+
     The inner sum D_ia belongs to the anchor alone, so it is one product of a strip with 1 - Y;
     then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 of them instead of
     c N^2.
 
     Args:
         s: concatenated hidden features of the labelled samples of the whole batch.
-        y: their labels, 0 or 1; a multi-class label is one-hot.
+        y: their labels, 0 or 1, NaN where one is unknown; a multi-class label is one-hot.
         tau: temperature, > 0.
         distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
@@ -77,6 +88,10 @@ def weighted_supervised(
     Raises:
         ValueError: tau <= 0, or labels that are not 0 or 1.
     """
+    known = None
+    if not ((y == 0) | (y == 1)).all():
+        known = ~y.isnan()
+        y = y.nan_to_num(0.0)
     if not ((y == 0) | (y == 1)).all():
         row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
         raise ValueError(
@@ -90,12 +105,13 @@ def weighted_supervised(
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
     numbers = _numbers(rows, y)
-    if is_fused(s) and y.shape[1] <= fused.WIDEST_SIDE:
+    if is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE:
         anchors, own = s[rows] / tau, y[rows]
         total = fused.log_sums(fused.label_sums(anchors, s, own, y, distance))
         numbers = torch.full_like(numbers, -1) if self_pairs else numbers
         return fused.pair_losses(anchors, s, total, own, y, weight, numbers.int(), distance)
-    rule = _PairRule(y, y[rows], weight, distance, self_pairs, numbers)
+    stated = None if known is None else known.to(dtype)
+    rule = _PairRule(y, y[rows], weight, distance, self_pairs, numbers, stated, rows)
     return blockwise(rule, [s[rows] / tau], [s])
 
 
@@ -114,6 +130,8 @@ class _PairRule:
         distance: Distance,
         self_pairs: bool,
         numbers: Tensor,
+        known: Tensor | None,
+        rows: slice,
     ) -> None:
         self.labels = y.shape[1]
         self.distance = distance
@@ -128,10 +146,19 @@ class _PairRule:
         self.anchor_side = torch.cat(
             [-2 * anchor_y, torch.ones_like(anchor_y[:, :1]), anchor_y.sum(1, keepdim=True)], 1
         )
+        self.known = None
+        if known is not None:  # the same over the labels that are known of both
+            self.negative = known - y
+            self.known = known[rows], known
+            self.key_side = torch.cat([known - 2 * y, y], 1)
+            self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
         """dist(y_i, y_k) of a strip."""
         hamming = self.anchor_side[rows] @ self.key_side.T
+        if self.known is not None:
+            both = self.known[0][rows] @ self.known[1].T
+            hamming.mul_(self.labels).div_(both.clamp_(min=1))
         return hamming if self.distance == "hamming" else hamming.gt_(0.5)
 
     def __call__(

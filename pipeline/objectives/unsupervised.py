@@ -13,6 +13,7 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.present import Present, lay, pair_count
 
 Anchors = Literal["first", "all"]
 Negatives = Literal["all_views", "cross_view"]
@@ -25,10 +26,11 @@ class NtXent(Term):
 
     needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
     repels_all: ClassVar[bool] = True
+    missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `nt_xent`."""
-        return nt_xent(batch.projections, tau=self.tau, rows=batch.rows)
+        return nt_xent(batch.projections, tau=self.tau, rows=batch.rows, present=batch.present)
 
 
 class Cmc(Term):
@@ -43,10 +45,11 @@ class Cmc(Term):
     needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
     repels_all: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
+    missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `cmc`."""
-        return cmc(batch.projections, tau=self.tau, rows=batch.rows)
+        return cmc(batch.projections, tau=self.tau, rows=batch.rows, present=batch.present)
 
 
 class WeightNet(nn.Sequential):
@@ -71,6 +74,7 @@ class WeightedUnsupervised(Term):
     needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights")
     repels_all: ClassVar[bool] = True
+    missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings H."""
@@ -85,6 +89,7 @@ class WeightedUnsupervised(Term):
             anchors=self.anchors,
             negatives=self.negatives,
             rows=batch.rows,
+            present=batch.present,
         )
 
 
@@ -106,7 +111,11 @@ class InputWeightedUnsupervised(Term):
 
 
 def nt_xent(
-    z: Sequence[Float[Tensor, "batch dim"]], *, tau: float = 0.5, rows: slice = slice(None)
+    z: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 0.5,
+    rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), for any number of views; InfoNCE, UCL.
 
@@ -120,6 +129,8 @@ def nt_xent(
         tau: temperature, > 0.
         rows: the samples whose anchors are summed here; the loss is still divided by the count of
             the whole batch, so that the shares of all processes add up to the loss.
+        present: which views each sample has: i, u, v and k, j run over these, and the mean over
+            the pairs that there are.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -129,11 +140,15 @@ def nt_xent(
     """
     vectors = unit_views(z, tau, "nt_xent")
     head = [v / tau for v in vectors], vectors
-    return _own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows) / len(z)
+    return _own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
 
 
 def cmc(
-    z: Sequence[Float[Tensor, "batch dim"]], *, tau: float = 0.5, rows: slice = slice(None)
+    z: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 0.5,
+    rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3 over all pairs of views).
 
@@ -145,7 +160,7 @@ def cmc(
     """
     vectors = unit_views(z, tau, "cmc")
     head = [v / tau for v in vectors], vectors
-    return _cross_view(vectors, [head], range(len(z)), tau, 1.0, rows) / len(z)
+    return _cross_view(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
 
 
 def weighted_unsupervised(
@@ -156,6 +171,7 @@ def weighted_unsupervised(
     anchors: Anchors = "all",
     negatives: Negatives = "all_views",
     rows: slice = slice(None),
+    present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5).
 
@@ -182,6 +198,7 @@ def weighted_unsupervised(
             counted again (the authors' code, up to a constant).
         rows: the samples whose anchors are summed here; the loss is still divided by the count of
             the whole batch, so that the shares of all processes add up to the loss.
+        present: see `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -194,7 +211,8 @@ def weighted_unsupervised(
     p = [v / tau - weight for v, weight in zip(vectors, weights, strict=True)]
     among = range(1 if anchors == "first" else len(z))
     term = _own_excluded if negatives == "all_views" else _cross_view
-    return term(vectors, [(vectors, p), (p, vectors)], among, tau, math.e / 2, rows) / len(among)
+    heads: list[Head] = [(vectors, p), (p, vectors)]
+    return term(vectors, heads, among, tau, math.e / 2, rows, present) / len(among)
 
 
 def input_weighted_unsupervised(
@@ -249,6 +267,7 @@ def _own_excluded(
     tau: float,
     scale: float,
     rows: slice,
+    present: Present = None,
 ) -> Tensor:
     """Sum over the anchor views `among` of the mean of log1p(scale D / f+).
 
@@ -256,19 +275,24 @@ def _own_excluded(
     """
     count, batch = len(vectors), vectors[0].shape[0]
     samples = torch.arange(batch, device=vectors[0].device)
-    mean = 1 / ((count - 1) * max(batch, 1))
+    mean, exclude = 1 / ((count - 1) * max(batch, 1)), None
+    if present is None:
+        exclude = own_views(samples[rows], batch, count).repeat(len(among), 1)
+    else:
+        mean = len(among) / pair_count(present, among)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
-        return torch.log1p(scale * sums * torch.exp(-per_anchor[0])).sum() * mean
+        loss = torch.log1p(scale * sums * torch.exp(-per_anchor[0]))
+        return (loss if present is None else loss * per_anchor[1]).sum() * mean
 
     pairs = Pairs(
-        [torch.cat([near[u][rows] for u in among]) for near, _ in heads],
-        [torch.cat(list(far)) for _, far in heads],
-        anchor_tag=samples[rows].repeat(len(among)),
-        key_tag=samples.repeat(count),
-        exclude=own_views(samples[rows], batch, count).repeat(len(among), 1),
+        [lay(near, present, rows, among) for near, _ in heads],
+        [lay(far, present) for _, far in heads],
+        anchor_tag=lay([samples] * count, present, rows, among),
+        key_tag=lay([samples] * count, present),
+        exclude=exclude,
     )
-    return contrast(pairs, finish, [positives(vectors, among, tau, rows)])
+    return contrast(pairs, finish, positives(vectors, among, tau, rows, present))
 
 
 def _cross_view(
@@ -278,6 +302,7 @@ def _cross_view(
     tau: float,
     scale: float,
     rows: slice,
+    present: Present = None,
 ) -> Tensor:
     """Sum over the anchor views `among` of the mean of log(scale D) - log f+.
 
@@ -286,16 +311,22 @@ def _cross_view(
     """
     count, batch = len(vectors), vectors[0].shape[0]
     mean = 1 / ((count - 1) * max(batch, 1))
+    if present is not None:
+        mean = len(among) / pair_count(present, among)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
         return (torch.log(scale * sums) - per_anchor[0]).sum() * mean
 
     shares = []
     for u in among:
-        positive = positives(vectors, [u], tau, rows)
-        for place, v in enumerate(other_views(u, count)):
-            pairs = Pairs([near[u][rows] for near, _ in heads], [far[v] for _, far in heads])
-            shares.append(contrast(pairs, finish, [positive[:, place, None]]))
+        for v in other_views(u, count):
+            both = slice(None) if present is None else present[rows, u] & present[rows, v]
+            positive = (vectors[u][rows][both] * vectors[v][rows][both]).sum(1) / tau
+            pairs = Pairs(
+                [near[u][rows][both] for near, _ in heads],
+                [lay(far, present, among=[v]) for _, far in heads],
+            )
+            shares.append(contrast(pairs, finish, [positive[:, None]]))
     return torch.stack(shares).sum()
 
 
@@ -320,12 +351,25 @@ def own_views(samples: Tensor, batch: int, count: int) -> Tensor:
     return samples[:, None] + batch * torch.arange(count, device=samples.device)
 
 
-def positives(vectors: Sequence[Tensor], among: Sequence[int], tau: float, rows: slice) -> Tensor:
-    """The logit, cos / tau, of every anchor with its sample's other views, [anchors, views - 1]."""
+def positives(
+    vectors: Sequence[Tensor], among: Sequence[int], tau: float, rows: slice, present: Present
+) -> list[Tensor]:
+    """The logit, cos / tau, of every anchor with its sample's other views, [anchors, views - 1].
+
+    Where samples lack views, a tensor of that shape follows: 1 for pairs that there are, or 0.
+    """
+    count = len(vectors)
     columns = [
         torch.stack(
-            [(vectors[u][rows] * vectors[v][rows]).sum(1) for v in other_views(u, len(vectors))], 1
+            [(vectors[u][rows] * vectors[v][rows]).sum(1) for v in other_views(u, count)], 1
         )
         for u in among
     ]
-    return torch.cat(columns) / tau
+    if present is None:
+        return [torch.cat(columns) / tau]
+    own, dtype = present[rows], vectors[0].dtype
+    there = [own[:, other_views(u, count)].to(dtype) for u in among]
+    return [
+        torch.cat([x[own[:, u]] for u, x in zip(among, parts, strict=True)]) / divisor
+        for parts, divisor in ((columns, tau), (there, 1.0))
+    ]

@@ -246,6 +246,8 @@ def samples_of(reader: Reader, rows: Rows) -> Samples:
     known = reader.known(rows)
     if labels.kind == "complementary":  # a class is known where the others are ruled out
         known &= reader.targets(rows).sum(1) == len(labels.names) - 1
+    if reader.unknown:  # what is not known of all labels of a row is none of its
+        known &= (reader.labels(rows) != labels.unlabelled).all(1)
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():
         targets[known] = reader.truth(rows[known])

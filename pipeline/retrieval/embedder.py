@@ -15,7 +15,6 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import VIEW, batches
 from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -51,8 +50,9 @@ class PartManifest(Artefact):
 class _PartBatches:
     """The batches of the parts that a process embeds: what the reading processes are given."""
 
-    def __init__(self, reader: Reader, names: list[str], work: list[Rows], size: int) -> None:
-        self.reader, self.names, self.work, self.size = reader, names, work, size
+    def __init__(self, model: EmbeddingModel, work: list[Rows], size: int) -> None:
+        self.reader, self.names, self.work, self.size = model.reader, model.stored, work, size
+        self.viewed = model.viewed
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
@@ -65,6 +65,7 @@ class _PartBatches:
             "indices": ((self.size,), "int64"),
             "rng_keys": ((self.size,), "int64"),
             "paths": ((0, 0), "int64"),
+            **({"present": ((self.size, len(self.viewed)), "bool")} if self.reader.partial else {}),
         }
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
@@ -72,6 +73,8 @@ class _PartBatches:
         rows = np.resize(self.work[t], self.size)
         self.reader.fill({name: buffer[VIEW + name] for name in self.names}, rows)
         buffer["indices"][:], buffer["rng_keys"][:] = rows, 0
+        if self.reader.partial:
+            buffer["present"][:] = self.reader.present(rows, self.viewed)
         lost = {int(row): self.reader.lost[int(row)] for row in rows if row in self.reader.lost}
         return [self.size], lost
 
@@ -138,7 +141,7 @@ class Embedder:
             for number in missing
             for first in range(0, len(self.parts[number]), size)
         ]
-        source = _PartBatches(self.reader, self.model.stored, work, size)
+        source = _PartBatches(self.model, work, size)
         device = self.model.views.device
         pin = device.type == "cuda"
         read = batches(source, 0, len(work), self.config.data.workers, pin)

@@ -45,8 +45,12 @@ class LayerModel:
     @property
     def stored(self) -> list[str]:
         """The stored views that the model sees, each once."""
-        seen = self.views.views[: self.model.classified]
-        return list(dict.fromkeys(view.stored for view in seen))
+        return list(dict.fromkeys(self.viewed))
+
+    @property
+    def viewed(self) -> list[str]:
+        """The stored view of each view that the model sees."""
+        return [view.stored for view in self.views.views[: self.model.classified]]
 
     @property
     def widths(self) -> dict[Layer, int]:
@@ -62,7 +66,7 @@ class LayerModel:
     def features(self, batch: Batch) -> Features:
         """Returns all that the model makes of stored views, by name."""
         inputs = self.views(batch, train=False, first=self.model.classified)
-        found: Features = self.model(inputs, batch.rng_keys, batch.sizes)
+        found: Features = self.model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
         return found
 
     @torch.inference_mode()

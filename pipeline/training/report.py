@@ -64,7 +64,7 @@ def write_report(
         figures["auc"] = ("AUC of each label", _bars(names, auc))
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= 5:
         exclusive = bool((embedding.y.sum(1) == 1).all())
-        named = names if embedding.y.any() else []  # rows that have no label have no colour
+        named = names if (embedding.y == 1).any() else []  # rows that have no label have no colour
         drawing = _map(embedding.hidden, embedding.y, named, exclusive)
         figures["map"] = (f"{len(embedding.hidden):,} test embeddings in two dimensions", drawing)
     sections = []
@@ -148,7 +148,7 @@ def _map(
         axes.legend(fontsize=7, markerscale=2, bbox_to_anchor=(1, 1), loc="upper left")
         axes.set_axis_off()
         return figure
-    balanced = np.argsort(np.abs(y.mean(0) - 0.5))[:_PANELS]
+    balanced = np.argsort(np.abs(np.nan_to_num(np.nanmean(y, 0)) - 0.5))[:_PANELS]
     columns = min(3, len(balanced))
     figure = Figure(figsize=(3.3 * columns, 3.2 * math.ceil(len(balanced) / columns)))
     for i, a in enumerate(balanced):

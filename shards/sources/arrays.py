@@ -38,6 +38,9 @@ class Arrays(NamedArrays):
     for all of its labels (255 where those are uint8). An array `split` of strings, one a row, parts
     the rows; without one they are the split `all`. Files of --npy are mapped into memory, a block
     of rows at a time.
+
+    With `--missing allow` a row that is NaN throughout a view lacks it; pictures are always there.
+    With `--unknown allow` single labels of a row may be unknown: NaN, -1 or 255 among 0 and 1.
     """
 
     name: ClassVar[str] = "arrays"

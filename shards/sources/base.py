@@ -19,6 +19,7 @@ from heron.shards.errors import CONTROL, SourceError, shown
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
+Missing = Literal["allow"] | None  # whether rows may lack a view
 
 
 def _exists(path: Path) -> Path:
@@ -37,11 +38,57 @@ class Rows:
     `views` holds, for every view, float32 [rows, width], uint8 [rows, height, width, channels], or
     the bytes of a picture or of a text for each row; `keys` names rows that are a tar sample each,
     as those with pictures and texts are, and is None where rows are packed in blocks.
+
+    Of a view with `missing="allow"` a row that lacks it is NaN throughout, or None for the bytes of
+    a picture or a text: see `is_there`. Of labels with `unknown="allow"` one that is not known is
+    255: see `with_unknown`.
     """
 
-    views: dict[str, NDArray[Any] | list[bytes]]
+    views: dict[str, NDArray[Any] | list[Any]]
     labels: NDArray[Any]
     keys: list[str] | None = None
+
+
+def is_there(values: NDArray[Any] | list[Any]) -> NDArray[np.bool_]:
+    """Returns which rows have a view, [rows]: those that are not NaN throughout, or not None."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind != "f" or not values.size:
+            return np.ones(len(values), bool)
+        lacking: NDArray[np.bool_] = np.isnan(values).all(axis=tuple(range(1, values.ndim)))
+        return ~lacking
+    return np.array([value is not None for value in values], bool)
+
+
+def with_unknown(
+    values: NDArray[Any], names: Sequence[str], where: str
+) -> tuple[NDArray[np.uint8], Labels]:
+    """Returns several labels a row as they are stored, single ones of which are not known.
+
+    Args:
+        values: 0 or 1 where a label is known; NaN, -1 or 255 where it is not, [rows, labels].
+        names: of the labels.
+        where: names the array in messages.
+
+    Returns:
+        0, 1, or 255 for what is not known, [rows, labels]; and what the labels are.
+
+    Raises:
+        SourceError: a value is another.
+    """
+    if values.shape[1:] != (len(names),):
+        raise SourceError(
+            f"{where} is {values.dtype} {values.shape}; expected {len(names)} columns, a label each"
+        )
+    with np.errstate(invalid="ignore"):
+        unknown = np.isnan(values) | (values == -1) | (values == 255)
+    if len(bad := np.argwhere(~(unknown | (values == 0) | (values == 1)))):
+        row, column = bad[0].tolist()
+        raise SourceError(
+            f"{where}: label {names[column]!r} of row {row} is {values[row, column]}; expected 0 "
+            "or 1, or NaN, -1 or 255 where it is not known"
+        )
+    stored = np.where(unknown, 255, np.where(unknown, 0, values)).astype(np.uint8)
+    return stored, Labels(kind="multi_label", names=list(names), unknown="allow")
 
 
 class Source(BaseModel):
@@ -57,6 +104,7 @@ class Source(BaseModel):
     version: ClassVar[int] = 1  # raise it when rows change, or an old folder passes for a new one
     examples: ClassVar[str] = ""  # for --help
     block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
+    left_out: ClassVar[tuple[str, ...]] = ()  # see `options`
 
     seed: int = Field(0, ge=0, description="seed of everything drawn at random")
 
@@ -94,8 +142,15 @@ class Source(BaseModel):
         return _unpickled, (type(self), self.model_dump_json())
 
     def options(self) -> dict[str, Any]:
-        """Returns the options, files by name alone: their bytes matter, and not their folder."""
-        return {key: _plain(getattr(self, key)) for key in type(self).model_fields}
+        """Returns the options, files by name alone: their bytes matter, and not their folder.
+
+        One of `left_out`, which came later, is named only where it is not its default.
+        """
+        return {
+            key: _plain(getattr(self, key))
+            for key, field in type(self).model_fields.items()
+            if key not in self.left_out or getattr(self, key) != field.default
+        }
 
     def input_files(self) -> list[InputFile]:
         """Returns the name, size and checksum of every file read."""
@@ -118,7 +173,7 @@ class Column(Protocol):
     def shape(self) -> tuple[int, ...]:
         """The number of rows, and the shape of each."""
 
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any] | list[bytes]:
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any] | list[Any]:
         """Returns some rows."""
 
 
@@ -126,20 +181,25 @@ class Column(Protocol):
 class Numbers:
     """A column of numbers that become finite float32 when they are read.
 
-    `read` returns some rows as they are stored; `where` names the array in messages.
+    `read` returns some rows as they are stored; `where` names the array in messages. With
+    `missing` a row may be NaN throughout, which lacks the view.
     """
 
     shape: tuple[int, ...]
     read: Callable[[NDArray[np.int64]], NDArray[Any]]
     where: str
     remedy: str
+    missing: Missing = None
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
         """Returns some rows; SourceError where one of their values is not finite."""
         stored = self.read(rows)
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             values = stored.astype(np.float32, copy=False)
-        if len(bad := np.argwhere(~np.isfinite(values))):
+        sound = np.isfinite(values)
+        if self.missing:
+            sound |= ~is_there(values)[:, None]
+        if len(bad := np.argwhere(~sound)):
             row, column = bad[0].tolist()
             raise SourceError(
                 f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}; "
@@ -163,11 +223,12 @@ class Files:
     """
 
     shape: tuple[int, ...]
-    read: Callable[[int], bytes]
+    read: Callable[[int], bytes | None]
     member: str | None = None  # the suffix in a tar, where it is not jpg
     kind: Literal["graph"] | None = None  # None: the shape says it
+    missing: Missing = None  # "allow": `read` gives None for a row that has no file
 
-    def __getitem__(self, rows: NDArray[np.int64], /) -> list[bytes]:
+    def __getitem__(self, rows: NDArray[np.int64], /) -> list[Any]:
         """Returns the bytes of some pictures."""
         return [self.read(row) for row in rows.tolist()]
 
@@ -223,6 +284,7 @@ class FileSource(Source):
             dtype = KINDS[kind][0]
             member = getattr(column, "member", None)
             fields = {"name": name, "kind": kind, "shape": shape, "dtype": dtype, "member": member}
+            fields |= {"missing": getattr(column, "missing", None)}
             views.append(View.model_validate(fields))
         return views
 

@@ -46,6 +46,7 @@ class CelebA(FileSource):
     __MACOSX are ignored.
     """
 
+    left_out: ClassVar[tuple[str, ...]] = ("captions",)
     name: ClassVar[str] = "celeba"
     examples: ClassVar[str] = (
         "heron shards build celeba --images img_align_celeba.zip "

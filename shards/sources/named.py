@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,14 @@ from pydantic import Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, Numbers
+from heron.shards.sources.base import (
+    WHOLE,
+    Column,
+    FileSource,
+    Loaded,
+    Numbers,
+    with_unknown,
+)
 from heron.shards.sources.stated import MINUS_ONE, LabelKind, MinusOne, describe
 
 LABELS = "labels"
@@ -29,6 +36,8 @@ class NamedArrays(FileSource):
 
     A subclass says how to open them.
     """
+
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
 
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"
@@ -53,6 +62,12 @@ class NamedArrays(FileSource):
         "axis that has 1 or 3, the second or the last)",
     )
     ignore: list[str] = Field([], description="arrays that are neither views nor labels nor split")
+    missing: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether rows may lack a view: NaN in all of its columns"
+    )
+    unknown: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether single labels may be unknown: NaN, -1 or 255"
+    )
 
     @property
     @abstractmethod
@@ -160,8 +175,11 @@ class NamedArrays(FileSource):
             )
         if not raw:
             where = f"{self.where(name)}: view {name!r}"
+            allowed = "allow" if self.missing == "allow" else None
             remedy = "fill, scale or drop it first"
-            return Numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy)
+            if not allowed:
+                remedy += ", or `--missing allow` rows that are NaN throughout"
+            return Numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
         shape = array.shape if array.ndim == 4 else (*array.shape, 1)
         if self._first(name):
             rows, channels, height, width = shape
@@ -203,6 +221,17 @@ class NamedArrays(FileSource):
             return Labels(kind="none", names=self.label_names or []), None
         array = np.array(self.array(name))
         where = f"{self.where(name)}: {name!r}"
+        if self.unknown == "allow":
+            multi = array.ndim == 2 and self.label_kind in (None, "multi_label")
+            if not multi or array.dtype.kind not in NUMBERS or not array.size:
+                raise SourceError(
+                    f"{where} is {array.dtype} {array.shape}, and single labels may be unknown; "
+                    "expected numbers [rows, labels]; a class that is not known is -1, without "
+                    "--unknown"
+                )
+            names = self.label_names or [str(number) for number in range(array.shape[1])]
+            targets, labels = with_unknown(array, names, where)
+            return labels, targets
         return describe(array, where, self.label_kind, self.label_names, self.minus_one)
 
 

@@ -19,7 +19,7 @@ from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives, sync_batchnorm
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
-from heron.pipeline.distributed.grad_cache import embed, micro_batches
+from heron.pipeline.distributed.grad_cache import embed, micro_batches, refuse_lonely_rows
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, synchronise
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -39,6 +39,17 @@ HEROCON = named(
     bce={},
     weighted_unsupervised={"weight": 0.7, "tau": 0.5},
     weighted_supervised={"weight": 0.3, "tau": 0.5},
+)
+HEROCON_CLIP = HEROCON | named(clip={})
+MISSING = named(  # rows of which lack views and labels
+    bce={},
+    weighted_unsupervised={"tau": 0.5, "anchors": "first", "negatives": "cross_view"},
+    weighted_supervised={"tau": 0.5},
+    nt_xent={},
+    cmc={},
+    siglip={},
+    supcon={},
+    hard={"hardening": "exp"},
 )
 GROUPS = HEROCON | named(deepmtmv={"widths": [5, 4], "cost": 0.0, "every_epochs": 1})
 SINGLE = named(bce={}, single_view_unsupervised={})
@@ -117,6 +128,7 @@ def step(
     rounds: int = 1,
     pieces: int = 1,
     matryoshka: Sequence[int] = (),
+    missing: bool = False,
 ) -> dict[str, Tensor]:
     """Forward and backward over this process's share of batches of `count` labelled rows.
 
@@ -156,10 +168,14 @@ def step(
         y = (torch.rand(count, LABELS, generator=generator) < 0.4).double()
         y[:, 0] = 1 - y[:, 1:].amax(1)  # of complementary labels: some class, and not all
         paths = torch.randint(0, 2, (count, 3), generator=generator)
-        row_keys = rng_keys(0, torch.zeros_like(mine), mine)
-        batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled])
+        row_keys, present = rng_keys(0, torch.zeros_like(mine), mine), None
+        if missing:  # row 0 lacks the first view, and so on; half of the labels are unknown
+            present = torch.stack([mine % 3 != 0, mine % 3 != 1], 1)
+            y = torch.where(torch.rand(count, LABELS, generator=generator) < 0.5, y, torch.nan)
+        batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled], present=present)
         model.zero_grad()
         micro = micro_batches(here, sizes.offsets(here), pieces)
+        refuse_lonely_rows(batch, micro, ["one", "two"])
         features, backward = embed(strategy, own, batch, micro)
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
         loss, terms = objective(globalise(features, batch, own, sizes, objective, epoch))
@@ -213,6 +229,11 @@ def steps() -> dict[str, dict[str, Tensor]]:
                 "mlp", True, chosen=OTHERS["contrast of labelled rows"], pieces=2, matryoshka=[2, 4]
             ),
             "prefixes of codes": step("no dropout", True, chosen=BOTTLENECKS, matryoshka=[2, 4]),
+            "missing views": step("mlp", shared=False, chosen=MISSING, missing=True),
+            "missing views, few labelled, in pieces": step(
+                "convnet", shared=False, count=10, chosen=MISSING, pieces=2, missing=True
+            ),
+            "missing views of images": step("cnn", shared=True, chosen=HEROCON_CLIP, missing=True),
             "label codes in pieces": step("plain", shared=False, chosen=CODES, pieces=4),
         }
         | {

@@ -89,8 +89,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: se
     "nt_xent": {"tau": 0.5},
     "pico": {"queue": 8192, "momentum": 0.999, "tau": 0.07, "contrast": 0.5, "gamma": 0.99}
     | {"phi_start": 0.95, "phi_end": 0.8, "phi_epochs": 200, "warmup_epochs": 1},
-    "clip": {"tau": 0.07},
-    "siglip": {"scale": 10, "bias": -10},
     "plnl": {"pretrain_epochs": 200, "warmup_epochs": 20, "consistency_epochs": 100, "epochs": 3}
     | {"sure": 0.99, "neighbours": 500, "share": 0.1},
     "single_view_unsupervised": {"tau": 1},

@@ -17,7 +17,7 @@ from heron.shards.manifest import Labels, load_manifest
 from heron.shards.sources import make
 from heron.shards.tarball import walk
 from tests.sealed import seal
-from tests.shards.tiny import arrays_source, whole
+from tests.shards.tiny import arrays_of, arrays_source, whole
 
 
 @pytest.fixture
@@ -172,10 +172,10 @@ def test_index_errors(vectors: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ShardError, match="not an index"):
         ShardIndex.read(path)
-    np.savez(path, **{**vars(index), "rows": index.rows + 1})
+    np.savez(path, **{**arrays_of(index), "rows": index.rows + 1})
     with pytest.raises(ShardError, match=r"labels \(8,\) do not fit 1 keys of 3 members"):
         ShardIndex.read(path)
-    np.savez(path, **{**vars(index), "keys": np.array([{}])})
+    np.savez(path, **{**arrays_of(index), "keys": np.array([{}])})
     with pytest.raises(ShardError, match="not an index.*objects is a pickle, never decoded"):
         ShardIndex.read(path)
     path.unlink()

@@ -19,7 +19,7 @@ from heron.shards.show import contact_sheet
 from heron.shards.sources import make
 from heron.shards.verify import verify
 from tests.sealed import seal
-from tests.shards.tiny import arrays_source, bomb
+from tests.shards.tiny import arrays_of, arrays_source, bomb
 
 
 @pytest.fixture
@@ -156,10 +156,10 @@ def test_damaged_tars(folder: Path) -> None:
 def test_labels_and_counts_of_the_index(folder: Path) -> None:
     path = folder / "train-000000.index.npz"
     index = ShardIndex.read(path)
-    np.savez(path, **{**vars(index), "labels": index.labels + 3})
+    np.savez(path, **{**arrays_of(index), "labels": index.labels + 3})
     reseal(folder)
     assert "index.npz: label of row" in faults(folder)
-    np.savez(path, **{**vars(index), "offsets": index.offsets + 512})
+    np.savez(path, **{**arrays_of(index), "offsets": index.offsets + 512})
     reseal(folder)
     assert "'train-000000.view1.npy' lies elsewhere than its index says" in faults(folder)
     shutil.copy(folder / "train-000001.index.npz", path)
@@ -231,7 +231,7 @@ def test_images(tmp_path: Path) -> None:
     assert "sample 000002: view 'image' is (64, 64, 3); expected (32, 32, 3)" in found
     assert "train-000000.tar holds '000005.jpg', which its index does not list" in found
     path = out / "test-000000.index.npz"
-    index = vars(ShardIndex.read(path))
+    index = arrays_of(ShardIndex.read(path))
     np.savez(path, **{**index, "keys": np.array(["000001", "000006"])})
     found = faults(out)
     assert "test-000000.tar sample 000001: duplicate key: train-000000.tar has it too" in found

@@ -2,9 +2,11 @@
 
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from heron.shards.index import ShardIndex
 from heron.shards.sources import make
 from heron.shards.sources.base import Rows, Source
 
@@ -56,3 +58,8 @@ def bomb() -> bytes:
     """A PNG of a few bytes that says that it has four billion pixels."""
     header = b"IHDR" + (1 << 16).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
     return b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4, "big")
+
+
+def arrays_of(index: ShardIndex) -> dict[str, Any]:
+    """What an index is written as."""
+    return {name: array for name, array in vars(index).items() if array is not None}

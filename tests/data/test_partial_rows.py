@@ -1,0 +1,193 @@
+"""Rows that lack views or labels: hidden by protocol, in batches, in a run and its scores."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import Config, Protocol, parse_config
+from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.protocol import hide_views
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.evaluation.collapse import measure
+from heron.pipeline.evaluation.cross_view import cross_view_recalls
+from heron.pipeline.evaluation.knn import vote
+from heron.pipeline.evaluation.metrics import multi_label_scores
+from heron.pipeline.evaluation.probe import classify
+from heron.pipeline.pretrain import pretrain
+from heron.shards.build import build
+from heron.shards.sources import make
+from tests.experiments import frames, merge
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two views and four labels of 200 rows."""
+    path = tmp_path_factory.mktemp("partial")
+    labels = RANDOM.integers(0, 2, (200, 4))
+    hidden = labels @ RANDOM.normal(size=(4, 6))
+    views = {f"v{n}": (hidden + RANDOM.normal(size=(200, 6))).astype("f4") for n in (1, 2)}
+    np.savez(path / "mine.npz", labels=labels, **views)
+    build(make("arrays", {"npz": path / "mine.npz"}), path / "mine", progress=False)
+    return path
+
+
+TREE: dict[str, Any] = {
+    "data": {
+        "split": "all",
+        "protocol": {"labelled": 80, "hide_views": {"v2": 0.4}, "hide_labels": 0.5},
+        "batch": {"labelled": 20, "unlabelled": 30},
+        "views": [{"stored": "v1"}, {"stored": "v2"}],
+        "standardise": True,
+    },
+    "model": {"encoder": {"kind": "mlp", "widths": [8]}, "projection_width": 4},
+    "objective": {"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}},
+    "train": {"epochs": 2, "cpu_threads": 1},
+    "evaluate": {"probe": "always", "knn": 5, "baselines": True},
+    "tracking": [],
+}
+
+
+def config(folder: Path, name: str = "run", **changes: Any) -> Config:
+    places = {"run": {"dir": str(folder / name)}, "data": {"path": str(folder / "mine")}}
+    return parse_config(merge(merge(TREE, places), changes))
+
+
+def test_a_row_keeps_a_view_and_its_own_draw(folder: Path) -> None:
+    whole, rows = Reader(folder / "mine"), np.arange(200)
+    assert not whole.partial and whole.present(rows, ["v2", "v1"]).all()
+    hide_views(whole, {"v1": 0.5, "v2": 0.6}, Protocol(seed=3))
+    present = whole.present(rows, ["v1", "v2"])
+    assert whole.partial and present.any(1).all()
+    assert 0.5 < present[:, 0].mean() < 0.8 and 0.3 < present[:, 1].mean() < 0.6
+    alone = Reader(folder / "mine")
+    hide_views(alone, {"v2": 0.6}, Protocol(seed=3))
+    gone = ~alone.present(rows, ["v2"])[:, 0]
+    assert 0.5 < gone.mean() < 0.7 and (gone >= ~present[:, 1]).all()  # the draw is the view's own
+
+
+def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
+    streams = open_streams(config(folder))
+    whole, roles = Reader(folder / "mine"), streams.roles
+    seen, true = streams.targets(roles.labelled), whole.targets(roles.labelled)
+    unknown = np.isnan(seen)
+    assert 0.35 < unknown.mean() < 0.6 and not unknown.all(1).any() and streams.unknown
+    np.testing.assert_array_equal(seen[~unknown], true[~unknown])
+    tested = streams.reader.truth(roles.test)
+    np.testing.assert_array_equal(tested, whole.truth(roles.test))
+    dropped = open_streams(
+        config(folder, data={"protocol": {"partial_rows": "drop"}, "batch": {"labelled": 2}})
+    )
+    kept = dropped.roles.labelled
+    assert not np.isnan(dropped.targets(kept)).any() and 0 < len(kept) < len(roles.labelled)
+    np.testing.assert_array_equal(dropped.roles.test, roles.test)
+    assert not dropped.missing and not dropped.unknown
+    with pytest.raises(ConfigError, match="expected multi_label, or 0"):
+        other = frames(folder, data={"protocol": {"hide_labels": 0.5}})
+        build_data(other.data, progress=False)
+        open_streams(other)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> None:
+    streams = open_streams(config(folder))
+    for rank in range(world):
+        source = ProcessBatches(streams, 0, rank, world)
+        for batch in batches(source, 0, 3, workers=0, pin=False):
+            expected = streams.reader.present(batch.indices.numpy(), ["v1", "v2"])
+            assert batch.present is not None
+            np.testing.assert_array_equal(batch.present.numpy(), expected)
+
+
+def test_rows_that_the_model_sees_nothing_of(folder: Path) -> None:
+    second = {"data": {"views": [{"stored": "v2"}, {"stored": "v2"}]}}
+    with pytest.raises(ConfigError, match="have none of v2, the first .*partial_rows=drop"):
+        open_streams(config(folder, **second))
+    second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}  # type: ignore[dict-item]
+    streams = open_streams(config(folder, **second))
+    assert not streams.missing and 0 < len(streams.roles.test) < 120
+
+
+def test_a_run_on_rows_that_are_not_whole(folder: Path) -> None:
+    result = pretrain(config(folder))
+    counts = result["rows_by_views"]["test"]
+    assert set(counts) == {"v1", "v1 + v2"} and sum(counts.values()) == 120
+    assert result["auc_macro"] > 0.55 and result["probe_auc_macro"] > 0.55
+    assert result["knn_auc_macro"] > 0.5 and result["logistic_auc_macro"] > 0.55
+    with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
+        pretrain(config(folder, objective={"mib": {}}))
+    with pytest.raises(ConfigError, match="classify_on is 'first_view', and rows lack views"):
+        pretrain(config(folder, model={"classify_on": "first_view", "shared_encoder": True}))
+
+
+def test_scores_of_labels_that_are_known() -> None:
+    y = RANDOM.integers(0, 2, (60, 3)).astype("f4")
+    p = np.clip(y * 0.4 + RANDOM.random((60, 3)) * 0.6, 0, 1).astype("f4")
+    hidden = RANDOM.random(y.shape) < 0.3
+    part = np.where(hidden, np.nan, y).astype("f4")
+    found = multi_label_scores(p, part, 0.5)
+    each = [
+        multi_label_scores(p[~h][:, None, a], y[~h][:, None, a], 0.5)
+        for a, h in enumerate(hidden.T)
+    ]
+    for name, of_one in (("f1_macro", "f1_macro"), ("auc_macro", "auc_macro"), ("map", "map")):
+        assert found[name] == pytest.approx(np.mean([scores[of_one] for scores in each]))
+    said, true, known = (p > 0.5)[~hidden], (y == 1)[~hidden], ~hidden
+    micro = 2 * (said & true).sum() / (said.sum() + true.sum())
+    assert found["f1_micro"] == pytest.approx(micro)
+    agree = [((p[i] > 0.5) == y[i])[known[i]].all() for i in range(60)]
+    assert found["accuracy"] == pytest.approx(np.mean(agree))
+    whole = multi_label_scores(p, y, 0.5)
+    y_nan = np.concatenate([y, np.full((1, 3), np.nan, "f4")])
+    p_nan = np.concatenate([p, np.ones((1, 3), "f4")])
+    scores = multi_label_scores(p_nan, y_nan, 0.5)
+    for name in ("f1_weighted", "f1_macro", "f1_micro", "auc_macro", "map"):
+        assert scores[name] == pytest.approx(whole[name])
+
+
+def test_a_probe_and_a_vote_of_labels_that_are_known() -> None:
+    x, y = RANDOM.normal(size=(40, 3)), RANDOM.integers(0, 2, (40, 3)).astype("f4")
+    part = np.where(RANDOM.random(y.shape) < 0.4, np.nan, y).astype("f4")
+    part[:, 2] = np.nan
+    found = classify(x, part, x, False, 1.0, 100)
+    for a in range(2):
+        known = ~np.isnan(part[:, a])
+        alone = classify(x[known], y[known][:, [a]], x, False, 1.0, 100)
+        np.testing.assert_allclose(found[:, [a]], alone)
+    assert (found[:, 2] == 0.5).all()
+    rows, tested = np.arange(40), np.arange(100, 104)
+    votes = vote((rows, x.astype("f4"), part), (tested, x[:4].astype("f4")), 7, 0.5)
+    near = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for q in range(4):
+        cosine = near @ near[q]
+        k = np.argsort(-cosine)[:7]
+        for a in range(3):
+            stated = k[~np.isnan(part[k, a])]
+            w = np.exp(cosine[stated] / 0.5)
+            expected = (w * part[stated, a]).sum() / w.sum() if len(stated) else 0.5
+            assert votes[q, a] == pytest.approx(expected, rel=1e-4)
+
+
+def test_measures_of_the_views_that_there_are() -> None:
+    z = [torch.randn(30, 4, generator=torch.Generator().manual_seed(v)) for v in range(2)]
+    present = torch.rand(30, 2, generator=torch.Generator().manual_seed(5)) < 0.6
+    both = present.all(1)
+    found = measure([x.where(present[:, [v]], 0) for v, x in enumerate(z)], present)
+    assert found["alignment"] == pytest.approx(measure([x[both] for x in z])["alignment"])
+    alone = [measure([x[present[:, v]]]) for v, x in enumerate(z)]
+    assert found["uniformity"] == pytest.approx(max(m["uniformity"] for m in alone))
+    recalls = cross_view_recalls(z, ["a", "b"], present)
+    unit = [x / x.norm(dim=1, keepdim=True) for x in z]
+    hits = []
+    for i in both.nonzero()[:, 0].tolist():
+        others = [k for k in present[:, 1].nonzero()[:, 0].tolist() if k != i]
+        hits.append(
+            bool((unit[0][i] @ unit[1][others].T < unit[0][i] @ unit[1][i]).sum() > len(others) - 5)
+        )
+    assert recalls["recall@5_a_b"] == pytest.approx(np.mean(hits))
