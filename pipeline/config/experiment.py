@@ -16,6 +16,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
+    BelowOne,
     Natural,
     PathText,
     Section,
@@ -48,11 +49,12 @@ class RunFolder(Section):
 
 
 class Protocol(Section):
-    """Which rows are labelled, which unlabelled and which are tested on.
+    """Which rows are labelled, which unlabelled, which choose a configuration and which test it.
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
     without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
-    `complementary`, training sees of each labelled row so many classes that it is not.
+    `validation`, a share of the labelled rows is neither trained on, nor as an unlabelled row, nor
+    tested. With `complementary`, training sees of each labelled row so many classes that it is not.
 
     Attributes:
         labelled: how many rows of the split are labelled; `all`: every row.
@@ -62,6 +64,9 @@ class Protocol(Section):
         complementary: classes that a labelled row is not, which training sees in place of its own;
             null: training sees the labels.
         test: rows that are tested on: `unlabelled`, or a split of the data set.
+        validation: share of the labelled rows, stratified by their labels, that is kept for
+            validation; the test rows are then scored at the run's end alone.
+        stratified: whether the `labelled` rows that are drawn have each label in its proportion.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -70,6 +75,8 @@ class Protocol(Section):
     seed: Count = 0
     complementary: Natural | None = None
     test: str = "unlabelled"
+    validation: BelowOne = 0.0
+    stratified: bool = False
 
     @model_validator(mode="after")
     def _one_way(self) -> "Protocol":
@@ -287,6 +294,22 @@ class Config(Section):
         for name in self.model.encoders:
             if name not in names:
                 raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _validated(self) -> "Config":
+        validated = self.data.protocol.validation > 0
+        if not self.evaluate.test and (not validated or self.evaluate.baselines):
+            found = "evaluate.baselines is true" if validated else "data.protocol.validation is 0"
+            raise ValueError(
+                f"evaluate.test is false and {found}; expected a share for validation, and no "
+                "baselines: they are scored on the test rows"
+            )
+        if self.evaluate.threshold == "fitted" and not validated:
+            raise ValueError(
+                "evaluate.threshold is fitted and data.protocol.validation is 0; expected a share "
+                "for validation, whose rows it is fitted on, or a number such as 0.4"
+            )
         return self
 
     @field_validator("tracking")
