@@ -146,6 +146,11 @@ def _asked(
 
     path = find_config(config)
     data = load_config(path, overrides).data
+    if data.webdataset is not None:
+        raise ConfigError(
+            "data.webdataset streams rows without numbers, of which no fold can be made; expected "
+            "indexed shards: `heron shards index`, and data.path"
+        )
     data.refuse_missing("build it with `heron shards build`: see the first lines of the experiment")
     build_data(data)
     reader = open_reader(data)

@@ -160,7 +160,7 @@ def _augmented(facts: Facts, view: View) -> dict[str, Any]:
 def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
     """Returns the encoder of views of one kind, the width of projections, and why."""
     if views[0].kind == "text":
-        bert = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
+        bert: dict[str, Any] = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
         bert |= {"num_attention_heads": 4, "intermediate_size": 128}
         bert |= {"max_position_embeddings": TOKENS}
         why = "a small one from scratch; weights: a folder begins with a trained one"
