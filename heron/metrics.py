@@ -3,6 +3,7 @@
 | function | of what |
 |---|---|
 | `multi_label_scores`, `multi_class_scores` | probabilities and labels: F1, accuracy, AUC, mAP |
+| `fitted_threshold` | the threshold with the best weighted F1 of some rows |
 | `label_auc` | the AUC of every label |
 | `linear_probe` | probabilities by logistic regression on frozen features |
 | `collapse_measures` | whether embeddings collapse: the three below, of raw embeddings |
@@ -11,13 +12,19 @@
 
 from heron.pipeline.evaluation.collapse import alignment, effective_rank, uniformity
 from heron.pipeline.evaluation.collapse import measure as collapse_measures
-from heron.pipeline.evaluation.metrics import label_auc, multi_class_scores, multi_label_scores
+from heron.pipeline.evaluation.metrics import (
+    fitted_threshold,
+    label_auc,
+    multi_class_scores,
+    multi_label_scores,
+)
 from heron.pipeline.evaluation.probe import linear_probe
 
 __all__ = [
     "alignment",
     "collapse_measures",
     "effective_rank",
+    "fitted_threshold",
     "label_auc",
     "linear_probe",
     "multi_class_scores",

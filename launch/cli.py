@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from heron import __version__
 from heron.launch.arguments import Group, UsageError, Verb, choose, parse
+from heron.launch.compare import compare, tune
 from heron.launch.completion import completion
 from heron.launch.config import config
 from heron.launch.init import init
 from heron.launch.models import export, save
+from heron.launch.predict import predict
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
@@ -29,6 +31,7 @@ VERBS = Group(
         "config": Verb(config),
         "shards": SHARDS,
         "embed": Verb(embed),
+        "predict": Verb(predict),
         "index": Verb(index),
         "query": Verb(query),
         "negatives": Verb(negatives),
@@ -36,6 +39,8 @@ VERBS = Group(
         "save": Verb(save),
         "export": Verb(export),
         "reproduce": Verb(run_table),
+        "tune": Verb(tune),
+        "compare": Verb(compare),
         "study": Verb(study),
         "report": Verb(report),
         "launchers": Verb(launchers),

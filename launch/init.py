@@ -17,6 +17,7 @@ STEPS = 1500  # about so many a first run takes
 LEAST, MOST = 5, 200  # epochs
 LARGEST_BATCH = 256
 SIDE = 96  # larger pictures are resized to this
+TOKENS = 128  # of a text
 TESTED = 5  # where there is no test split, one row in so many is kept for the test
 Line = tuple[str, Any, str]  # a key's name with its indent, its value, and why
 
@@ -27,7 +28,7 @@ class Facts:
 
     Attributes:
         manifest: of the data set.
-        views: stored views that the model sees: the pictures, or where there are none the vectors.
+        views: stored views that the model sees: all of them; of labels that are complementary, one.
         split: rows that are trained on.
         test: split that is tested on; None: there is none.
         labelled: rows of the split with a label.
@@ -49,9 +50,9 @@ class Facts:
         return self.manifest.labels.kind if self.labelled else "none"
 
     @property
-    def images(self) -> bool:
-        """Whether the views are pictures."""
-        return self.views[0].kind == "image"
+    def mixed(self) -> bool:
+        """Whether views are of several kinds, which need an encoder each."""
+        return len({view.kind for view in self.views}) > 1
 
     @property
     def alone(self) -> bool:
@@ -78,8 +79,7 @@ def read_facts(data: str) -> Facts:
         labelled += len(known)
         if manifest.labels.kind == "complementary":  # several classes may be left
             scorable &= bool((known.sum(1) == len(manifest.labels.names) - 1).all())
-    images = [view for view in manifest.views if view.kind == "image"]
-    views = images or manifest.views
+    views = manifest.views
     if manifest.labels.kind == "complementary":
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
@@ -109,7 +109,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         protocol, why = {"labelled": "all", "test": "unlabelled"}, "no label says what a row is"
     elif facts.test is None:
         kept = known - max(1, known // TESTED)
-        protocol = {"labelled": kept, "test": "unlabelled"}
+        protocol = {"labelled": kept, "stratified": True, "test": "unlabelled"}
         known, others = kept, others + facts.labelled - kept
         why = f"no test split: one labelled row in {TESTED} is kept for the test"
     batch = {"labelled": batch_of(known) if known else 0, "unlabelled": 0}
@@ -128,9 +128,10 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
     ]
     for view in facts.views * (2 if facts.alone else 1):
         lines.append(("    -", {"stored": view.name} | _augmented(facts, view), ""))
-    if not facts.images and all(view.mean for view in facts.views):
+    vectors = [view for view in facts.views if view.kind == "vector"]
+    if vectors and all(view.mean for view in vectors):
         lines.append(("  standardise", True, "columns of several units count alike"))
-    if any(-1 in view.shape for view in facts.views):
+    if any(-1 in view.shape for view in facts.views if view.kind == "image"):
         lines.append(("  decode_size", SIDE * 4 // 3, "the pictures have several sizes"))
     rows = known if epoch == "labelled" else others
     return lines, max(1, rows // max(1, batch[epoch]))
@@ -143,7 +144,9 @@ def _why_views(facts: Facts) -> str:
 
 
 def _augmented(facts: Facts, view: View) -> dict[str, Any]:
-    if not facts.images:
+    if view.kind == "text":
+        return {"tokens": TOKENS}
+    if view.kind != "image":
         return {"augment": [{"noise": {"std": 0.1}}]} if facts.alone else {}
     crop: dict[str, Any] = {
         "crop": {"area": [0.4, 1.0] if facts.alone else [0.8, 1.0], "flip": 0.0}
@@ -154,26 +157,38 @@ def _augmented(facts: Facts, view: View) -> dict[str, Any]:
     return size | {"augment": steps}
 
 
-def _model(facts: Facts) -> list[Line]:
-    if facts.images:
-        side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in facts.views)
+def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
+    """Returns the encoder of views of one kind, the width of projections, and why."""
+    if views[0].kind == "text":
+        bert: dict[str, Any] = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
+        bert |= {"num_attention_heads": 4, "intermediate_size": 128}
+        bert |= {"max_position_embeddings": TOKENS}
+        why = "a small one from scratch; weights: a folder begins with a trained one"
+        return {"kind": "transformers", "config": bert}, 64, why
+    if views[0].kind == "image":
+        side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in views)
         stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
-        encoder: dict[str, Any] = {
-            "kind": "convnet",
-            "channels": [16 * 2**n for n in range(stages)],
-        }
+        channels = [16 * 2**n for n in range(stages)]
+        encoder: dict[str, Any] = {"kind": "convnet", "channels": channels}
         encoder |= {"widths": [200], "dropout": 0.1}
-        width, why = 128, f"{side} pixels, halved {stages} times"
+        return encoder, 128, f"{side} pixels, halved {stages} times"
+    widest = max(view.shape[0] for view in views)
+    hidden = 1 << min(9, max(5, round(math.log2(widest))))
+    encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
+    return encoder, min(128, hidden), f"the widest view has {widest} columns"
+
+
+def _model(facts: Facts) -> list[Line]:
+    lines: list[Line] = [("model", None, "")]
+    if facts.mixed:
+        lines.append(("  encoders", None, "views of several kinds: one each"))
+        made = [(view.name, *_encoder([view])) for view in facts.views]
+        lines += [(f"    {yaml_key(name)}", encoder, why) for name, encoder, _, why in made]
+        width = min(width for _, _, width, _ in made)
     else:
-        widest = max(view.shape[0] for view in facts.views)
-        hidden = 1 << min(9, max(5, round(math.log2(widest))))
-        encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
-        width, why = min(128, hidden), f"the widest view has {widest} columns"
-    lines: list[Line] = [
-        ("model", None, ""),
-        ("  encoder", encoder, why),
-        ("  projection_width", width, "of what the loss compares"),
-    ]
+        encoder, width, why = _encoder(facts.views)
+        lines.append(("  encoder", encoder, why))
+    lines.append(("  projection_width", width, "of what the loss compares"))
     if facts.alone:
         lines += [
             ("  shared_encoder", True, "both views are of one kind"),
@@ -181,6 +196,11 @@ def _model(facts: Facts) -> list[Line]:
             ("  classify_on", "first_view", "scores need no second look"),
         ]
     return lines
+
+
+def yaml_key(name: str) -> str:
+    """Returns a name as a key of YAML, quoted where it has to be."""
+    return yaml.safe_dump(name, width=1000).removesuffix("...\n").strip()
 
 
 def _is_herocon(facts: Facts) -> bool:
@@ -209,6 +229,8 @@ def _objective(facts: Facts) -> list[Line]:
         queue = max(1024, batch_of(facts.labelled))
         terms = {"ub_log": {"weight": 1.0}}
         terms["mulco"] = {"weight": 1.0, "tau": 0.05, "kind": "soft", "queue": queue}
+    elif facts.mixed:
+        why, terms = "CLIP's loss: no row has a label, and views find each other", {"clip": {}}
     else:
         why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
     return [("objective", None, why), *((f"  {name}", given, "") for name, given in terms.items())]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as t_distribution
 from scipy.stats import ttest_rel
 
 SAME = 1e-12  # of the scores: differences that vary by less do not vary
@@ -53,3 +54,46 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
         t, p = map(float, ttest_rel(both[:, 0], both[:, 1]))
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
     return Paired(len(both), mean, std, t, p)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference over `n` folds, and the ends of its 95 % interval; NaN of one fold."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+    @property
+    def shown(self) -> str:
+        """The difference and its interval, as text."""
+        if math.isnan(self.low):
+            return f"{self.mean:+.4f} (one fold: no interval)"
+        return f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
+
+
+def corrected_interval(differences: Any, shared: float) -> Interval:
+    """Returns the mean of paired differences over folds that share rows, and its interval.
+
+    The corrected resampled t of Nadeau and Bengio ("Inference for the generalization error",
+    Machine Learning 52, 2003): differences of folds that are correlated by `shared` have a mean of
+    variance s² (1 / n + shared / (1 - shared)), with Student's t of n - 1 degrees of freedom. With
+    `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled.
+
+    Args:
+        differences: one a fold.
+        shared: correlation of two folds, from 0, for folds apart, to below 1.
+    """
+    values = np.asarray(differences, float)
+    n, mean = len(values), float(values.mean())
+    if n < 2:
+        return Interval(n, mean, math.nan, math.nan)
+    factor = 1 / n + shared / (1 - shared) if shared < 1 else math.inf
+    half = float(t_distribution.ppf(0.975, n - 1) * math.sqrt(values.var(ddof=1) * factor))
+    return Interval(n, mean, mean - half, mean + half)

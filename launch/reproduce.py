@@ -56,7 +56,7 @@ def missing(
     configs = [  # all of them before the first run, so that one that is refused costs no run
         config for name in only or table.methods for config in _configs(table, name, out, overrides)
     ]
-    return [one for one in configs if not _is_done(one)]
+    return [one for one in configs if not is_done(one)]
 
 
 def _measured(
@@ -69,7 +69,7 @@ def _measured(
     for name in table.methods:
         try:
             configs = _configs(table, name, out, overrides)
-            if not all(map(_is_done, configs)):
+            if not all(map(is_done, configs)):
                 continue
         except ConfigError:
             continue  # what is there was run with other overrides
@@ -87,7 +87,7 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
     for fold in table.folds:
         own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={out}/{name}-{fold}"]
         own += ["run.resume=auto", *([f"seed={fold}"] if table.seeded else [])]
-        _refuse_clashes(overrides, [*(one.split("=")[0] for one in own), *method.schedules])
+        refuse_clashes(overrides, [*(one.split("=")[0] for one in own), *method.schedules])
         path, given = CONFIGS / table.config, [*overrides, *own]
         config = load_config(path, given, method.name)
         if method.schedules:
@@ -98,7 +98,7 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
     return configs
 
 
-def _refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
+def refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
     """Raises ConfigError where an override is of a key that the table sets, or of a part of it."""
     clashes = [
         override
@@ -112,7 +112,7 @@ def _refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
         )
 
 
-def _is_done(config: Config) -> bool:
+def is_done(config: Config) -> bool:
     """Whether the run is there; one of another configuration is not taken for it, nor lost."""
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
-Role = Literal["labelled", "unlabelled", "test"]
+Role = Literal["labelled", "unlabelled", "test", "validation"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
 IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
 OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]

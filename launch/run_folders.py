@@ -20,6 +20,7 @@ TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MOST = 20_000  # runs that are listed
 DEEPEST = 8  # folders within folders
 SIGNS = START, "metrics.jsonl", "result.json", LOCK  # one of them beside a config.yaml
+SCORED = b"test/", b"validation/"  # begins the names of scores in metrics.jsonl
 INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # of a run; no run lies there
 COLUMNS = (
     *("name", "state", "step", "steps", "loss", "started", "seconds", "host", "version"),
@@ -165,7 +166,7 @@ def _last_rows(path: Path) -> tuple[int, Run]:
     step = 0
     scored = False
     for line in reversed(lines[:-1]):  # what follows the last end of a line was cut short
-        if "loss" in last and (scored or b'"test/' not in line):
+        if "loss" in last and (scored or not any(b'"' + of in line for of in SCORED)):
             continue  # a line that is not read cannot take long
         if not line.strip():
             continue
@@ -175,6 +176,8 @@ def _last_rows(path: Path) -> tuple[int, Run]:
             reason = str(fault).splitlines()[0]
             raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
         scores = {k.removeprefix("test/"): v for k, v in row.items() if k.startswith("test/")}
+        named = {k.replace("/", "_", 1): v for k, v in row.items() if k.startswith("validation/")}
+        scores |= named
         scores = {key: value for key, value in scores.items() if _is_score(key, value)}
         if scores and not scored:
             last |= scores

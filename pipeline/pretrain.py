@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.evaluation.metrics import Scores
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.models.networks import described
 from heron.pipeline.negatives.mine import Miner
@@ -318,9 +319,12 @@ class Trainer:
         checkpoint.keep(self.saved, snapshot, texts, newest, self.watchdog)
 
     def evaluate(self, now: int) -> None:
-        """Scores the test rows after so many steps."""
-        _, scores = self.evaluator.evaluate(self.model, self.streams.roles)
-        self.log.scores(now - 1, now / self.per_epoch, scores)
+        """Scores the validation rows after so many steps; the test rows where there are none."""
+        role: Literal["validation", "test"] = "test"
+        if self.config.data.protocol.validation:
+            role = "validation"
+        _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
+        self.log.scores(now - 1, now / self.per_epoch, scores, role)
 
     def report(self) -> dict[str, Any]:
         """Trains what the result is compared with, and writes the result and the report."""
@@ -356,15 +360,24 @@ class Trainer:
 
     def _score(self) -> None:
         """Scores the last weights, and embeds rows for the report's map."""
-        options, roles = self.config.evaluate, self.streams.roles
-        self.predictions, self.scores = self.evaluator.evaluate(self.model, roles)
+        options, roles, done = self.config.evaluate, self.streams.roles, max(self.steps - 1, 0)
+        epoch, self.scores = self.steps / self.per_epoch, Scores()
+        if self.config.data.protocol.validation:
+            found, scores = self.evaluator.evaluate(self.model, roles, "validation")
+            self.predictions = found
+            self.scores |= {f"validation_{name}": value for name, value in scores.items()}
+            self.log.scores(done, epoch, scores, "validation")
+        if options.test:
+            self.predictions, scores = self.evaluator.evaluate(self.model, roles)
+            self.scores |= scores
+            self.log.scores(done, epoch, scores)
         self.embedding = None
         # Clocks differ, so the main process decides.
         if collectives.from_first(wants_map(options.map, self.train_seconds)):
-            test = roles.test if len(roles.test) else roles.unlabelled
-            sample = test[:: max(1, len(test) // options.map_rows)]
+            scored = roles.test if options.test else roles.validation
+            scored = scored if len(scored) else roles.unlabelled
+            sample = scored[:: max(1, len(scored) // options.map_rows)]
             self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
-        self.log.scores(max(self.steps - 1, 0), self.steps / self.per_epoch, self.scores)
         self._tell_skipped(collectives.gather_objects(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
+    BelowOne,
     Natural,
     PathText,
     Positive,
@@ -50,13 +51,14 @@ class RunFolder(Section):
 
 
 class Protocol(Section):
-    """Which rows are labelled, which unlabelled and which are tested on.
+    """Which rows are labelled, which unlabelled, which choose a configuration and which test it.
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
     without, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
-    `complementary`, training sees of each labelled row so many classes that it is not. With
     `test: fold`, it is the other way round: fold number `fold` is tested, and the other folds are
-    labelled; folds are shuffled, anew for every `folds` of them.
+    labelled; folds are shuffled, anew for every `folds` of them. With `validation`, a share of the
+    labelled rows is neither trained on, nor as an unlabelled row, nor tested. With
+    `complementary`, training sees of each labelled row so many classes that it is not.
 
     Attributes:
         labelled: how many rows of the split are labelled; `all`: every row.
@@ -73,6 +75,9 @@ class Protocol(Section):
         hide_label_rows: share of the labelled rows that labels are hidden from.
         partial_rows: whether rows that lack a view that the model sees, and labelled rows that lack
             a label, are trained on (`keep`) or not (`drop`); they are tested in either case.
+        validation: share of the labelled rows, stratified by their labels, that is kept for
+            validation; the test rows are then scored at the run's end alone.
+        stratified: whether the `labelled` rows that are drawn have each label in its proportion.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -85,6 +90,8 @@ class Protocol(Section):
     hide_labels: Part = 0.0
     hide_label_rows: Annotated[float, Field(gt=0, le=1)] = 1.0
     partial_rows: Literal["keep", "drop"] = "keep"
+    validation: BelowOne = 0.0
+    stratified: bool = False
 
     @model_validator(mode="after")
     def _one_way(self) -> "Protocol":
@@ -344,6 +351,22 @@ class Config(Section):
         for name in self.model.encoders:
             if name not in names:
                 raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _validated(self) -> "Config":
+        validated = self.data.protocol.validation > 0
+        if not self.evaluate.test and (not validated or self.evaluate.baselines):
+            found = "evaluate.baselines is true" if validated else "data.protocol.validation is 0"
+            raise ValueError(
+                f"evaluate.test is false and {found}; expected a share for validation, and no "
+                "baselines: they are scored on the test rows"
+            )
+        if self.evaluate.threshold == "fitted" and not validated:
+            raise ValueError(
+                "evaluate.threshold is fitted and data.protocol.validation is 0; expected a share "
+                "for validation, whose rows it is fitted on, or a number such as 0.4"
+            )
         return self
 
     @field_validator("tracking")

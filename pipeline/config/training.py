@@ -120,13 +120,16 @@ class Evaluate(Section):
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
         cross_view: whether there is recall@k of each view's test rows by the projections of each
             other view: see `evaluation.cross_view`.
-        threshold: probability from which a label of a multi-label row is predicted.
+        threshold: probability above which a label of a multi-label row is predicted, which F1 and
+            accuracy hang on, and AUC and mAP do not; `fitted`: that with the best weighted F1 of
+            the validation rows, one for all labels.
         batch: rows that are evaluated at a time.
         map: whether the report ends with a map of test rows; `auto`: where training took two
             minutes or more.
         map_rows: test rows on the map, about, at most.
         baselines: whether logistic regression and the plain network are trained on the same labels,
             for comparison.
+        test: whether the test rows are scored; false: a search's trials leave them unread.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"
@@ -134,8 +137,9 @@ class Evaluate(Section):
     knn: Natural | None = None
     knn_tau: Positive = 0.07
     cross_view: bool = False
-    threshold: Share = 0.4
+    threshold: Share | Literal["fitted"] = 0.4
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
     baselines: bool = False
+    test: bool = True

@@ -83,7 +83,8 @@ class EndlessStreams:
 
     def skipped(self, most: float) -> Skipped:
         """Returns what counts the samples and rows that are skipped."""
-        return Skipped(self.roles.test, most, self.config.samples_per_epoch)
+        scored = np.concatenate([self.roles.test, self.roles.validation])
+        return Skipped(scored, most, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
         """Returns a line a stream, and what does not hold of one without an index."""
@@ -192,8 +193,11 @@ def open_endless(config: Config) -> EndlessStreams:
             "and classes, or 0 labelled rows"
         )
     none = np.empty(0, np.int64)
-    roles = assign(reader, data.split, data.protocol) if data.path else Roles(none, none, none)
-    reader.truth(roles.test)
+    roles = Roles(none, none, none, none)
+    if data.path:
+        roles = assign(reader, data.split, data.protocol)
+    for scored in (roles.test, roles.validation):
+        reader.truth(scored)
     labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
     present = [s for s in (labelled, unlabelled) if s is not None]
     if not present:

@@ -15,18 +15,22 @@ from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.stratify import stratified
+
+VALIDATION = 1  # beside seed and fold: the draw of the validation rows is none of the labelled
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Row numbers by role; labelled and unlabelled rows are apart and make up the split.
+    """Row numbers by role; labelled, validation and unlabelled rows make up the split, apart.
 
-    Only rows with a label are tested.
+    Only rows with a label are tested, and no validation row is.
     """
 
     labelled: Rows
     unlabelled: Rows
     test: Rows
+    validation: Rows
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
@@ -34,7 +38,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
 
     Raises:
         ConfigError: more labelled rows than there are, more folds than rows of the rarest
-            label, or a test split that is not there.
+            label, a test split that is not there, or a share for validation that is no row or all.
     """
     rows = reader.split_rows(split)
     known = reader.known(rows)
@@ -51,7 +55,10 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         )
     else:
         rng = np.random.default_rng([protocol.seed, protocol.fold])
-        chosen = candidates[np.sort(rng.permutation(len(candidates))[: protocol.labelled])]
+        if protocol.stratified:
+            chosen = candidates[stratified(reader.targets(rows[known]), protocol.labelled, rng)]
+        else:
+            chosen = candidates[np.sort(rng.permutation(len(candidates))[: protocol.labelled])]
     unlabelled = np.delete(rows, chosen)
     if protocol.test in ("unlabelled", "fold"):
         if not len(unlabelled):
@@ -62,7 +69,26 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         test = unlabelled
     else:
         test = reader.split_rows(protocol.test)
-    return Roles(rows[chosen], unlabelled, test[reader.known(test)])
+    labelled = rows[chosen]
+    validation = _validation(reader, labelled, protocol)
+    if len(validation):
+        labelled, test = (np.setdiff1d(given, validation) for given in (labelled, test))
+    return Roles(labelled, unlabelled, test[reader.known(test)], validation)
+
+
+def _validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows:
+    """Draws the validation rows among the labelled ones."""
+    count = round(protocol.validation * len(labelled))
+    if not protocol.validation:
+        return labelled[:0]
+    if not 0 < count < len(labelled):
+        raise ConfigError(
+            f"data.protocol.validation is {protocol.validation:g} of {len(labelled)} labelled "
+            f"rows, which is {count} of them; expected 1 or more, and 1 or more to train on: give "
+            "another share, or more labelled rows"
+        )
+    draw = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION])
+    return labelled[stratified(reader.targets(labelled), count, draw)]
 
 
 def complementary(

@@ -87,7 +87,7 @@ class Streams:
         """Returns what counts skipped rows, of all that the run draws or scores."""
         drawn = [s for s in (self.labelled, self.unlabelled) if s is not None]
         rows = [shard for stream in drawn for shard in stream.shards]
-        return Skipped(np.concatenate([*rows, self.roles.test]), most)
+        return Skipped(np.concatenate([*rows, self.roles.test, self.roles.validation]), most)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns how many rows of each role have which views, by `rows_by_views`, for the result.
@@ -295,7 +295,8 @@ def open_streams(config: Config) -> Streams:
     )
     if labelled is not None:
         _check_labels(streams)
-    reader.truth(roles.test)  # before the first step, not after the last
+    for scored in (roles.test, roles.validation):
+        reader.truth(scored)  # before the first step, not after the last
     return streams
 
 

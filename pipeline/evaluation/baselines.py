@@ -164,17 +164,23 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
     scores: dict[str, float] = {}
     if rank() == 0:
         with evaluator.watchdog.busy():
-            labelled, test = evaluator.inputs(roles.labelled), evaluator.inputs(roles.test)
+            asked = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
+            labelled, test, *validation = map(evaluator.inputs, asked)
             if len(labelled.y) and len(test.y):
-                assert labelled.hidden is not None and test.hidden is not None
+                assert labelled.hidden is not None
+                others = [one.hidden for one in (test, *validation) if one.hidden is not None]
                 shapes = evaluator.views.shapes
                 views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
                 probability, chosen = logistic_regression(
                     labelled.hidden.reshape(len(labelled.y), views, -1),
                     labelled.y,
-                    test.hidden.reshape(len(test.y), views, -1),
+                    np.concatenate(others).reshape(sum(map(len, others)), views, -1),
                     evaluator.exclusive,
                 )
-                scores = evaluator.score(replace(test, probability=probability)) | chosen
+                parts = np.split(probability, [len(test.y)])
+                fitted = [replace(one, probability=parts[1]) for one in validation]
+                threshold = evaluator.threshold(fitted[0] if fitted else None)
+                test = replace(test, probability=parts[0])
+                scores = evaluator.score(test, threshold) | chosen
     shared: dict[str, float] = gather_objects(scores)[0]
     return shared

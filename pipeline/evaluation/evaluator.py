@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,12 @@ from heron.pipeline.distributed.collectives import gather, gather_objects, rank,
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import collapse
 from heron.pipeline.evaluation.cross_view import cross_view_recalls
-from heron.pipeline.evaluation.metrics import Scores, multi_class_scores, multi_label_scores
+from heron.pipeline.evaluation.metrics import (
+    Scores,
+    fitted_threshold,
+    multi_class_scores,
+    multi_label_scores,
+)
 from heron.pipeline.evaluation.probe import linear_probe
 from heron.pipeline.evaluation.svm import support_vectors
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
@@ -89,45 +95,64 @@ class Evaluator:
         """Whether classes exclude each other: softmax and argmax, else sigmoid and threshold."""
         return self.reader.manifest.labels.kind != "multi_label"
 
-    def evaluate(self, model: Heterogeneous, roles: Roles) -> tuple[Predictions, Scores]:
-        """Returns predictions for the test rows and their scores; every process must call it.
+    def evaluate(
+        self, model: Heterogeneous, roles: Roles, role: Literal["test", "validation"] = "test"
+    ) -> tuple[Predictions, Scores]:
+        """Returns predictions for the rows of a role and their scores; every process must call it.
 
         They are the classifier's. Where there is none, they are those of a linear probe on the
         labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
         as `probe_...`, and `never` trains no probe. With `evaluate.knn` there are the scores of the
-        labelled rows' vote by hidden features, as `knn_...`, and `rankme` of the test rows' (see
-        `collapse.effective_rank`).
+        labelled rows' vote by hidden features, as `knn_...`, and `rankme` of the role's rows' (see
+        `collapse.effective_rank`). With `evaluate.threshold: fitted` each of these has its own
+        `threshold`, by the validation rows.
+        """
+        rows = roles.test if role == "test" else roles.validation
+        if not len(rows):
+            return self.predict(model, rows), {}  # no row of it has a label
+        found, measured = self.predictors(model, roles.labelled, rows)
+        fitted = found
+        if role == "test" and self.fits:
+            fitted, _ = self.predictors(model, roles.labelled, roles.validation)
+        scores: Scores = {}
+        for prefix, predictions in found.items():
+            its = self.score(predictions, self.threshold(fitted.get(prefix)))
+            scores |= {f"{prefix}{name}": value for name, value in its.items()}
+        return found[""], scores | measured
+
+    def predictors(
+        self, model: Heterogeneous, known: Rows, rows: Rows
+    ) -> tuple[dict[str, Predictions], Scores]:
+        """Returns what predicts some rows, by the prefix of its scores, and what needs no label.
+
+        Args:
+            model: to predict with.
+            known: labelled rows, for the probe and the vote.
+            rows: to predict.
         """
         alone = model.classifier is None
         probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
-        if not len(roles.test):
-            return self.predict(model, roles.test), {}  # no row of it has a label
         voted = self.config.knn is not None
-        predictions = self.predict(
-            model, roles.test, hidden=probed or voted, projected=self.config.cross_view
-        )
-        scores = self.score(predictions)
+        own = self.predict(model, rows, hidden=probed or voted, projected=self.config.cross_view)
+        found, measured = {"": own}, Scores()
         if self.config.cross_view:
             names = self.views.names[: model.classified]
-            found = [torch.from_numpy(view) for view in predictions.projections]
-            scores |= cross_view_recalls(found, names, self._present(predictions.rows, len(names)))
-        if voted and predictions.hidden is not None and predictions.hidden.size:
-            hidden = torch.from_numpy(predictions.hidden).double()
-            scores |= {"rankme": collapse.effective_rank(hidden)}
+            projections = [torch.from_numpy(view) for view in own.projections]
+            present = self._present(own.rows, len(names))
+            measured |= cross_view_recalls(projections, names, present)
+        if voted and own.hidden is not None and own.hidden.size:
+            hidden = torch.from_numpy(own.hidden).double()
+            measured |= {"rankme": collapse.effective_rank(hidden)}
         if not (probed or voted):
-            return predictions, scores
-        labelled = self.predict(model, roles.labelled, hidden=True)
-        if not len(labelled.y) or not len(predictions.y):
-            return predictions, scores  # a probe and a vote need both
+            return found, measured
+        labelled = self.predict(model, known, hidden=True)
+        if not len(labelled.y) or not len(own.y):
+            return found, measured  # a probe and a vote need both
         if voted:
-            votes = self.score(self._vote(labelled, predictions))
-            scores |= {f"knn_{name}": value for name, value in votes.items()}
-        if not probed:
-            return predictions, scores
-        probe = self._probe(labelled, predictions)
-        if alone:
-            return probe, self.score(probe) | scores
-        return predictions, scores | {f"probe_{k}": v for k, v in self.score(probe).items()}
+            found["knn_"] = self._vote(labelled, own)
+        if probed:
+            found["" if alone else "probe_"] = self._probe(labelled, own)
+        return found, measured
 
     @torch.no_grad()
     def predict(
@@ -197,13 +222,36 @@ class Evaluator:
             hidden = hidden.astype(np.float32)
         return Predictions(None, hidden, self.reader.truth(rows), rows)
 
-    def score(self, predictions: Predictions) -> Scores:
-        """Returns scores; none without probabilities, or where no row has a label."""
+    def model_inputs(self, rows: Rows) -> list[Tensor]:
+        """Returns the model's input of each view of some rows, read at once by this process."""
+        names = [view.stored for view in self.views.views]
+        return self.views(self._batch(rows, names), False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether thresholds are fitted on the validation rows."""
+        return self.config.threshold == "fitted" and not self.exclusive
+
+    def threshold(self, validation: Predictions | None) -> float:
+        """Returns the threshold: as configured, or fitted on predictions of the validation rows."""
+        if self.config.threshold != "fitted":
+            return self.config.threshold
+        if self.exclusive or validation is None or validation.probability is None:
+            return 0.5
+        return fitted_threshold(validation.probability, validation.y)
+
+    def score(self, predictions: Predictions, threshold: float | None = None) -> Scores:
+        """Returns scores; none without probabilities, or where no row has a label.
+
+        `threshold` None is that of the configuration; a fitted one is among the scores.
+        """
         if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
             return multi_class_scores(predictions.probability, predictions.y)
-        return multi_label_scores(predictions.probability, predictions.y, self.config.threshold)
+        used = self.threshold(None) if threshold is None else threshold
+        scores = multi_label_scores(predictions.probability, predictions.y, used)
+        return scores | ({"threshold": used} if self.fits else {})
 
     def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what a probe on the labelled rows predicts; the main process trains it."""

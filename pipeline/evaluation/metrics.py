@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = dict[str, float]
+THRESHOLDS = 200  # that are tried, at most
 
 
 def multi_label_scores(
@@ -45,6 +46,27 @@ def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32])
     """Returns scores of exclusive classes: the most probable one is predicted; see the above."""
     true, predicted = y.argmax(1), probability.argmax(1)
     return _f1(true, predicted) | _ranking(probability, y)
+
+
+def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
+    """Returns the threshold, one for all labels, with the best weighted F1 of some rows.
+
+    Those between the probabilities that occur are tried, `THRESHOLDS` of them evenly by rank; of
+    equals the nearest to 0.5 is taken, which is also that of rows without a label or all alike.
+
+    Args:
+        probability: of the labels, [rows, labels].
+        y: the labels as 0/1, [rows, labels].
+    """
+    values = np.unique(probability).astype(np.float64)
+    tried = (values[1:] + values[:-1]) / 2
+    tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), THRESHOLDS)).round().astype(int)]
+    true, best = y.sum(0), (-1.0, 0.0, 0.5)
+    for threshold in tried.tolist():
+        predicted = probability > threshold
+        f1 = 2 * (predicted * y).sum(0) / np.maximum(predicted.sum(0) + true, 1)
+        best = max(best, (float((f1 * true).sum()), -abs(threshold - 0.5), threshold))
+    return best[2] if true.any() else 0.5
 
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:

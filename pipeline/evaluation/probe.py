@@ -1,6 +1,7 @@
 """A linear probe: how well a linear classifier on frozen features tells the labels apart."""
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,26 +51,40 @@ def classify(
 
     A class without examples has probability 0; a label that all rows share is predicted as it is.
     """
+    return fit_logistic(x, y, exclusive, c, iterations)(queries)
+
+
+def fit_logistic(
+    x: NDArray[np.float64], y: NDArray[np.float32], exclusive: bool, c: float, iterations: int
+) -> Callable[[NDArray[np.float64]], NDArray[np.float32]]:
+    """Returns what gives `classify`'s probabilities [queries, labels] of queries."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    probability = np.zeros((len(queries), y.shape[1]), np.float32)
     targets = [y.argmax(1)] if exclusive else list(y.T)
-    for column, labels in enumerate(targets):
+    fitted: list[LogisticRegression | float] = []  # a value: that of all rows
+    for labels in targets:
         known = np.isfinite(labels)
         rows, target = (x if known.all() else x[known]), labels[known].astype(int)
         if not len(target):
-            probability[:, column] = 0.5  # nothing is known of it
+            fitted.append(0.5)  # nothing is known of it
             continue
         if len(present := np.unique(target)) == 1:
-            probability[:, present[0] if exclusive else column] = 1.0 if exclusive else present[0]
+            fitted.append(float(present[0]))
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=c, max_iter=iterations).fit(rows, target)
-        predicted = model.predict_proba(queries)
-        if exclusive:
-            probability[:, model.classes_] = predicted
-        else:
-            probability[:, column] = predicted[:, 1]
-    return probability
+            fitted.append(LogisticRegression(C=c, max_iter=iterations).fit(rows, target))
+
+    def predict(queries: NDArray[np.float64]) -> NDArray[np.float32]:
+        probability = np.zeros((len(queries), y.shape[1]), np.float32)
+        for column, model in enumerate(fitted):
+            if isinstance(model, float):
+                probability[:, int(model) if exclusive else column] = 1.0 if exclusive else model
+            elif exclusive:
+                probability[:, model.classes_] = model.predict_proba(queries)
+            else:
+                probability[:, column] = model.predict_proba(queries)[:, 1]
+        return probability
+
+    return predict

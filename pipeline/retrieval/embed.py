@@ -38,7 +38,7 @@ from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError, shown
 from heron.shards.store import is_remote
 
-ROLES = "labelled", "unlabelled", "test"
+ROLES = "labelled", "unlabelled", "test", "validation"
 T = TypeVar("T")
 
 
@@ -70,7 +70,7 @@ def embed(
         overrides = [*overrides, "data.webdataset=null", "data.sources=null"]
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
-    together(lambda: _check_data(config.data, overrides))
+    together(lambda: check_data(config.data, overrides))
     embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice))
     for number, other in enumerate(gather_objects(plan)):
         if differ := differences(plan, other):
@@ -130,7 +130,7 @@ def _open(
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
-def _check_data(data: Data, overrides: Sequence[str]) -> None:
+def check_data(data: Data, overrides: Sequence[str]) -> None:
     """Refuses a data set that is not there, or is at an address that only the run names.
 
     A run's configuration may be of others: it starts no build, and nothing is fetched by it.

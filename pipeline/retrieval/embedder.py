@@ -28,7 +28,9 @@ class Choice:
     """What of a data set to embed, and how."""
 
     split: str | None = None  # of the data set; None: all
-    role: str | None = None  # labelled, unlabelled or test, by the run's protocol; None: all rows
+    role: str | None = (
+        None  # labelled, unlabelled, test or validation, by the run's protocol; None: all rows
+    )
     layers: Sequence[Layer] | None = None  # to write; None: those that the model has
     dtype: str = "float32"  # of the files
     part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most

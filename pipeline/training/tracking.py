@@ -74,15 +74,15 @@ class RunLog:
         self.bar.update()
         self.bar.set_postfix(loss=f"{row['loss']:.4f}", refresh=False)
 
-    def scores(self, step: int, epoch: float, scores: dict[str, float]) -> None:
-        """Records an evaluation; without a classifier there is nothing to record."""
+    def scores(self, step: int, epoch: float, scores: dict[str, float], role: str = "test") -> None:
+        """Records an evaluation of a role; without a classifier there is nothing to record."""
         if not self.main or not scores:
             return
-        self._write({"step": step, "epoch": epoch} | {f"test/{k}": v for k, v in scores.items()})
+        self._write({"step": step, "epoch": epoch} | {f"{role}/{k}": v for k, v in scores.items()})
         names = ["f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"]
         names += [name for name in scores if name.startswith("recall@10")]
         shown = ", ".join(f"{k} {scores[k]:.4f}" for k in names if k in scores)
-        self.say(f"epoch {epoch:g}: {shown}")
+        self.say(f"epoch {epoch:g}{f', {role}' if role != 'test' else ''}: {shown}")
 
     def say(self, *lines: str) -> None:
         """Prints lines without breaking the bar."""

@@ -133,7 +133,7 @@ def test_predictions_reach_the_scores_of_the_run(case: tuple[str, heron.Run]) ->
     y = reader.truth(test)
     assert probability.shape == y.shape
     if reader.manifest.labels.kind == "multi_label":
-        found = heron.metrics.multi_label_scores(probability, y, config.evaluate.threshold)
+        found = heron.metrics.multi_label_scores(probability, y, float(config.evaluate.threshold))
     else:
         np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-5)
         found = heron.metrics.multi_class_scores(probability, y)

@@ -10,6 +10,7 @@ import torch
 from heron.pipeline.data.streams import Streams, build_data, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.evaluation.metrics import fitted_threshold, multi_label_scores
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.supervised import WeightedSupervised
@@ -130,3 +131,21 @@ def test_labels_that_exclude_each_other(folder: Path, kind: str, exclusive: bool
     labels = streams.reader.manifest.labels.model_copy(update={"kind": kind})
     streams.reader.manifest = streams.reader.manifest.model_copy(update={"labels": labels})
     assert evaluator.exclusive == exclusive
+
+
+def test_a_fitted_threshold_is_that_of_the_validation_rows(folder: Path) -> None:
+    kept = {"protocol": {"labelled": 60, "test": "test", "validation": 0.25}}
+    given = {"threshold": "fitted", "probe": "always", "knn": 5}
+    evaluator, model, streams, _ = make(folder, classify=True, data=kept, evaluate=given)
+    labels = streams.reader.manifest.labels.model_copy(update={"kind": "multi_label"})
+    streams.reader.manifest = streams.reader.manifest.model_copy(update={"labels": labels})
+    _, scores = evaluator.evaluate(model, streams.roles)
+    validation = evaluator.predict(model, streams.roles.validation)
+    test, known = evaluator.predict(model, streams.roles.test), evaluator.threshold(validation)
+    assert validation.probability is not None and test.probability is not None
+    assert known == fitted_threshold(validation.probability, validation.y) == scores["threshold"]
+    expected = multi_label_scores(test.probability, test.y, known)
+    assert expected.items() <= scores.items()
+    assert len({scores[f"{one}threshold"] for one in ("", "probe_", "knn_")}) == 3
+    _, its = evaluator.evaluate(model, streams.roles, "validation")
+    assert its["threshold"] == known

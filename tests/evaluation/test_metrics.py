@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from heron.pipeline.evaluation.metrics import label_auc, multi_class_scores, multi_label_scores
+from heron.pipeline.evaluation.metrics import (
+    fitted_threshold,
+    label_auc,
+    multi_class_scores,
+    multi_label_scores,
+)
 
 
 def test_multi_label_scores_by_hand() -> None:
@@ -41,3 +46,16 @@ def test_a_label_that_never_varies_has_no_auc() -> None:
     assert (scores["auc_macro"], scores["auc_labels"]) == (1.0, 1.0)
     nothing = multi_label_scores(p, np.zeros((2, 2), np.float32), 0.4)
     assert math.isnan(nothing["auc_macro"])
+
+
+def test_a_threshold_is_fitted_to_the_best_weighted_f1() -> None:
+    draw = np.random.default_rng(0)
+    y = (draw.random((60, 3)) < 0.3).astype(np.float32)
+    probability = (0.1 * y + 0.2 * draw.random((60, 3))).astype(np.float32)
+    found = fitted_threshold(probability, y)
+    reached = multi_label_scores(probability, y, found)["f1_weighted"]
+    every = np.unique(probability)
+    best = max(multi_label_scores(probability, y, float(t))["f1_weighted"] for t in every)
+    assert 0.05 < found < 0.25 and reached == pytest.approx(best)
+    nothing = np.zeros((4, 2), np.float32)
+    assert fitted_threshold(nothing + 0.7, nothing) == 0.5 == fitted_threshold(nothing, nothing + 1)

@@ -66,9 +66,21 @@ def tree(folder: Path) -> Path:
     return folder / "data"
 
 
+def mixed(folder: Path) -> Path:
+    """A picture, a caption and five readings a row."""
+    words = ["tests.mixed.Mixed", "--out", folder / "data", "--quiet"]
+    assert main(["shards", "build", *map(str, words)]) == 0
+    return folder / "data"
+
+
 @pytest.mark.parametrize(
     ("made", "terms", "views"),
     [
+        (
+            mixed,
+            {"cross_entropy", "weighted_unsupervised", "weighted_supervised"},
+            ["image", "caption", "sensors"],
+        ),
         (vectors, {"bce", "weighted_unsupervised", "weighted_supervised"}, ["one", "two"]),
         (classes, {"cross_entropy", "supcon"}, ["one", "one"]),
         (unlabelled, {"nt_xent"}, ["one", "one"]),
@@ -98,7 +110,11 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
     facts = read_facts(str(vectors(tmp_path)))
     text = yaml.safe_load(experiment("x", facts, "x"))
     assert text["model"]["encoder"]["widths"] == [32, 32]
-    assert text["data"]["protocol"] == {"labelled": 48, "test": "unlabelled"}
+    assert text["data"]["protocol"] == {
+        "labelled": 48,
+        "stratified": True,
+        "test": "unlabelled",
+    }
     assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
     steps = text["train"]["epochs"] * (48 // 16)  # of the 48 rows that stay labelled
     assert f"# some {steps:,} steps" in experiment("x", facts, "x")

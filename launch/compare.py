@@ -1,0 +1,221 @@
+"""`heron compare | tune`: what methods reach on the same rows, each searched equally."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from heron.launch.arguments import Override
+from heron.pipeline.config.errors import ConfigError, StudyError
+from heron.pipeline.config.sections import Natural
+from heron.pipeline.config.shipped import CONFIGS, find_config
+from heron.shards.artefact import Count, fingerprint, parse_json
+from heron.shards.atomic import save_json
+
+if TYPE_CHECKING:
+    from heron.launch.tuning.scored import Row
+    from heron.launch.tuning.search import Asked
+    from heron.pipeline.config.experiment import Config
+    from heron.pipeline.data.reader import Reader
+
+SPACE = CONFIGS / "tuning" / "default.yaml"
+RESULTS = "results"
+Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
+Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
+Score = Annotated[
+    str | None, "that choices are made by (default: accuracy of one class, auc_macro of several)"
+]
+Ranges = Annotated[Path, "file of what is drawn, as configs/tuning/default.yaml"]
+Seed = Annotated[Count, "of the draws"]
+
+
+def compare(
+    *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
+    config: Annotated[str, "name of a shipped experiment, or a YAML file"],
+    methods: Methods = ("dnn", "herocon"),
+    baselines: Annotated[
+        tuple[Literal["logistic", "forest"], ...], "scikit-learn's, on raw features and on each"
+    ] = ("logistic", "forest"),
+    folds: Annotated[Natural, "folds, or draws of the labelled rows"] = 10,
+    first: Annotated[Count, "first of them"] = 0,
+    trials: Trials = 8,
+    seed: Seed = 0,
+    score: Score = None,
+    space: Ranges = SPACE,
+    out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-compare)"] = None,
+) -> None:
+    """Says whether pretraining helps on your data: methods, tuned alike, on the same rows.
+
+    In each fold every method has as many trials, chosen among by validation rows that are a share
+    of its labelled ones; the test rows are read once, of what was chosen. The same command goes on
+    where it was stopped, and with more --folds keeps those that it has.
+
+    heron compare --config scene --methods dnn herocon simclr --trials 8
+    """
+    asked, reader = _asked(config, overrides, space, trials, seed, score, out, "compare")
+    from heron.launch.tuning.comparison import Comparison, shared_rows
+    from heron.launch.tuning.scored import score_method, score_raw
+    from heron.pipeline.data.protocol import assign
+
+    numbers = range(first, first + folds)
+    rows: dict[str, list[Row]] = {}
+    for fold in numbers:
+        for name in methods:
+            own = asked.experiment(name, fold)
+            folder = asked.out / f"fold-{fold}" / name
+            work = _work(score_method, asked, own, name, folder, baselines, _say)
+            for row in _kept(asked, reader, own, f"{name}-{fold}", baselines, work):
+                rows.setdefault(row.name, []).append(row)
+        for kind in baselines:
+            own = asked.experiment(methods[0], fold)
+            raw = _work(lambda *of: [score_raw(*of)], asked, own, kind, _say)
+            for row in _kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), raw):
+                rows.setdefault(row.name, []).append(row)
+    protocols = [asked.experiment(methods[0], fold).data for fold in numbers]
+    roles = [assign(reader, data.split, data.protocol) for data in protocols]
+    comparison = Comparison(
+        f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
+        f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
+        f"{trials} trials of each",
+        asked.score,
+        reader.manifest.labels.kind != "multi_label",
+        list(numbers),
+        rows,
+        shared_rows([one.labelled for one in roles], [one.test for one in roles]),
+    )
+    print(comparison.write(asked.out), end="")
+
+
+def tune(
+    config: Annotated[str, "name of a shipped experiment, or a YAML file"],
+    *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
+    methods: Methods = ("own",),
+    trials: Trials = 16,
+    seed: Seed = 0,
+    score: Score = None,
+    space: Ranges = SPACE,
+    out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-tune)"] = None,
+) -> None:
+    """Searches rate, dropout, weights and temperatures by validation rows, equally for each method.
+
+    It writes each method's best experiment as OUT/METHOD.yaml, whose run scores the test rows; none
+    is read before. The same command goes on where it was stopped.
+
+    heron tune scene --methods dnn herocon --trials 16
+    """
+    asked, _ = _asked(config, overrides, space, trials, seed, score, out, "tune")
+    from heron.launch.tuning.search import search
+    from heron.pipeline.config.experiment import dump_config
+
+    lines = []
+    for name in methods:
+        best, rows = search(asked, asked.experiment(name, None), asked.out / name, _say)
+        tree = best.config.model_copy(
+            update={
+                "run": best.config.run.model_copy(
+                    update={"dir": str(asked.out / f"{name}-best"), "resume": "never"}
+                ),
+                "evaluate": best.config.evaluate.model_copy(update={"test": True}),
+            }
+        )
+        path = asked.out / f"{name}.yaml"
+        path.write_text(f"# {best.shown}; heron pretrain {path}\n{dump_config(tree)}")
+        save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
+        reached = rows[best.number]["validation"]
+        lines.append(
+            f"{name}: {asked.score} {rows[0]['validation'] or float('nan'):.4f} as it stands, "
+            f"{reached:.4f} with {best.shown}\n  next: heron pretrain {path}"
+        )
+    print(*lines, sep="\n")
+
+
+def _asked(
+    config: str,
+    overrides: Sequence[str],
+    space: Path,
+    trials: int,
+    seed: int,
+    score: str | None,
+    out: Path | None,
+    what: str,
+) -> "tuple[Asked, Reader]":
+    """Returns what is searched, and the data set, which is built where it is not there."""
+    from heron.launch.tuning.search import Asked
+    from heron.launch.tuning.space import load_space
+    from heron.pipeline.config.experiment import load_config
+    from heron.pipeline.data.streams import build_data, open_reader
+
+    path = find_config(config)
+    data = load_config(path, overrides).data
+    if data.webdataset is not None:
+        raise ConfigError(
+            "data.webdataset streams rows without numbers, of which no fold can be made; expected "
+            "indexed shards: `heron shards index`, and data.path"
+        )
+    data.refuse_missing("build it with `heron shards build`: see the first lines of the experiment")
+    build_data(data)
+    reader = open_reader(data)
+    if (kind := reader.manifest.labels.kind) == "none":
+        raise ConfigError(f"{data.path} has no labels; expected some: without, nothing is compared")
+    score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
+    folder = out or Path("runs") / f"{path.stem}-{what}"
+    asked = Asked(path, overrides, load_space(space), trials, seed, score, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return asked, reader
+
+
+def _work(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def _kept(
+    asked: "Asked",
+    reader: "Reader",
+    experiment: "Config",
+    name: str,
+    kinds: Sequence[str],
+    work: "Callable[[], list[Row]]",
+) -> "list[Row]":
+    """Returns what a part of a comparison has found, from its file, or else by doing the work.
+
+    Raises:
+        StudyError: the file is damaged, or of another search.
+    """
+    from heron.launch.tuning.comparison import without_nan
+    from heron.launch.tuning.scored import Row
+
+    path = asked.out / RESULTS / f"{name}.json"
+    plan: dict[str, Any] = {
+        "experiment": experiment.model_dump(mode="json", exclude={"run"}),
+        "data": reader.manifest.fingerprint,
+        "space": asked.space.model_dump(mode="json"),
+        "search": [asked.trials, asked.seed, asked.score, *kinds],
+    }
+    del plan["experiment"]["data"]["path"]
+    if not path.exists():
+        tree: dict[str, Any] = {
+            "plan": fingerprint(plan),
+            "rows": [without_nan(row.tree()) for row in work()],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_json(path, tree | {"fingerprint": fingerprint(tree)})
+    try:
+        tree = parse_json(path.read_bytes())
+        sealed = tree.pop("fingerprint")
+        if sealed != fingerprint(tree):
+            raise ValueError("its fingerprint is another")
+        rows = [Row(**row) for row in tree["rows"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StudyError(
+            f"{path} is damaged: {error}; expected the results as they were written; bring the "
+            "file back, or take it away and run again"
+        ) from None
+    if tree["plan"] != fingerprint(plan):
+        raise StudyError(
+            f"{path} is of another experiment, data set or search; expected the same; choose "
+            "another --out, or take the folder away"
+        )
+    return rows
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,1 @@
+"""A search over options of an experiment, on its validation rows, and what methods reach by it."""

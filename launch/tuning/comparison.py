@@ -1,0 +1,177 @@
+"""Methods side by side over the same folds: one table, paired intervals, and what they say."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heron.launch.repeats import Interval, corrected_interval
+from heron.launch.tuning.scored import Row
+from heron.pipeline.data.plan import Rows
+from heron.shards.atomic import atomic_write
+
+SHOWN = {  # by whether classes exclude each other; the score that was asked for stands first
+    True: ("accuracy", "f1_macro", "auc_macro"),
+    False: ("auc_macro", "map", "f1_weighted"),
+}
+
+
+def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
+    """Returns how much two folds have in common, from 0 to 1, as the correlation of their scores.
+
+    It is the lesser of two shares, averaged over pairs of folds: of the training rows, and of the
+    test rows. Where nine tenths are drawn for training it is about Nadeau and Bengio's share of the
+    test rows; where a few labelled rows are drawn, and the others tested, the share of these few;
+    and 0 for the disjoint labelled folds of `data.protocol.folds`.
+    """
+    pairs = list(combinations(range(len(labelled)), 2))
+    if not pairs:
+        return 0.0
+    shares = [
+        [len(np.intersect1d(rows[i], rows[j])) / max(1, len(rows[i])) for i, j in pairs]
+        for rows in (labelled, test)
+    ]
+    return float(min(map(np.mean, shares)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of the table, each with what every fold found.
+
+    Attributes:
+        title: of the data set and how much was searched.
+        score: that choices were made by, and differences are of.
+        exclusive: whether classes exclude each other.
+        folds: numbers of the folds that all rows have.
+        rows: of each fold in order, by the name of the row.
+        shared: see `shared_rows`.
+    """
+
+    title: str
+    score: str
+    exclusive: bool
+    folds: Sequence[int]
+    rows: Mapping[str, Sequence[Row]]
+    shared: float
+
+    @property
+    def plain(self) -> str | None:
+        """The plain network: the first method without a term beside the classifier's."""
+        return next(
+            (n for n, r in self.rows.items() if not r[0].pretrained and " on " not in n), None
+        )
+
+    def of(self, name: str, score: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Returns a row's test score in each fold."""
+        return np.array([row.scores.get(score) for row in self.rows[name]], float)
+
+    def less(self, name: str, other: str) -> Interval:
+        """Returns a row less another, over the folds."""
+        return corrected_interval(
+            self.of(name, self.score) - self.of(other, self.score), self.shared
+        )
+
+    def first(self, pretrained: bool) -> str | None:
+        """Returns the row, with or without pretraining, that the validation rows put first."""
+        names = [name for name, rows in self.rows.items() if rows[0].pretrained == pretrained]
+        means = {n: np.mean([row.validation for row in self.rows[n]]) for n in names}
+        return max(names, key=lambda name: means[name], default=None)
+
+    def verdicts(self) -> list[str]:
+        """Returns sentences that answer: does pretraining help on these data?"""
+        ours, theirs = self.first(True), self.first(False)
+        lines = []
+        if ours and theirs:
+            found = self.less(ours, theirs)
+            begin = {
+                1: "Pretraining helps on these data",
+                0: "Pretraining makes no difference that these folds show",
+                -1: "Pretraining does not help on these data",
+            }[found.sign]
+            advice = f"take {ours if found.sign > 0 else theirs}"
+            lines.append(
+                f"{begin}: {ours} less {theirs}, each the first of its kind by the validation "
+                f"rows, is {found.shown} of {self.score}; {advice}."
+            )
+        if self.plain and self.plain != theirs:
+            for name, rows in self.rows.items():
+                if rows[0].pretrained and " on " not in name:
+                    found = self.less(name, self.plain)
+                    word = {1: "above", 0: "not told from", -1: "below"}[found.sign]
+                    lines.append(f"{name} is {word} the plain network: {found.shown}.")
+        return lines
+
+    def scores(self) -> list[str]:
+        """Returns the names of the scores that are shown."""
+        return list(dict.fromkeys([self.score, *SHOWN[self.exclusive]]))
+
+    def markdown(self) -> str:
+        """Returns the table and the sentences."""
+        against = self.plain or next(iter(self.rows))
+        head = f"| | {' | '.join(self.scores())} | validation | {self.score} less {against} |"
+        lines = [head, "|---" * (head.count("|") - 1) + "|"]
+        for name, rows in self.rows.items():
+            cells = [_mean_std(self.of(name, score)) for score in self.scores()]
+            cells.append(f"{np.mean([row.validation for row in rows]):.4f}")
+            cells.append("–" if name == against else self.less(name, against).shown)
+            lines.append(f"| {' | '.join([name, *cells])} |")
+        how = (
+            f"Mean ± standard deviation of the test rows over {_folds(self.folds)}; choices by "
+            f"{self.score} of the validation rows. In brackets the 95 % interval of the mean "
+            "paired difference (Nadeau and Bengio's corrected t; the folds share "
+            f"{self.shared:.2f} of their rows)."
+        )
+        table = "\n".join(lines)
+        return f"{self.title}\n\n{table}\n\n{how}\n\n" + "\n".join(self.verdicts()) + "\n"
+
+    def tree(self) -> dict[str, Any]:
+        """Returns all of it as plain values."""
+        against = self.plain or next(iter(self.rows))
+        return {
+            "title": self.title,
+            "score": self.score,
+            "folds": list(self.folds),
+            "shared": self.shared,
+            "verdicts": self.verdicts(),
+            "rows": {
+                name: {
+                    "folds": [row.tree() for row in rows],
+                    "less": None if name == against else asdict(self.less(name, against)),
+                }
+                for name, rows in self.rows.items()
+            },
+        }
+
+    def write(self, out: Path) -> str:
+        """Writes compare.md and compare.json, and returns the text."""
+        text = self.markdown()
+        tree = json.dumps(without_nan(self.tree()), indent=1) + "\n"
+        for name, content in {"compare.md": text, "compare.json": tree}.items():
+            with atomic_write(out / name) as stream:
+                stream.write(content.encode())
+        return text
+
+
+def _folds(folds: Sequence[int]) -> str:
+    if len(folds) == 1:
+        return f"fold {folds[0]}"
+    return f"folds {folds[0]} to {folds[-1]}"
+
+
+def _mean_std(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{values.mean():.4f}{spread}"
+
+
+def without_nan(value: Any) -> Any:
+    """Returns plain values with null in place of NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,137 @@
+"""scikit-learn's logistic regression and random forest, on raw inputs or on a model's features."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.pipeline.data.plan import Rows
+from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.evaluation.probe import fit_logistic
+
+Kind = Literal["logistic", "forest"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Matrix = NDArray[np.float32]
+Predict = Callable[[Matrix], Matrix]
+ITERATIONS, TREES = 500, 200
+ROWS = 4096  # that are predicted at a time
+MOST_TOKENS = 4096  # columns of a text, at most
+
+
+def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
+    """Returns the options of a trial, drawn with (seed, trial); scikit-learn's own of trial 0.
+
+    `C` of logistic regression from 1e-4 to 1e4, evenly in its logarithm; of a forest the share of
+    columns that a split looks at, from .02 to 1, and the least rows of a leaf, from 1 to 16.
+    """
+    draw = np.random.default_rng([seed, trial, zlib.crc32(kind.encode())])
+    if kind == "logistic":
+        return {"C": 1.0 if trial == 0 else float(f"{10 ** draw.uniform(-4, 4):.4g}")}
+    if trial == 0:
+        return {"max_features": "sqrt", "min_samples_leaf": 1}
+    share = float(f"{0.02 ** draw.uniform(0, 1):.4g}")
+    return {"max_features": share, "min_samples_leaf": int(2 ** draw.integers(0, 5))}
+
+
+def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bool) -> Predict:
+    """Fits a classifier, and returns what gives probabilities [rows, labels] of other rows.
+
+    A label or a class that the rows tell nothing about is predicted as they have it.
+
+    Args:
+        kind: which classifier.
+        options: as `candidate` gives them.
+        x: of the training rows, [rows, columns].
+        y: their labels as 0/1, [rows, labels].
+        exclusive: of the labels a row has one.
+    """
+    classifier = _logistic if kind == "logistic" else _forest
+    return _in_parts(classifier(x, y, exclusive, options))
+
+
+def _in_parts(predict: Predict) -> Predict:
+    def predicted(x: Matrix) -> Matrix:
+        return np.concatenate([predict(x[at : at + ROWS]) for at in range(0, len(x), ROWS)])
+
+    return predicted
+
+
+def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
+    """Standardises; more columns than rows are turned into as many as rows, which loses nothing."""
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(x.astype(np.float64))
+    inputs = scaler.transform(x.astype(np.float64))
+    turned = PCA(len(x), svd_solver="full").fit(inputs) if x.shape[1] > len(x) > 1 else None
+
+    def features(rows: Matrix) -> NDArray[np.float64]:
+        standardised = scaler.transform(rows.astype(np.float64))
+        found: NDArray[np.float64] = turned.transform(standardised) if turned else standardised
+        return found
+
+    predict = fit_logistic(features(x), y, exclusive, options["C"], ITERATIONS)
+    return lambda rows: predict(features(rows))
+
+
+def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
+    from sklearn.ensemble import RandomForestClassifier
+
+    targets = y.argmax(1) if exclusive else y.astype(int)
+    model = RandomForestClassifier(TREES, random_state=0, **options).fit(x, targets)
+
+    def predict(rows: Matrix) -> Matrix:
+        found = np.zeros((len(rows), y.shape[1]), np.float32)
+        if exclusive:
+            found[:, model.classes_] = model.predict_proba(rows)
+            return found
+        each, classes = model.predict_proba(rows), model.classes_
+        if y.shape[1] == 1:  # scikit-learn makes one column a vector
+            each, classes = [each], [classes]
+        for column, (shares, values) in enumerate(zip(each, classes, strict=True)):
+            found[:, column] = shares @ (np.asarray(values) == 1)
+        return found
+
+    return predict
+
+
+def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
+    """Returns each stored view of some rows, side by side and each once, and the rows' labels.
+
+    Vectors are standardised where the experiment's are, pictures are of the size of their view and
+    in [0, 1], a text is how often it has each token (numbers from 4,096 on begin anew). Rows that
+    cannot be read are left out where `data.on_error` is "skip".
+
+    Returns:
+        [rows, columns] and the labels as 0/1, [rows, labels].
+    """
+    parts = list(_raw_parts(evaluator, rows))
+    kept = np.array([row not in evaluator.reader.lost for row in rows.tolist()], bool)
+    return np.concatenate(parts)[kept], evaluator.reader.truth(rows[kept])
+
+
+def _raw_parts(evaluator: Evaluator, rows: Rows) -> Iterator[Matrix]:
+    seen: dict[str, int] = {}
+    for place, view in enumerate(evaluator.views.views):
+        seen.setdefault(view.stored, place)
+    size = evaluator.config.batch
+    for start in range(0, max(len(rows), 1), size):
+        views = evaluator.model_inputs(rows[start : start + size])
+        columns = []
+        for stored, place in seen.items():
+            x = views[place].flatten(1).cpu().numpy()
+            if evaluator.reader.view(stored).kind == "text":
+                x = _counts(x, evaluator.reader.vocabulary(stored))
+            columns.append(x.astype(np.float32))
+        yield np.concatenate(columns, 1)
+
+
+def _counts(tokens: NDArray[np.int32], vocabulary: int) -> Matrix:
+    """Returns how often each row has each token, [rows, tokens]; -1 is none."""
+    width = min(vocabulary, MOST_TOKENS)
+    counts = np.zeros((len(tokens), width), np.float32)
+    row, place = np.nonzero(tokens >= 0)
+    np.add.at(counts, (row, tokens[row, place] % width), 1)
+    return counts

@@ -1,0 +1,65 @@
+"""A trained model's predictions for rows of a data set, as its evaluation makes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from heron.pipeline.config.errors import InputError
+from heron.pipeline.config.experiment import load_run_config
+from heron.pipeline.data.protocol import assign
+from heron.pipeline.distributed.launch import start_processes
+from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
+from heron.pipeline.retrieval.embed import check_data
+from heron.pipeline.retrieval.layers import EmbeddingModel
+from heron.pipeline.training.pretrained import locate
+
+
+def predict_rows(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    split: str | None = None,
+    role: str | None = None,
+) -> tuple[list[str], Predictions, list[str]]:
+    """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
+
+    Args:
+        run: folder of a run or of a checkpoint; it may be of others: see `embed.embed`.
+        overrides: of its configuration.
+        data: folder of shards, or a URL; None: the run's data set.
+        split: rows of one split; None: of all.
+        role: rows of one role by the run's protocol, in its split; None: all.
+
+    Returns:
+        Keys of the rows, what is predicted of them, and the names of the labels.
+
+    Raises:
+        InputError: there is no classifier, and the data set is not the run's, which trains a probe.
+        CheckpointError, ConfigError, RetrievalError, ShardError: see `embed.embed`.
+    """
+    checkpoint = locate(run)
+    given = [*overrides, *([] if data is None else [f"data.path={data}"])]
+    if other := any(one.startswith("data.path=") for one in given):  # its manifest says all
+        given.append("data.webdataset=null")
+    config = load_run_config(checkpoint / "config.yaml", given)
+    check_data(config.data, given)
+    device = start_processes(config).device
+    known = EmbeddingModel.open(checkpoint, config, device)
+    reader, model = known.reader, known.model
+    if model.classifier is None and other:
+        raise InputError(
+            f"the model of {checkpoint} has no classifier, and a probe is trained on the run's own "
+            "data set; expected rows of that, or a run with a term such as cross_entropy"
+        )
+    if role is not None:
+        roles = assign(reader, split or config.data.split, config.data.protocol)
+        rows = getattr(roles, role)
+    else:
+        rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
+    labelled = np.empty(0, np.int64)
+    if model.classifier is None:
+        labelled = assign(reader, config.data.split, config.data.protocol).labelled
+    plain = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
+    found = Evaluator(reader, known.views, plain).predictors(model, labelled, rows)[0][""]
+    return reader.sample_keys(found.rows), found, reader.manifest.labels.names

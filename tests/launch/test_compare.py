@@ -1,0 +1,164 @@
+"""Methods side by side: what is drawn, kept and told, and intervals by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from scipy.stats import t as student
+
+from heron.launch.cli import main
+from heron.launch.compare import SPACE
+from heron.launch.repeats import corrected_interval
+from heron.launch.tuning.comparison import Comparison, shared_rows
+from heron.launch.tuning.scored import Row
+from heron.launch.tuning.space import load_space
+from heron.pipeline import pretrain as job
+from heron.pipeline.config.experiment import dump_config, load_config
+from heron.pipeline.config.shipped import find_config
+from heron.pipeline.data.streams import build_data
+from heron.pipeline.pretrain import pretrain
+from tests.experiments import frames
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    config = frames(folder, train={"steps": 3}, data={"epoch": "labelled"})
+    build_data(config.data, progress=False)
+    (folder / "mine.yaml").write_text(dump_config(config))
+    return folder / "mine.yaml"
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_draws_are_the_same_for_all_methods_and_the_first_is_none() -> None:
+    space = load_space(SPACE)
+    ours, plain = (load_config(find_config("scene"), [], name) for name in ("herocon", "dnn"))
+    assert space.draw(ours, 0, 0) == {} == space.draw(plain, 5, 0)
+    drawn = [space.draw(ours, 0, n) for n in range(1, 40)]
+    shared = [space.draw(plain, 0, n) for n in range(1, 40)]
+    assert [*shared[0]] == ["optim.lr", "model.encoder.dropout"]
+    assert all(one.items() <= other.items() for one, other in zip(shared, drawn, strict=True))
+    assert {*drawn[0]} - {*shared[0]} == {
+        f"objective.weighted_{name}.{key}"
+        for name in ("unsupervised", "supervised")
+        for key in ("weight", "tau")
+    }
+    rates = [one["optim.lr"] / ours.optim.lr for one in drawn]
+    assert 0.2 <= min(rates) < 0.5 and 2 < max(rates) <= 5
+    assert space.draw(ours, 1, 1) != drawn[0]
+
+
+def test_an_interval_by_hand() -> None:
+    values = [0.1, 0.3, 0.2, 0.4]
+    apart, shared = corrected_interval(values, 0.0), corrected_interval(values, 0.1)
+    spread = np.std(values, ddof=1)
+    assert apart.mean == pytest.approx(0.25) and (apart.sign, shared.sign) == (1, 1)
+    assert apart.high - 0.25 == pytest.approx(student.ppf(0.975, 3) * spread / 2)
+    wider = student.ppf(0.975, 3) * spread * math.sqrt(1 / 4 + 0.1 / 0.9)  # test / labelled = 1/9
+    assert shared.high - 0.25 == pytest.approx(wider) == pytest.approx(0.25 - shared.low)
+    assert corrected_interval([-x for x in values], 0.0).sign == -1
+    assert corrected_interval([0.5], 0.0).shown == "+0.5000 (one fold: no interval)"
+    assert corrected_interval(values, 1.0).sign == 0
+
+
+def test_what_folds_share() -> None:
+    rows = np.arange(100)
+    draws = [np.random.default_rng(n).permutation(100) for n in range(30)]
+    few = [one[:10] for one in draws]
+    assert shared_rows(few, [one[10:] for one in draws]) == pytest.approx(0.1, abs=0.02)
+    assert shared_rows([one[:90] for one in draws], few) == pytest.approx(0.1, abs=0.02)
+    apart = np.split(rows, 5)
+    assert shared_rows(apart, [np.setdiff1d(rows, one) for one in apart]) == 0
+    assert shared_rows([rows] * 3, [rows] * 3) == 1
+
+
+def rows_of(name: str, pretrained: bool, validation: float, *scores: float) -> list[Row]:
+    return [Row(name, pretrained, validation, {"accuracy": x}, {}, []) for x in scores]
+
+
+@pytest.mark.parametrize(
+    ("scores", "told", "taken"),
+    [
+        ((0.9, 0.8, 0.95), "helps on these data: herocon less logistic on raw", "herocon"),
+        ((0.7, 0.9, 0.8), "makes no difference that these folds show", "logistic on raw features"),
+        ((0.2, 0.1, 0.25), "does not help on these data", "logistic on raw features"),
+    ],
+)  # fmt: skip
+def test_what_a_comparison_says(scores: tuple[float, ...], told: str, taken: str) -> None:
+    rows = {
+        "dnn": rows_of("dnn", False, 0.6, 0.65, 0.55, 0.6),
+        "herocon": rows_of("herocon", True, 0.8, *scores),
+        "simclr": rows_of("simclr", True, 0.7, 0.99, 0.99, 0.98),  # not first by validation
+        "logistic on raw features": rows_of("logistic on raw features", False, 0.7, 0.7, 0.6, 0.75),
+    }
+    comparison = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0)
+    first, *others = comparison.verdicts()
+    assert told in first and first.endswith(f"take {taken}.")
+    assert [line.split()[0] for line in others] == ["herocon", "simclr"]
+    assert "simclr is above the plain network: +0.3867" in others[1]
+    text = comparison.markdown()
+    assert "| dnn | 0.6000 ± 0.0500 |" in text and "accuracy less dnn |" in text
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = experiment.parent / "compared"
+    words = ("compare", "--config", experiment, "--methods", "dnn", "own", "--out", out)
+    words += ("--baselines", "logistic", "--trials", 2)
+    assert run(*words, "--folds", 1) == 0
+    told = capsys.readouterr().out
+    assert "fold-0/dnn 001 (optim.lr=" in told and "fold-0/dnn 000 (as it stands)" in told
+    tests = [path for path in out.rglob("metrics.jsonl") if '"test/' in path.read_text()]
+    assert tests == [], "a trial read the test rows"
+
+    made: list[str] = []
+
+    def spy(config: Any) -> dict[str, Any]:
+        made.append(config.run.dir)
+        return pretrain(config)
+
+    monkeypatch.setattr(job, "pretrain", spy)
+    assert run(*words, "--folds", 2) == 0
+    assert len(made) == 4 and all("fold-1" in name for name in made)
+    told = capsys.readouterr().out
+    tree = json.loads((out / "compare.json").read_text())
+    names = ["dnn", "logistic on dnn", "own", "logistic on own", "logistic on raw features"]
+    assert [*tree["rows"]] == names and told.endswith((out / "compare.md").read_text())
+    assert len([*(out / "fold-0").rglob("checkpoints")]) == 2  # of the chosen trials alone
+    for row in (one for rows in tree["rows"].values() for one in rows["folds"]):
+        assert row["validation"] == max(trial["validation"] for trial in row["trials"])
+        assert len(row["trials"]) == 2 and 0 <= row["scores"]["accuracy"] <= 1
+    assert run(*words, "--folds", 2) == 0 and len(made) == 4
+    assert run(*words, "--folds", 2, "--seed", 1) == 1
+    assert "is of another experiment, data set or search" in capsys.readouterr().err
+    path = out / "results" / "dnn-0.json"
+    path.write_text(path.read_text().replace('"validation"', '"validatiom"', 1))
+    assert run(*words, "--folds", 2) == 1
+    assert "dnn-0.json is damaged: its fingerprint is another" in capsys.readouterr().err
+
+
+def test_a_search_writes_experiments_that_score_the_tests(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = experiment.parent / "tuned"
+    words = ("tune", experiment, "--methods", "dnn", "--trials", 2, "--out", out)
+    assert run(*words, "--score", "f1_macro") == 0
+    assert f"next: heron pretrain {out}/dnn.yaml" in capsys.readouterr().out
+    config = load_config(out / "dnn.yaml")
+    tree = json.loads((out / "dnn.json").read_text())
+    reached = [trial["validation"] for trial in tree["trials"]]
+    result = pretrain(config)
+    assert result["validation_f1_macro"] == max(reached) and "f1_macro" in result
+    assert yaml.safe_load((out / "dnn.yaml").read_text())["data"]["protocol"]["validation"] == 0.2
+    assert run(*words, "--score", "f2") == 1
+    assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
+    assert run(*words, "evaluate.test=true") == 1
+    assert "evaluate.test=true: the table sets this itself" in capsys.readouterr().err

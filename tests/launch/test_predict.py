@@ -1,0 +1,52 @@
+"""Predictions of rows, as a table, are what the run's scores are of."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from heron.launch.cli import main
+from heron.pipeline.evaluation.metrics import multi_class_scores
+from heron.pipeline.pretrain import pretrain
+from tests.experiments import frames
+
+
+def predicted(path: Path) -> Any:
+    return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+
+
+@pytest.mark.parametrize("terms", [{}, {"cross_entropy": None}], ids=["classifier", "probe"])
+def test_predictions_have_the_scores_of_the_run(
+    terms: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = frames(tmp_path, objective=terms)
+    result = pretrain(config)
+    tables = {}
+    for name in ("test.csv", "test.parquet"):
+        words = ("predict", config.run.dir, "--role", "test", "--out", str(tmp_path / name))
+        assert main(list(words)) == 0
+        tables[name] = predicted(tmp_path / name)
+    assert "test.csv: 70 rows, 4 labels" in capsys.readouterr().out
+    table = tables["test.parquet"]
+    assert [*table.columns[:2]] == ["row", "key"] and len(table.columns) == 6
+    pd.testing.assert_frame_equal(table, tables["test.csv"], check_dtype=False, rtol=1e-6)
+    assert table["row"].tolist() == list(range(300, 370)) and table["key"].is_unique
+    from heron.pipeline.data.reader import Reader
+
+    y = Reader(Path(config.data.path)).truth(table["row"].to_numpy())
+    probability = table.to_numpy()[:, 2:].astype(np.float32)
+    assert multi_class_scores(probability, y).items() <= result.items()
+
+    whole = ("predict", config.run.dir, "--out", str(tmp_path / "all.csv"))
+    assert main(list(whole)) == 0
+    pd.testing.assert_frame_equal(
+        predicted(tmp_path / "all.csv")[300:].reset_index(drop=True), tables["test.csv"], rtol=1e-5
+    )
+    other = (*whole, "--data", config.data.path)
+    assert main(list(other)) == (1 if terms else 0)
+    if terms:
+        assert "has no classifier, and a probe is trained on the run's" in capsys.readouterr().err
+    assert main([*whole[:3], str(tmp_path / "all.txt")]) == 2
+    assert "expected a file that ends with .csv or .parquet" in capsys.readouterr().err
