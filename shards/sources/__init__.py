@@ -12,6 +12,7 @@ from heron.shards.errors import SourceError
 from heron.shards.manifest import FOREIGN
 from heron.shards.sources.arrays import Arrays
 from heron.shards.sources.base import Rows, Source
+from heron.shards.sources.captions import Captions
 from heron.shards.sources.celeba import CelebA
 from heron.shards.sources.cifar import Cifar
 from heron.shards.sources.faces import Faces
@@ -35,6 +36,7 @@ SOURCES: dict[str, type[Source]] = {
     "table": Table,
     "idx": Idx,
     "folder": Folder,
+    "captions": Captions,
     "xrmb": Xrmb,
     "celeba": CelebA,
     "cifar": Cifar,

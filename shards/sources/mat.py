@@ -106,7 +106,7 @@ class Mat(NamedArrays):
                 "expected one; say which arrays are not used with --ignore, which are the labels "
                 "with --labels-name, and what samples are with --samples rows or columns"
             )
-        return shared.pop()
+        return int(shared.pop())
 
     def _turned(self, name: str) -> bool:
         """Returns whether the samples of an array are along its last axis."""

@@ -357,5 +357,6 @@ def _names(feature: Any) -> list[str] | None:
     while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
         feature = feature["feature"]
     names = feature.get("names") if isinstance(feature, dict) else None
-    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if named and len(set(names)) == len(names) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return names if len(set(names)) == len(names) else None

@@ -48,8 +48,8 @@ def read_rows(path: Path, separator: str | None = None) -> dict[int, list[str]]:
     rows: dict[int, list[str]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            first = next(filter(str.strip, stream), "")
-            parted = separator or _separator(path.name, first)
+            head = next(filter(str.strip, stream), "")
+            parted = separator or _separator(path.name, head)
             stream.seek(0)
             reader = _reader((line.rstrip(" \r\n") + "\n" for line in stream), parted)
             for cells in reader:

@@ -21,7 +21,7 @@ from heron.shards.sources.sheet import (
     resembles_number,
     whole_number,
 )
-from heron.shards.sources.stated import classes_of, describe
+from heron.shards.sources.stated import MinusOne, classes_of, describe
 from heron.shards.sources.text import parse_number
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -293,7 +293,7 @@ class Table(FileSource):
                     "label columns; say --label-kind hierarchical where they are levels"
                 )
         array = np.array(values, float).astype(int).T
-        minus = "no" if (array == -1).any() else None
+        minus: MinusOne | None = "no" if (array == -1).any() else None
         return describe(array, f"{files}: labels", "multi_label", titles, minus)
 
     @cached_property

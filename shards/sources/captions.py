@@ -1,0 +1,159 @@
+"""Pictures and captions: NAME.jpg beside NAME.txt, or a CSV of files and captions."""
+
+from __future__ import annotations
+
+import csv
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import DirectoryPath, Field, FilePath
+
+from heron.shards.errors import SourceError, shown
+from heron.shards.manifest import InputFile, Labels
+from heron.shards.picture import read_header_of, read_whole
+from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, file_record
+from heron.shards.sources.folder import KINDS, folder_record, make_keys
+
+CAPTION = ".txt"
+
+
+class Captions(FileSource):
+    """Pictures and captions: a folder of NAME.jpg and NAME.txt, or a CSV that names the pictures.
+
+    The CSV has a picture of the folder and its caption a line, after a line of names or none; a
+    picture may have several captions, a row each. Rows are in the order of the names, or of the
+    lines. JPEG and PNG may lie side by side. Hidden files are ignored, and any other is an error.
+    """
+
+    name: ClassVar[str] = "captions"
+    examples: ClassVar[str] = "heron shards build captions --folder birds --out data/birds"
+    block_rows: ClassVar[int | None] = None
+
+    folder: DirectoryPath = Field(description="the folder of the pictures")
+    csv: FilePath | None = Field(
+        None, description="a CSV of file,caption (default: NAME.txt beside each NAME.jpg)"
+    )
+
+    @property
+    def dataset(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
+
+    @property
+    def files(self) -> list[Path]:
+        """The folder, and the CSV where there is one."""
+        return [self.folder, *([self.csv] if self.csv else [])]
+
+    def input_files(self) -> list[InputFile]:
+        """Returns one record for the folder, and one for the CSV."""
+        texts = [] if self.csv else [str(Path(path).with_suffix(CAPTION)) for path, _ in self._rows]
+        paths = [*dict.fromkeys(path for path, _ in self._rows), *texts]
+        return [folder_record(self.folder, paths), *([file_record(self.csv)] if self.csv else [])]
+
+    def load(self) -> Loaded:
+        """Reads every caption, and the header of every picture."""
+        sizes, kinds = set(), set()
+        for path in dict.fromkeys(path for path, _ in self._rows):
+            try:
+                header = read_header_of(self.folder / path)
+            except ValueError as fault:
+                raise SourceError(f"{self.dataset}: {path} {fault}; move it away") from None
+            sizes.add((header.height, header.width))
+            kinds.add(header.kind)
+        height, width = (
+            axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
+        )
+
+        def picture(row: int) -> bytes:
+            data = (self.folder / self._rows[row][0]).read_bytes()
+            try:
+                read_whole(data)
+            except ValueError as fault:
+                raise SourceError(f"{self.dataset}: {self._rows[row][0]} {fault}") from None
+            return data
+
+        count, member = len(self._rows), "png" if kinds == {"PNG"} else None
+        plain = make_keys([path for path, _ in self._rows])
+        keys = [plain[path] for path, _ in self._rows]
+        if len(set(keys)) < count:  # a picture of several captions
+            keys = [f"{key}-{row}" for row, key in enumerate(keys)]
+        return Loaded(
+            views={
+                "image": Files((count, height, width, 3), picture, member),
+                "caption": Files((count, -1), lambda row: self._rows[row][1].encode()),
+            },
+            targets=np.full(count, -1),
+            labels=Labels(kind="none", names=[]),
+            splits={WHOLE: range(count)},
+            keys=keys,
+        )
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, str]]:
+        """The picture and the caption of each row."""
+        rows = self._of_csv(self.csv) if self.csv else self._beside()
+        for path, caption in rows:
+            if not caption.strip():
+                raise SourceError(
+                    f"{self.dataset}: {path} has an empty caption; expected a text; write one, or "
+                    "move the picture away"
+                )
+        return rows
+
+    def _beside(self) -> list[tuple[str, str]]:
+        """Returns the pictures that have a text beside them, and the texts."""
+        paths = sorted(p for p in self.folder.rglob("*") if p.is_file())
+        names = [str(p.relative_to(self.folder)) for p in paths]
+        names = [n for n in names if not any(part.startswith(".") for part in n.split("/"))]
+        stems: dict[str, list[str]] = {}
+        for name in names:
+            stems.setdefault(name.rpartition(".")[0], []).append(name)
+        for found in stems.values():
+            suffixes = sorted(Path(name).suffix.lower() for name in found)
+            if len(found) != 2 or suffixes[1] != CAPTION or suffixes[0] not in KINDS:
+                raise SourceError(
+                    f"{self.dataset}: {' and '.join(found)}; expected a picture (.jpg, .jpeg or "
+                    ".png) and a .txt of each name; complete the pair, or move it away"
+                )
+        if not stems:
+            raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
+        return [
+            (one, _text(self.folder / other))
+            for one, other in (sorted(p, key=lambda n: n.endswith(CAPTION)) for p in stems.values())
+        ]
+
+    def _of_csv(self, path: Path) -> list[tuple[str, str]]:
+        """Returns the pictures and captions that a CSV names."""
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as stream:
+                lines = [row for row in csv.reader(stream, strict=True) if row]
+        except (csv.Error, UnicodeDecodeError) as fault:
+            raise SourceError(
+                f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
+            ) from None
+        top = self.folder.resolve()
+        if lines and Path(lines[0][0]).suffix.lower() not in KINDS:
+            lines = lines[1:]  # the names of the columns
+        for number, row in enumerate(lines, 1):
+            if len(row) != 2 or not (place := (top / row[0]).resolve()).is_file():
+                raise SourceError(
+                    f"{path.name}, row {number}: found {shown(row)}; expected a picture that lies "
+                    f"in {self.dataset}, and its caption"
+                )
+            if not place.is_relative_to(top):
+                raise SourceError(
+                    f"{path.name}, row {number}: {shown(row[0])} leads out of {self.dataset}; "
+                    "expected a picture in it"
+                )
+        if not lines:
+            raise SourceError(f"{path.name}: no rows; expected file,caption in each line")
+        return [(row[0], row[1]) for row in lines]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise SourceError(f"{path.name}: not UTF-8; expected a caption; save it again so") from None

@@ -1,0 +1,76 @@
+"""The source `captions`: pictures with a text beside each, or named by a CSV."""
+
+from pathlib import Path
+
+import pytest
+
+from heron.shards.build import build
+from heron.shards.errors import SourceError
+from heron.shards.sources import make
+from heron.shards.verify import verify
+from tests.shards.test_parquet import picture
+from tests.shards.tiny import whole
+
+
+def folder(path: Path, count: int = 4) -> Path:
+    made = path / "birds"
+    for n in range(count):
+        (made / "deep").mkdir(parents=True, exist_ok=True)
+        stem = made / ("deep" if n % 2 else ".") / f"bird {n}"
+        stem.with_suffix(".png").write_bytes(picture(n))
+        stem.with_suffix(".txt").write_text(f"\ufeffbird number {n}\n", encoding="utf-8")
+    return made
+
+
+def test_a_text_beside_each_picture(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    (made / ".hidden").write_bytes(b"")
+    source = make("captions", {"folder": made})
+    assert [(v.name, v.kind, v.shape) for v in source.views] == [
+        ("image", "image", (8, 9, 3)),
+        ("caption", "text", (-1,)),
+    ]
+    rows = whole(source, "all")
+    assert rows.views["caption"] == [f"bird number {n}".encode() for n in (0, 2, 1, 3)]
+    assert rows.views["image"] == [picture(n) for n in (0, 2, 1, 3)]
+    assert rows.keys == ["bird_0", "bird_2", "deep-bird_1", "deep-bird_3"]
+    build(source, tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
+
+
+def test_a_csv_names_pictures_and_several_captions(tmp_path: Path) -> None:
+    made, listed = folder(tmp_path), tmp_path / "captions.csv"
+    listed.write_text('file,caption\nbird 0.png,"red, small"\nbird 0.png,a bird\nbird 2.png,two\n')
+    source = make("captions", {"folder": made, "csv": listed})
+    rows = whole(source, "all")
+    assert rows.views["caption"] == [b"red, small", b"a bird", b"two"]
+    assert rows.keys == ["bird_0-0", "bird_0-1", "bird_2-2"]
+    build(source, tmp_path / "out", progress=False)
+    for text, message in (
+        ("bird 9.png,nine\n", "row 1: found \\['bird 9.png', 'nine'\\]; expected a picture"),
+        ("../a.png,nine\n", "row 1: '../a.png' leads out of birds; expected a picture in it"),
+        ("bird 0.png, \n", "bird 0.png has an empty caption; expected a text"),
+        ("file,caption\n", "no rows; expected file,caption in each line"),
+        ('bird 0.png,"a\n', "cannot be read .*; expected a CSV file in UTF-8"),
+    ):
+        (tmp_path / "a.png").write_bytes(picture(1))
+        listed.write_text(text)
+        with pytest.raises(SourceError, match=message):
+            _ = make("captions", {"folder": made, "csv": listed}).splits
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("lone.txt", b"alone", "lone.txt; expected a picture .* and a .txt of each name"),
+        ("bird 0.jpg", b"", "bird 0.jpg and bird 0.png and bird 0.txt; expected a picture"),
+        ("bird 2.txt", b"\xff", "bird 2.txt: not UTF-8; expected a caption"),
+        ("bird 2.txt", b" ", "bird 2.png has an empty caption; expected a text; write one"),
+        ("bird 2.png", b"GIF89a", "bird 2.png begins with b'GIF89a'; expected a JPEG or a PNG"),
+    ],
+)
+def test_faults(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    made = folder(tmp_path)
+    (made / name).write_bytes(data)
+    with pytest.raises(SourceError, match=message):
+        _ = make("captions", {"folder": made}).splits
