@@ -153,7 +153,7 @@ def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
             f"{quotas[place]:.2f} rows of data.batch.{name} = {batch}; expected at least 1; raise "
             "the weight or the batch, or leave the source out"
         )
-    return rows.tolist()
+    return [int(count) for count in rows]
 
 
 def balance(

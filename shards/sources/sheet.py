@@ -62,13 +62,13 @@ def read_rows(path: Path, separator: str | None = None) -> dict[int, list[str]]:
     if not rows:
         raise SourceError(f"{path.name}: no rows; expected a table with a row a line")
     first, width = next((line, len(cells)) for line, cells in rows.items())
-    for line, cells in rows.items():
+    for number, cells in rows.items():
         if len(cells) == 1 or len(cells) != width:
             expected = "two at least, parted by commas, tabs, semicolons or spaces"
             if width > 1:
                 expected = f"{width}, as in line {first}"
             raise SourceError(
-                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}; "
+                f"{path.name}, line {number}: {len(cells)} column{'s' * (len(cells) > 1)}; "
                 f"expected {expected}"
             )
     return rows
