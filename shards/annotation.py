@@ -38,8 +38,12 @@ class Label(NamedTuple):
 class Annotation:
     """Where the label of a sample lies, as `--label` says: SUFFIX, or SUFFIX:FIELD of JSON."""
 
-    def __init__(self, text: str) -> None:
-        """Takes the text of the option; SourceError where no label is read from such a member."""
+    def __init__(self, text: str, minus_one: Literal["unlabelled", "no"] = "unlabelled") -> None:
+        """Takes the text of the option; SourceError where no label is read from such a member.
+
+        With `minus_one` "no", -1 is a class beside 1, and in a vector a label that does not hold.
+        """
+        self._signed = minus_one == "no"
         suffix, colon, self.field = text.partition(":")
         self.suffix = suffix.lower()
         self._format = self.suffix.rpartition(".")[2]
@@ -58,7 +62,7 @@ class Annotation:
             ValueError: it is no label; the text says what is there and what is expected.
         """
         if self._format == "npy":
-            return _of_array(payload)
+            return _of_array(payload, self._signed)
         if self._format in JSONS:
             return self._of_json(payload)
         try:
@@ -71,7 +75,7 @@ class Annotation:
             return Label("class name", [text])
         if not (text.isascii() and text.removeprefix("-").isdecimal()):
             raise ValueError(f"is {shown(payload)}; expected a class number")
-        return _number(int(text))
+        return _number(int(text), self._signed)
 
     def _of_json(self, payload: bytes) -> Label:
         try:
@@ -85,11 +89,14 @@ class Annotation:
                 names = ", ".join(fields) or "none"
                 raise Unlabelled(f"has no field {self.field!r}; found {names}")
             case int(value) if not isinstance(value, bool):
-                return _number(value)
+                return _number(value, self._signed)
             case str(value) if value.strip():
                 return Label("class name", [value.strip()])
-            case [_, *_] as values if all(type(item) is int and item in (0, 1) for item in values):
-                return Label("vector of 0 and 1", values)
+            case [_, *_] as values if all(
+                type(item) is int and item in ((-1, 1) if self._signed else (0, 1))
+                for item in values
+            ):
+                return Label("vector of 0 and 1", [max(item, 0) for item in values])
             case [*values] if all(isinstance(item, str) and item for item in values):
                 return Label("list of names", values)
             case value:
@@ -99,14 +106,18 @@ class Annotation:
                 )
 
 
-def _number(value: int) -> Label:
-    """Returns a class number; -1 is what test sets without labels state."""
+def _number(value: int, signed: bool = False) -> Label:
+    """Returns a class number; -1 is what test sets without labels state, unless it is `signed`."""
+    if signed:
+        if value not in (-1, 1):
+            raise ValueError(f"is {value}; expected -1 or 1, as --minus-one no says")
+        return Label("class name", [str(value)])
     if value < 0:
         raise (Unlabelled if value == -1 else ValueError)(f"is {value}; expected a class number")
     return Label("class number", [value])
 
 
-def _of_array(payload: bytes) -> Label:
+def _of_array(payload: bytes, signed: bool) -> Label:
     """Returns a class number of one integer, a vector of 0 and 1 of several values."""
     try:
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "npy")
@@ -115,15 +126,15 @@ def _of_array(payload: bytes) -> Label:
     if array.ndim == 2 and len(array) == 1:  # a block of one row, as ours are
         array = array[0]
     if array.size == 1 and array.ndim < 2 and array.dtype.kind in "iu":
-        return _number(int(array.reshape(())))
+        return _number(int(array.reshape(())), signed)
     if array.ndim == 1 and array.size and array.dtype.kind in "biuf":
         if (array == 255).all():
             raise Unlabelled("is 255 throughout")
-        if np.isin(array, (0, 1)).all():
-            return Label("vector of 0 and 1", array.astype(int).tolist())
+        if np.isin(array, (-1, 1) if signed else (0, 1)).all():
+            return Label("vector of 0 and 1", np.maximum(array, 0).astype(int).tolist())
     raise ValueError(
         f"is {array.dtype} {array.shape}: {shown(array.ravel()[:8].tolist())}; expected a class "
-        "number, or a vector of 0 and 1"
+        "number, or a vector of 0 and 1, or of -1 and 1 with --minus-one no"
     )
 
 

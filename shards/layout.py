@@ -61,6 +61,11 @@ class Layout(BaseModel):
     label_names: FilePath | None = Field(
         default=None, description="file of the names of the classes, a line each, in their order"
     )
+    minus_one: Literal["unlabelled", "no"] = Field(
+        default="unlabelled",
+        description="what a label of -1 states: no label, or, beside 1, the other class, and in a "
+        "vector a label that does not hold",
+    )
     missing_label: Literal["error", "unlabelled"] = Field(
         default="error", description="what a sample is that has no label"
     )
@@ -110,7 +115,7 @@ class Layout(BaseModel):
     @cached_property
     def annotation(self) -> Annotation | None:
         """Where labels lie, if anywhere."""
-        return None if self.label is None else Annotation(self.label)
+        return None if self.label is None else Annotation(self.label, self.minus_one)
 
     @property
     def names(self) -> list[str] | None:

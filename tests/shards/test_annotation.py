@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from heron.shards.annotation import Annotation
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
 from heron.shards.show import show
@@ -173,3 +175,21 @@ def test_numbers_with_names(tmp_path: Path) -> None:
     found = run(tmp_path, image=["jpg"], label="cls", label_names=names).manifest
     assert found.labels.names == ["tabby", "tiger", "siamese", "manx"]
     assert found.built_from.files[0].name == "names.txt"
+
+
+@pytest.mark.parametrize(
+    ("option", "payload", "expected"),
+    [
+        ("cls", b"-1", ("class name", ["-1"])),
+        ("json:y", b'{"y": 1}', ("class name", ["1"])),
+        ("json:y", b'{"y": [-1, 1, -1]}', ("vector of 0 and 1", [0, 1, 0])),
+        ("npy", npy(np.array([1.0, -1.0])), ("vector of 0 and 1", [1, 0])),
+        ("npy", npy(np.array([-1, -1])), ("vector of 0 and 1", [0, 0])),
+    ],
+)
+def test_labels_of_minus_one_and_one(
+    option: str, payload: bytes, expected: tuple[str, list[object]]
+) -> None:
+    assert tuple(Annotation(option, "no").read(payload)) == expected
+    with pytest.raises(ValueError, match="expected -1 or 1, as --minus-one no says"):
+        Annotation("cls", "no").read(b"0")
