@@ -56,14 +56,15 @@ def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -
 
     Args:
         probability: of the labels, [rows, labels].
-        y: the labels as 0/1, [rows, labels].
+        y: the labels as 0/1, [rows, labels]; NaN, unknown, counts nowhere.
     """
+    known, y = ~np.isnan(y), np.nan_to_num(y)
     values = np.unique(probability).astype(np.float64)
     tried = (values[1:] + values[:-1]) / 2
     tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), THRESHOLDS)).round().astype(int)]
     true, best = y.sum(0), (-1.0, 0.0, 0.5)
     for threshold in tried.tolist():
-        predicted = probability > threshold
+        predicted = (probability > threshold) & known
         f1 = 2 * (predicted * y).sum(0) / np.maximum(predicted.sum(0) + true, 1)
         best = max(best, (float((f1 * true).sum()), -abs(threshold - 0.5), threshold))
     return best[2] if true.any() else 0.5

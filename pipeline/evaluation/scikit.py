@@ -79,7 +79,16 @@ def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) ->
 def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
     from sklearn.ensemble import RandomForestClassifier
 
+    if not (known := ~np.isnan(y)).all():  # of unknown labels, a forest each, of rows that know it
+        each = [
+            _forest(x[has], y[has, a : a + 1], False, options) if has.any() else None
+            for a, has in enumerate(known.T)
+        ]
+        return lambda rows: np.concatenate(
+            [one(rows) if one else np.full((len(rows), 1), 0.5, np.float32) for one in each], 1
+        )
     targets = y.argmax(1) if exclusive else y.astype(int)
+    targets = targets.ravel() if y.shape[1] == 1 else targets
     model = RandomForestClassifier(TREES, random_state=0, **options).fit(x, targets)
 
     def predict(rows: Matrix) -> Matrix:

@@ -57,5 +57,8 @@ def test_a_threshold_is_fitted_to_the_best_weighted_f1() -> None:
     every = np.unique(probability)
     best = max(multi_label_scores(probability, y, float(t))["f1_weighted"] for t in every)
     assert 0.05 < found < 0.25 and reached == pytest.approx(best)
+    hidden = np.concatenate([y, np.full((9, 3), np.nan, np.float32)])
+    beside = np.concatenate([probability, probability[:9]])
+    assert fitted_threshold(beside, hidden) == found  # rows without a known label count nowhere
     nothing = np.zeros((4, 2), np.float32)
     assert fitted_threshold(nothing + 0.7, nothing) == 0.5 == fitted_threshold(nothing, nothing + 1)

@@ -10,7 +10,7 @@ from heron.launch.cli import VERBS, main
 from heron.launch.completion import script
 
 TYPED = {
-    "heron pre": ["pretrain"],
+    "heron pret": ["pretrain"],
     "heron pretrain fa": ["faces", "faces-crops"],
     "heron shards build faces --tr": ["--train"],
     "heron study one": ["one-worker"],
