@@ -42,7 +42,8 @@ class Mixed(Drawn):
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         rows = [_row(split, number) for number in range(start, stop)]
-        pictures, captions, sensors, labels = zip(*rows, strict=True)
+        pictures: list[Any]
+        pictures, captions, sensors, labels = map(list, zip(*rows, strict=True))
         if self.missing:
             numbers = range(start, stop)
             pictures = [None if n % 6 == 1 else x for n, x in zip(numbers, pictures, strict=True)]

@@ -192,7 +192,8 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
         return roles
 
     def views(rows: Rows) -> NDArray[np.int64]:
-        return reader.present(rows, names).sum(1)
+        count: NDArray[np.int64] = reader.present(rows, names).sum(1)
+        return count
 
     if protocol.partial_rows == "keep":
         used = np.concatenate([roles.labelled, roles.unlabelled, roles.test])

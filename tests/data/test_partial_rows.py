@@ -32,7 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("partial")
     labels = RANDOM.integers(0, 2, (200, 4))
     hidden = labels @ RANDOM.normal(size=(4, 6))
-    views = {f"v{n}": (hidden + RANDOM.normal(size=(200, 6))).astype("f4") for n in (1, 2)}
+    views: dict[str, Any] = {
+        name: (hidden + RANDOM.normal(size=(200, 6))).astype("f4") for name in ("v1", "v2")
+    }
     np.savez(path / "mine.npz", labels=labels, **views)
     build(make("arrays", {"npz": path / "mine.npz"}), path / "mine", progress=False)
     return path
@@ -106,10 +108,10 @@ def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> No
 
 
 def test_rows_that_the_model_sees_nothing_of(folder: Path) -> None:
-    second = {"data": {"views": [{"stored": "v2"}, {"stored": "v2"}]}}
+    second: dict[str, Any] = {"data": {"views": [{"stored": "v2"}, {"stored": "v2"}]}}
     with pytest.raises(ConfigError, match="have none of v2, the first .*partial_rows=drop"):
         open_streams(config(folder, **second))
-    second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}  # type: ignore[dict-item]
+    second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}
     streams = open_streams(config(folder, **second))
     assert not streams.missing and 0 < len(streams.roles.test) < 120
 

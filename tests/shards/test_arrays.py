@@ -110,7 +110,7 @@ def test_an_npy_stays_where_it_lies(tmp_path: Path) -> None:
     source = make("arrays", {"npy": [f"big={path}"]})
     assert source.splits == {"all": 1 << 24} and source.views[0].shape == (1024,)
     rows = source.read("all", 12_345_678, 12_345_934)
-    assert np.asarray(rows.views["big"]).shape == (256, 1024) and not rows.views["big"][0].any()  # type: ignore[union-attr]
+    assert np.asarray(rows.views["big"]).shape == (256, 1024) and not rows.views["big"][0].any()
     assert rows.labels.tolist() == [-1] * 256
     message = "big.npy: view 'big', row 16777214, column 1 is nan; expected a finite float32; fill"
     with pytest.raises(SourceError, match=message):

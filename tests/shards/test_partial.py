@@ -29,14 +29,14 @@ def lacking(values: Any, rows: Any) -> Any:
     return np.where(rows[:, None], np.float32(np.nan), values)
 
 
-def source(folder: Path, arrays: dict[str, Any] | None = None, **options: object) -> Source:
+def source(folder: Path, arrays: dict[str, Any] | None = None, **options: Any) -> Source:
     given = {"sound": lacking(SOUND, DEAF), "sight": lacking(SIGHT, BLIND), "labels": LABELS}
-    np.savez(folder / "mine.npz", **given | (arrays or {}))
+    np.savez(folder / "mine.npz", **(given | (arrays or {})))
     names = {"view_names": ["sound", "sight"], "label_kind": "multi_label"}
     return make("arrays", {"npz": folder / "mine.npz", **names, **options})
 
 
-ALLOWED: dict[str, object] = {"missing": "allow", "unknown": "allow"}
+ALLOWED: dict[str, Any] = {"missing": "allow", "unknown": "allow"}
 
 
 def test_rows_of_blocks_that_lack_views(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_rows_of_blocks_that_lack_views(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.present(rows, ["sight"]), there[:, 1:])
     np.testing.assert_array_equal(reader.read("sound", rows)[~DEAF], SOUND[~DEAF])
     assert not reader.read("sound", rows)[DEAF].any()
-    mean, std = manifest.views[0].mean, manifest.views[0].std
+    mean, std = (np.array(x) for x in (manifest.views[0].mean, manifest.views[0].std))
     np.testing.assert_allclose(mean, SOUND[~DEAF].mean(0), rtol=1e-5)  # of rows that have it
     np.testing.assert_allclose(std, SOUND[~DEAF].std(0), rtol=1e-5)
     lines = show(tmp_path / "out").split("\n")
@@ -101,7 +101,7 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_refused(
-    tmp_path: Path, arrays: dict[str, Any], options: dict[str, object], message: str
+    tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((SourceError, ShardError)) as raised:
         build(source(tmp_path, arrays, **options), tmp_path / "out", progress=False)
