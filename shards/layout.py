@@ -16,13 +16,10 @@ from heron.shards.artefact import in_words
 from heron.shards.errors import CONTROL, ShardError, SourceError, some
 from heron.shards.manifest import TAR_NAME
 from heron.shards.sources.base import WHOLE
-from heron.shards.sources.text import split_lines
+from heron.shards.sources.text import BY_WORD, split_lines
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(ing)?"}
-# Of a split in the name of a tar, as a regular expression: a word, with no letter beside it.
-BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 
 
 class StoredColumn(NamedTuple):

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from heron.shards.errors import SourceError
-from heron.shards.layout import BY_WORD
 from heron.shards.sources.base import WHOLE
+from heron.shards.sources.text import BY_WORD
 
 
 def listed(path: Path) -> dict[str, list[Path]]:

@@ -6,6 +6,10 @@ import re
 
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(inf|nan)", re.I)
 
+WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(ing)?"}
+# Of a split in the name of a file, as a regular expression: a word, with no letter beside it.
+BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
+
 
 def split_lines(text: str) -> list[str]:
     r"""Returns the lines of a text, which end with \n or \r\n; a byte order mark begins none."""
