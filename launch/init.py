@@ -146,6 +146,8 @@ def _why_views(facts: Facts) -> str:
 def _augmented(facts: Facts, view: View) -> dict[str, Any]:
     if view.kind == "text":
         return {"tokens": TOKENS}
+    if view.kind == "graph":
+        return {"augment": ["drop_nodes"]}
     if view.kind != "image":
         return {"augment": [{"noise": {"std": 0.1}}]} if facts.alone else {}
     crop: dict[str, Any] = {
@@ -165,6 +167,8 @@ def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
         bert |= {"max_position_embeddings": TOKENS}
         why = "a small one from scratch; weights: a folder begins with a trained one"
         return {"kind": "transformers", "config": bert}, 64, why
+    if views[0].kind == "graph":
+        return {"kind": "gin", "width": 32, "layers": 3}, 96, "what published figures have"
     if views[0].kind == "image":
         side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in views)
         stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))

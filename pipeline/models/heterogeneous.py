@@ -167,11 +167,9 @@ class Heterogeneous(nn.Module):
         for name, term in terms.items():
             coded = [shape for shape in shapes if len(shape) in (2, 4)]
             if coded and compared & term.requires().features:
-                what = (
-                    "nodes say nothing of a graph"
-                    if len(coded[0]) == 4
-                    else ("tokens say nothing of a text")
-                )
+                what = "tokens say nothing of a text"
+                if len(coded[0]) == 4:
+                    what = "nodes say nothing of a graph"
                 raise ConfigError(
                     f"objective.{name} compares the inputs themselves, and the numbers of {what}; "
                     "expected another term, or views of numbers and pictures"

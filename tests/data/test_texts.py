@@ -192,7 +192,7 @@ def test_a_step_is_counted_and_inputs_are_not_compared(tmp_path: Path) -> None:
     with sdpa_kernel(SDPBackend.MATH):  # kernels of CPUs are not counted
         real = step_flops(lambda: model.embed(inputs, torch.arange(4), [4]))
     assert model_flops(model, shapes, 4) == real > 0
-    hcl = {"clip": None, "input_weighted_unsupervised": {}}
+    hcl: dict[str, Any] = {"clip": None, "input_weighted_unsupervised": {}}
     other = mixed(tmp_path, objective=hcl)
     with pytest.raises(ConfigError, match="input_weighted_unsupervised compares the inputs them"):
         Heterogeneous(other.model, shapes, 3, other.objective.terms(), other.data.view_names)
