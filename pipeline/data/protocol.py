@@ -196,7 +196,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
         return count
 
     if protocol.partial_rows == "keep":
-        used = np.concatenate([roles.labelled, roles.unlabelled, roles.test])
+        used = np.concatenate([roles.labelled, roles.unlabelled, roles.test, roles.validation])
         if len(none := used[views(used) == 0]):
             raise ConfigError(
                 f"data.views: {len(np.unique(none)):,} rows of {reader.store} have none of "
@@ -211,6 +211,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
         labelled[stated.reshape(len(labelled), -1).all(1)],
         roles.unlabelled[views(roles.unlabelled) == len(names)],
         roles.test[views(roles.test) > 0],
+        roles.validation[views(roles.validation) > 0],
     )
 
 

@@ -175,7 +175,7 @@ class NamedArrays(FileSource):
             )
         if not raw:
             where = f"{self.where(name)}: view {name!r}"
-            allowed = "allow" if self.missing == "allow" else None
+            allowed: Literal["allow"] | None = "allow" if self.missing == "allow" else None
             remedy = "fill, scale or drop it first"
             if not allowed:
                 remedy += ", or `--missing allow` rows that are NaN throughout"

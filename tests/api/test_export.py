@@ -44,7 +44,7 @@ def test_a_method_is_exported(method: str, tmp_path: Path) -> None:
 
 
 def test_texts_are_token_ids(tmp_path: Path) -> None:
-    terms = {"clip": {}, "cross_entropy": {}}
+    terms: dict[str, Any] = {"clip": {}, "cross_entropy": {}}
     pretrain(mixed(tmp_path, train={"steps": 2}, objective=terms))
     model = heron.from_pretrained(tmp_path / "run")
     draw = np.random.default_rng(0)

@@ -111,8 +111,8 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = experiment.parent / "compared"
-    words = ("compare", "--config", experiment, "--methods", "dnn", "own", "--out", out)
-    words += ("--baselines", "logistic", "--trials", 2)
+    words: list[Any] = ["compare", "--config", experiment, "--methods", "dnn", "own"]
+    words += ["--out", out, "--baselines", "logistic", "--trials", 2]
     assert run(*words, "--folds", 1) == 0
     told = capsys.readouterr().out
     assert "fold-0/dnn 001 (optim.lr=" in told and "fold-0/dnn 000 (as it stands)" in told

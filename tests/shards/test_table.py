@@ -242,4 +242,4 @@ def test_rows_of_two_files_are_told_by_their_key(tmp_path: Path) -> None:
 def test_categories_that_are_missing_have_the_share_of_each(tmp_path: Path) -> None:
     source = table(tmp_path, "a,b\nx,0\ny,0\nx,1\n?,1\n", missing="mean", categories="a")
     found = np.asarray(whole(source, "all").views["features"])
-    np.testing.assert_allclose(found, [[1, 0], [0, 1], [1, 0], [2 / 3, 1 / 3]])
+    np.testing.assert_allclose(found, np.array([[1, 0], [0, 1], [1, 0], [2 / 3, 1 / 3]]))
