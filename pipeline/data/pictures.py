@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.augmentations import Crop
+from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import ModelView
 from heron.shards.errors import times
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, PILLOWS, Kind, read_header

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader

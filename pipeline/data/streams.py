@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.data import Data, Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, Data, Protocol
+from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.blend import Balanced, Blend, apportion, balance
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.pictures import input_shape, picture_decoder

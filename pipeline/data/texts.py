@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import ModelView
 from heron.shards.errors import shown
 from heron.shards.texts import read_text
 

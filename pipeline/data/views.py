@@ -25,8 +25,8 @@ from heron.pipeline.config.augmentations import (
     PerturbEdges,
     Subgraph,
 )
+from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Data
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.graph_augment import drop_nodes, mask_nodes, perturb_edges, subgraph

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import ModelView
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Needs, Term, TermSetting, named_terms
 from heron.pipeline.objectives.batch import GlobalBatch

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.config.experiment import Config, Data, load_run_config
+from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.config.experiment import Config, Data
+from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_reader

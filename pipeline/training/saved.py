@@ -8,8 +8,9 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from heron.pipeline.config.data import Cache
 from heron.pipeline.config.errors import CheckpointError
-from heron.pipeline.config.experiment import Cache, Config, RunFolder, dump_config
+from heron.pipeline.config.experiment import Config, RunFolder, dump_config
 from heron.pipeline.distributed.agreement import versions
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest

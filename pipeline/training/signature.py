@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import CheckpointError
-from heron.pipeline.config.experiment import ModelView
 from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
 from heron.pipeline.data.reader import Decoder, Reader

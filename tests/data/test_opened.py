@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.config.experiment import Data
+from heron.pipeline.config.data import Data
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.reader import Reader

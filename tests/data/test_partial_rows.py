@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, Protocol, parse_config
+from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.batches import ProcessBatches, batches
 from heron.pipeline.data.protocol import hide_views
 from heron.pipeline.data.reader import Reader

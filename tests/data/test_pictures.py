@@ -9,8 +9,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from heron.pipeline.config.data import ModelView as Asked
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import ModelView as Asked
 from heron.pipeline.data.pictures import PictureDecoder, input_shape, picture_decoder
 from heron.shards.manifest import View
 

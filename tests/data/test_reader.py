@@ -9,8 +9,8 @@ import pytest
 import torch
 from sklearn.model_selection import StratifiedKFold
 
+from heron.pipeline.config.data import Data, Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Data, Protocol
 from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.random_keys import rng_keys

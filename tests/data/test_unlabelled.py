@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, Protocol, parse_config
+from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.pretrain import pretrain

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Protocol
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.stratify import stratified

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.experiment import Data
+from heron.pipeline.config.data import Data
 from heron.pipeline.data.augment import fit
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.random_keys import rng_keys

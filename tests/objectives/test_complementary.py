@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Protocol, parse_config
+from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.protocol import complementary
 from heron.pipeline.objectives.momentum import MomentumQueue
 from heron.pipeline.objectives.pico import Disambiguation

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from heron.losses.disambiguation import _PicoKeys
 from heron.losses.momentum import GivenKeys
+from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import ModelView, parse_config
+from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Terms, named_terms
 from heron.pipeline.models.heterogeneous import Encoded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from heron.launch.cli import main
-from heron.pipeline.config.experiment import Data
+from heron.pipeline.config.data import Data
 from heron.pipeline.data.streams import build_data
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
