@@ -302,7 +302,7 @@ def _of_data(folder: Path, config: Config, data: str | None) -> Signature:
     fault = "it is fetched only when you give it"
     if data is not None or not is_remote(where):
         try:
-            known = config.data.model_copy(update={"path": where})
+            known = config.data.at(where)
             refuse_options(known, own=False)
             reader = open_reader(known)
             if wanted in ("", found := reader.manifest.fingerprint):

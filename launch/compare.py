@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from heron.launch.arguments import Override
+from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
@@ -190,7 +191,7 @@ def _kept(
         "space": asked.space.model_dump(mode="json"),
         "search": [asked.trials, asked.seed, asked.score, *kinds],
     }
-    del plan["experiment"]["data"]["path"]
+    plan["experiment"]["data"] = without_places(plan["experiment"]["data"])
     if not path.exists():
         tree: dict[str, Any] = {
             "plan": fingerprint(plan),

@@ -117,10 +117,18 @@ class MixedStore(Store):
 def _differences(one: Manifest, other: Manifest) -> Iterator[tuple[str, object, object]]:
     """Yields what of two manifests cannot be mixed: its name, and how either has it."""
     shapes = [
-        [f"{v.name} ({v.kind} {v.extent}, {m})" for v, m in zip(x.views, x.members, strict=False)]
+        [
+            f"{v.name} ({v.kind} {v.extent}, {m}{f':{v.field}' if v.field else ''}"
+            f"{', of which rows may lack it' if v.missing else ''})"
+            for v, m in zip(x.views, x.members, strict=False)
+        ]
         for x in (one, other)
     ]
-    of_labels = [f"{x.labels.kind} of {', '.join(x.labels.names)}" for x in (one, other)]
+    of_labels = [
+        f"{x.labels.kind} of {', '.join(x.labels.names)}"
+        + (", single ones unknown" if x.labels.unknown else "")
+        for x in (one, other)
+    ]
     levels = [x.labels.levels for x in (one, other)]
     rows = [
         f"{x.block_rows or 1} a tar sample, members {', '.join(x.members)}" for x in (one, other)

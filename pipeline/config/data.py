@@ -249,6 +249,12 @@ class Data(Section):
         local = (path for path in self.paths if "://" not in path and path != "")
         return [path for path in local if not (Path(path) / MANIFEST).exists()]
 
+    def at(self, path: str) -> "Data":
+        """Returns the section for another data set alone, whole: nothing else is opened."""
+        protocol = self.protocol.model_copy(update={"hide_views": {}, "hide_labels": 0.0})
+        elsewhere = {"path": path, "sources": None, "webdataset": None, "protocol": protocol}
+        return self.model_copy(update=elsewhere)
+
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
         for path in self.missing:
@@ -266,6 +272,12 @@ class Data(Section):
                 "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"
             )
         return value
+
+
+def without_places(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns a section as plain values, less where the data sets lie: fingerprints say which."""
+    sources = data.get("sources") and [source["weight"] for source in data["sources"]]
+    return {key: value for key, value in data.items() if key != "path"} | {"sources": sources}
 
 
 def _secret(value: Any, name: str = "") -> str | None:

@@ -282,8 +282,8 @@ class Reader:
         """Reads stored views of some rows, in their order, into the arrays of `out`.
 
         Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Of rows
-        that lack a view, zeros.
+        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Rows that
+        lack a view have zeros, and -1 for texts and graphs.
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
@@ -296,6 +296,9 @@ class Reader:
                 self._decoded(view, rows, *located[:2], array)
             else:
                 self._rows(view, *located, array)
+            if self.partial:
+                lacking = ~self._present[rows, self.manifest.views.index(view)]
+                array[lacking] = -1 if view.kind in ("text", "graph") else 0
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of one row of a view as `read` gives it."""
@@ -338,7 +341,6 @@ class Reader:
             if self.lost and int(rows[i]) in self.lost:
                 continue
             if self.partial and not self._present[rows[i], column]:
-                out[i] = 0
                 continue
             if (opened := self._opened(int(shards[i]))) is None:
                 continue

@@ -177,6 +177,18 @@ def open_reader(data: Data) -> Reader:
     return reader
 
 
+def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
+    """Returns the roles of the rows that are used, with labels hidden as the protocol says.
+
+    `split` is by default the one that is trained on. Raises as `assign` and `drop_partial`.
+    """
+    roles = assign(reader, split or data.split, data.protocol)
+    if data.protocol.hide_labels:
+        hide_labels(reader, roles.labelled, data.protocol)
+    stored = list(dict.fromkeys(view.stored for view in data.views))
+    return drop_partial(reader, roles, stored, data.protocol)
+
+
 def prepare_decoders(reader: Reader, data: Data) -> None:
     """Has a reader decode pictures at the size that the views need; raises as `open_reader`."""
     for name in dict.fromkeys(view.stored for view in data.views):
@@ -250,10 +262,7 @@ def open_streams(config: Config) -> Streams:
             )
         kind = "complementary"
     stored = list(dict.fromkeys(view.stored for view in data.views))
-    roles = assign(reader, data.split, data.protocol)
-    if data.protocol.hide_labels:
-        hide_labels(reader, roles.labelled, data.protocol)
-    roles = drop_partial(reader, roles, stored, data.protocol)
+    roles = roles_of(reader, data)
     in_shard = reader.shard_rows(data.split)
 
     def plan(
@@ -322,9 +331,10 @@ def _mixed(
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
         drawn = np.sort(np.concatenate(rows))
         targets = reader.targets(drawn)
-        classes = [drawn[column > 0] for column in targets.T if column.any()]
-        if not targets.any(1).all():  # of no label: a class of their own
-            classes.append(drawn[~targets.any(1)])
+        has = targets > 0  # which what is not known is not
+        classes = [drawn[column] for column in has.T if column.any()]
+        if not has.any(1).all():  # of no label: a class of their own
+            classes.append(drawn[~has.any(1)])
         streams_of = balance(lambda part, own: single(part, f"{salt} {own}"), rows, classes)
         return Balanced(name, streams_of, count, rows)
 

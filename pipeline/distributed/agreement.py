@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import heron
+from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed.collectives import default_store, rank, world_size
@@ -31,7 +32,7 @@ from heron.shards.dotted import loaded_files
 
 HERE = {  # what may differ from host to host, and changes no number
     "run": {"dir"},
-    "data": {"path", "cache", "storage_options", "verify", "workers"},
+    "data": {"cache", "storage_options", "verify", "workers"},
     "train": {"cpu_threads"},
 }
 MET, LATE = 0, 255  # beside the numbers of signals
@@ -43,6 +44,7 @@ _calls = itertools.count()
 def run_facts(config: Config) -> dict[str, Any]:
     """Returns what decides the numbers of a run, but its data: configuration and versions."""
     tree = config.model_dump(mode="json", exclude={"tracking"})
+    tree["data"] = without_places(tree["data"])
     for section, keys in HERE.items():
         for key in keys:
             del tree[section][key]

@@ -204,28 +204,25 @@ class Evaluator:
 
         Of a view that a row lacks they are the means over the rows that have it.
         """
-        names = [view.stored for view in self.views.views]
         inputs = []
         for start in range(0, len(rows), self.config.batch):
-            batch = self._batch(rows[start : start + self.config.batch], names)
-            views = [x.flatten(1) for x in self.views(batch, False)]
-            if batch.present is not None:
-                there = batch.present.T[:, :, None]
+            found, present = self.model_inputs(rows[start : start + self.config.batch])
+            views = [x.flatten(1) for x in found]
+            if present is not None:
+                there = present.T[:, :, None]
                 views = [x.where(has, torch.nan) for x, has in zip(views, there, strict=True)]
             inputs.append(torch.cat(views, 1).cpu().numpy())
         kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
         rows, hidden = rows[kept], np.concatenate(inputs)[kept]
-        if self.reader.partial and len(rows):
-            lacking = np.isnan(hidden)
-            total = np.where(lacking, 0, hidden).sum(0, dtype=np.float64)
-            hidden = np.where(lacking, total / np.maximum(1, (~lacking).sum(0)), hidden)
-            hidden = hidden.astype(np.float32)
-        return Predictions(None, hidden, self.reader.truth(rows), rows)
+        return Predictions(None, with_means(hidden), self.reader.truth(rows), rows)
 
-    def model_inputs(self, rows: Rows) -> list[Tensor]:
-        """Returns the model's input of each view of some rows, read at once by this process."""
-        names = [view.stored for view in self.views.views]
-        return self.views(self._batch(rows, names), False)
+    def model_inputs(self, rows: Rows) -> tuple[list[Tensor], Tensor | None]:
+        """Returns the model's input of each view of some rows, read at once by this process.
+
+        Beside them stands which row has which, [rows, views]; None: all of them.
+        """
+        batch = self._batch(rows, [view.stored for view in self.views.views])
+        return self.views(batch, False), batch.present
 
     @property
     def fits(self) -> bool:
@@ -298,3 +295,13 @@ class Evaluator:
             return None
         names = [view.stored for view in self.views.views[:views]]
         return torch.from_numpy(self.reader.present(rows, names))
+
+
+def with_means(columns: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns columns with the mean of what is there, [rows, columns], where there is NaN."""
+    lacking = np.isnan(columns)
+    if not lacking.any():
+        return columns
+    total = np.where(lacking, 0, columns).sum(0, dtype=np.float64)
+    filled = np.where(lacking, total / np.maximum(1, (~lacking).sum(0)), columns)
+    return filled.astype(np.float32)

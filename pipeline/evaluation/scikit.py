@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.evaluation.evaluator import Evaluator
+from heron.pipeline.evaluation.evaluator import Evaluator, with_means
 from heron.pipeline.evaluation.probe import fit_logistic
 
 Kind = Literal["logistic", "forest"]
@@ -111,14 +112,15 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
 
     Vectors are standardised where the experiment's are, pictures are of the size of their view and
     in [0, 1], a text is how often it has each token (numbers from 4,096 on begin anew). Rows that
-    cannot be read are left out where `data.on_error` is "skip".
+    cannot be read are left out where `data.on_error` is "skip"; a view that a row lacks has the
+    means over those that have it.
 
     Returns:
         [rows, columns] and the labels as 0/1, [rows, labels].
     """
     parts = list(_raw_parts(evaluator, rows))
     kept = np.array([row not in evaluator.reader.lost for row in rows.tolist()], bool)
-    return np.concatenate(parts)[kept], evaluator.reader.truth(rows[kept])
+    return with_means(np.concatenate(parts)[kept]), evaluator.reader.truth(rows[kept])
 
 
 def _raw_parts(evaluator: Evaluator, rows: Rows) -> Iterator[Matrix]:
@@ -127,13 +129,20 @@ def _raw_parts(evaluator: Evaluator, rows: Rows) -> Iterator[Matrix]:
         seen.setdefault(view.stored, place)
     size = evaluator.config.batch
     for start in range(0, max(len(rows), 1), size):
-        views = evaluator.model_inputs(rows[start : start + size])
+        views, present = evaluator.model_inputs(rows[start : start + size])
         columns = []
         for stored, place in seen.items():
-            x = views[place].flatten(1).cpu().numpy()
-            if evaluator.reader.view(stored).kind == "text":
-                x = _counts(x, evaluator.reader.vocabulary(stored))
-            columns.append(x.astype(np.float32))
+            x, kind = views[place].flatten(1).cpu().numpy(), evaluator.reader.view(stored).kind
+            if kind == "graph":
+                raise ConfigError(
+                    f"'{stored}' holds graphs, which are no columns of numbers; expected no "
+                    "baselines"
+                )
+            x = _counts(x, evaluator.reader.vocabulary(stored)) if kind == "text" else x
+            x = x.astype(np.float32)
+            if present is not None:
+                x[~present[:, place].cpu().numpy()] = np.nan
+            columns.append(x)
         yield np.concatenate(columns, 1)
 
 

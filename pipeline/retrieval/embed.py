@@ -68,7 +68,7 @@ def embed(
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
     if any(given.startswith("data.path=") for given in overrides):  # its manifest says all
-        overrides = [*overrides, "data.webdataset=null", "data.sources=null"]
+        overrides = [*overrides, *ALONE]
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     together(lambda: check_data(config.data, overrides))
@@ -129,6 +129,12 @@ def _open(
         "precision": config.train.precision,
     }
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
+
+
+ALONE = [  # beside `data.path=`: nothing of the run's own data set
+    *("data.webdataset=null", "data.sources=null"),
+    *("data.protocol.hide_views={}", "data.protocol.hide_labels=0"),
+]
 
 
 def check_data(data: Data, overrides: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ class FileEncoder:
         folder = _with_weights(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
-        known = config.data.model_copy(update={"path": data})
+        known = config.data.at(data)
         refuse_options(known, own)
         config = config.model_copy(update={"data": known})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))

@@ -7,10 +7,10 @@ import numpy as np
 
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.config.experiment import load_run_config
-from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.streams import roles_of
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.retrieval.embed import check_data
+from heron.pipeline.retrieval.embed import ALONE, check_data
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.pretrained import locate
 
@@ -41,7 +41,7 @@ def predict_rows(
     checkpoint = locate(run)
     given = [*overrides, *([] if data is None else [f"data.path={data}"])]
     if other := any(one.startswith("data.path=") for one in given):  # its manifest says all
-        given.append("data.webdataset=null")
+        given += ALONE
     config = load_run_config(checkpoint / "config.yaml", given)
     check_data(config.data, given)
     device = start_processes(config).device
@@ -53,13 +53,13 @@ def predict_rows(
             "data set; expected rows of that, or a run with a term such as cross_entropy"
         )
     if role is not None:
-        roles = assign(reader, split or config.data.split, config.data.protocol)
+        roles = roles_of(reader, config.data, split)
         rows = getattr(roles, role)
     else:
         rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
     labelled = np.empty(0, np.int64)
     if model.classifier is None:
-        labelled = assign(reader, config.data.split, config.data.protocol).labelled
+        labelled = roles_of(reader, config.data).labelled
     plain = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
     found = Evaluator(reader, known.views, plain).predictors(model, labelled, rows)[0][""]
     return reader.sample_keys(found.rows), found, reader.manifest.labels.names

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.agreement import differences, versions
@@ -320,7 +321,8 @@ def load(path: Path) -> Snapshot:
 def _decisive(config: Config) -> dict[str, Any]:
     """Returns what decides how a run goes on: not its folder, its length or how it is watched."""
     tree = config.model_dump(mode="json", exclude={"run", "evaluate", "train", "tracking"})
-    where = "path", "fingerprint", "build", "workers", "verify", "cache", "storage_options"
+    tree["data"] = without_places(tree["data"])
+    where = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*where, "on_error", "max_bad_fraction"):
         del tree["data"][key]
     kept = "precision", "micro_batch", *(("epochs",) if config.optim.schedule == "cosine" else ())

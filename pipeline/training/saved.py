@@ -13,6 +13,7 @@ from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, RunFolder, dump_config
 from heron.pipeline.distributed.agreement import versions
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.networks import without_weights
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.pipeline.training.model_card import CARD, Facts, model_card
 from heron.pipeline.training.signature import SIGNATURE, Signature
@@ -163,11 +164,16 @@ def portable(config: Config) -> Config:
     The data set goes by the last part of its name: who trains again gives `data.path`.
     """
     name = Path(config.data.path).name or "data"
-    elsewhere = {"path": name, "sources": None, "webdataset": None, "build": None, "cache": Cache()}
+    elsewhere: dict[str, Any] = {"build": None, "cache": Cache(), "storage_options": {}}
+    views = [
+        view.model_copy(update={"tokenizer": Path(view.tokenizer).name})
+        for view in config.data.views
+    ]
     return config.model_copy(
         update={
             "run": RunFolder(dir="run"),
-            "data": config.data.model_copy(update={**elsewhere, "storage_options": {}}),
+            "data": config.data.at(name).model_copy(update=elsewhere | {"views": views}),
+            "model": without_weights(config.model),
             "tracking": [],
         }
     )

@@ -137,7 +137,7 @@ class Mat(NamedArrays):
             array = array.reshape(-1)
         elif self._turned(self.labels_name):
             array = array.T
-        if array.dtype.kind != "f":
+        if array.dtype.kind != "f" or self.unknown == "allow":
             return array
         if len(bad := np.argwhere(~(np.isfinite(array) & (array == np.floor(array))))):
             raise SourceError(
