@@ -54,7 +54,8 @@ $(READY): requirements.lock pyproject.toml
 
 $(TESTED): $(READY) requirements-dev.lock requirements-triton.lock requirements-vision.lock
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-vision.lock
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision --upgrade \
+	  --requirement requirements-vision.lock
 	# CUDA builds of torch bring their Triton; the others get one, for the tests in its interpreter.
 	$(BIN)/python -c 'import triton' 2>/dev/null \
 	  || $(BIN)/python -m pip install --quiet --requirement requirements-triton.lock

@@ -352,7 +352,11 @@ def own_views(samples: Tensor, batch: int, count: int) -> Tensor:
 
 
 def positives(
-    vectors: Sequence[Tensor], among: Sequence[int], tau: float, rows: slice, present: Present
+    vectors: Sequence[Tensor],
+    among: Sequence[int],
+    tau: float,
+    rows: slice,
+    present: Present = None,
 ) -> list[Tensor]:
     """The logit, cos / tau, of every anchor with its sample's other views, [anchors, views - 1].
 

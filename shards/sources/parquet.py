@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from heron.shards.arrow import ArrowRows
 from heron.shards.errors import SourceError, shown, some
 from heron.shards.manifest import Labels
 from heron.shards.picture import read_whole
@@ -21,6 +19,9 @@ from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, L
 from heron.shards.sources.hub import fetch
 from heron.shards.sources.saved import by_words, listed
 from heron.shards.sources.stated import MINUS_ONE, MinusOne, describe
+
+if TYPE_CHECKING:
+    from heron.shards.arrow import ArrowRows
 
 MANY = 1 << 31  # values of labels as 0 and 1, at most
 AT_ONCE = 1024  # pictures looked at together
@@ -117,6 +118,8 @@ class Parquet(FileSource):
 
     @cached_property
     def _rows(self) -> ArrowRows:
+        from heron.shards.arrow import ArrowRows  # here: it loads pyarrow
+
         return ArrowRows(self.files)
 
     @cached_property
@@ -280,20 +283,16 @@ class _Vectors:
         return np.hstack([self._one(column, rows) for column in self.columns])
 
     def _one(self, column: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        from pyarrow import types
+
         self._check_lengths(column, rows)
         values = self.rows.take(column, rows)
-        while pa.types.is_nested(values.type):
-            if (
-                not hasattr(values, "flatten")
-                or pa.types.is_struct(values.type)
-                or values.null_count
-            ):
+        while types.is_nested(values.type):
+            if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
             values = values.flatten()
         kind = values.type
-        number = (
-            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        )
+        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         if not number or values.null_count or len(values) % len(rows):
             lacks = "with rows that are missing or of several lengths" * number
             raise SourceError(
@@ -305,8 +304,10 @@ class _Vectors:
 
     def _check_lengths(self, column: str, rows: NDArray[np.int64]) -> None:
         """Raises a SourceError where rows are lists of several lengths."""
+        from pyarrow import types
+
         lists = self.rows.take(column, rows)
-        if pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type):
+        if types.is_list(lists.type) or types.is_large_list(lists.type):
             first = self.rows.take(column, np.zeros(1, np.int64))
             lengths = set(lists.value_lengths().to_pylist()) | set(
                 first.value_lengths().to_pylist()

@@ -155,7 +155,7 @@ def test_augmentations_are_named_or_written_out() -> None:
     assert view.augment[0].options == Crop(area=[0.08, 1.0], ratio=[3 / 4, 4 / 3])
     assert ModelView.model_validate(view.model_dump(mode="json")) == view
     with pytest.raises(
-        ValueError, match="blur, noise or the dotted path of your own, not crop and fl"
+        ValueError, match="subgraph or the dotted path of your own, not crop and fl"
     ):
         ModelView.model_validate({"stored": "a", "augment": [{"crop": {}, "flip": {}}]})
     with pytest.raises(ValueError, match="no augmentation 'jitter'; expected one of crop, color"):

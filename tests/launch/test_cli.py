@@ -169,7 +169,7 @@ def test_help_says_all(
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
         (
             "embed run --out x --role tests",
-            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled' or 'test' (",
+            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled', 'test' or 'validation' (",
         ),
         (
             "embed run --out x --layers hidden head",
@@ -196,7 +196,10 @@ def test_help_says_all(
         ("index folder --out x --recall", "argument --recall: expected one argument (see"),
         ("report x --link-gbps 0", "argument --link-gbps: found '0'; input should be greater than"),
         ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
-        ("query folder", "expected one of --key, --file and --vector (see `heron query --help`)"),
+        (
+            "query folder",
+            "expected one of --key, --file, --text and --vector (see `heron query --help`)",
+        ),
         ("reproduce sceen", "argument TABLE: unknown table 'sceen'; did you mean 'scene'? (see"),
     ],
 )

@@ -182,7 +182,11 @@ class Standin(ModuleType):
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """timm, with a stand-in for torchvision where it is not there or does not fit torch."""
+    """timm, with a stand-in for torchvision where it is not there or does not fit torch.
+
+    The tests' timm lies apart: accelerate imports one that it finds, and fails without torchvision.
+    """
+    monkeypatch.syspath_prepend(Path(sys.prefix) / "vision")
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):

@@ -291,6 +291,7 @@ class Labelled:
     """Four rows of complementary labels of three classes, the last of which leaves two."""
 
     manifest = SimpleNamespace(labels=Labels(kind="complementary", names=list("abc")))
+    unknown = False
 
     def known(self, rows: Any) -> Any:
         return np.array([True, False, True, True])[rows]

@@ -39,7 +39,7 @@ class Halves:
 
     classified = 1
 
-    def __call__(self, views: list[Tensor], *_: object) -> Features:
+    def __call__(self, views: list[Tensor], *_: object, **__: object) -> Features:
         x = views[0]
         x = torch.nn.functional.adaptive_avg_pool2d(x, 8).flatten(1) if x.dim() == 4 else x
         return {"hidden": [x - x.mean(1, keepdim=True)]}

@@ -156,7 +156,7 @@ def test_names_that_would_be_paths_are_refused_before_anything_is_written(tmp_pa
 
 
 def test_a_source_is_sent_to_workers_without_its_data(tmp_path: Path) -> None:
-    source = arrays_source(tmp_path, 5000, view_names=["view2"], seed=3)
+    source = arrays_source(tmp_path, 5000, view_names=["view2"], ignore=["view1"], seed=3)
     assert source.splits["test"] == 8 and source.labels.names and source.views  # all are cached
     sent = pickle.dumps(source)
     assert len(sent) < 1000

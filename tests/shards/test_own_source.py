@@ -129,7 +129,7 @@ def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
         (("np.float32(noise", "np.float64(noise"), "view 'point' is float64 (256, 8); expected fl"),
         (("normal(size=8)", "normal(size=9)"), "is float32 (256, 9); expected float32 (256, 8)"),
         (('{"point": np', '{"dot": np'), "views are dot; expected point"),
-        (("0 * labels", "np.nan * labels"), "row 0 of the block, is not finite"),
+        (("0 * labels", "np.nan * labels"), "row 0 lacks view 'point'; expected it in every row"),
         (("% 2", "% 3"), "label of row 2 is 2; expected 0 to 1"),
         (("range(start, stop)]", "range(stop)][:3]"), "view 'point' is float32 (3, 8); expected f"),
     ],

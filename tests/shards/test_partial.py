@@ -97,7 +97,7 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path: Path) -> None:
         ({"sound": np.where(SOUND > 7, np.nan, SOUND)}, ALLOWED, "expected a finite float32"),
         ({"labels": LABELS + 0.5}, ALLOWED, "label '0' of row 0 is"),
         ({"labels": LABELS[:, 0]}, ALLOWED, "expected numbers [rows, labels]"),
-        ({"labels": LABELS}, {"missing": "allow"}, "expected whole numbers [rows]"),
+        ({"labels": LABELS}, {"missing": "allow"}, "expected whole numbers or names [rows]"),
     ],
 )
 def test_refused(
