@@ -169,7 +169,7 @@ def test_help_says_all(
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
         (
             "embed run --out x --role tests",
-            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled', 'test' or 'validation' (",
+            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled', 'test' or",
         ),
         (
             "embed run --out x --layers hidden head",
