@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -280,10 +281,18 @@ def killed() -> None:
 
 
 def report() -> None:
-    """Keeps the figure of the losses of a small run."""
-    with tempfile.TemporaryDirectory() as name:
-        assert run(Path(name), "run.dir=small").wait() == 0
-        (PICTURES / "loss.png").write_bytes((Path(name) / "small" / "loss.png").read_bytes())
+    """Photographs the report of the default run, which has ended in runs/faces."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1200, "height": 1600})
+        page.goto((ROOT / "runs" / "faces" / "report.html").as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        page.screenshot(path=PICTURES / "report.png")
+        browser.close()
 
 
 def chain() -> None:

@@ -45,16 +45,16 @@ from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.report.run_report import wants_map, write_report
 from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble
-from heron.pipeline.training.report import wants_map, write_report, write_result
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
-from heron.pipeline.training.tracking import RunLog, write_start
+from heron.pipeline.training.tracking import RunLog, write_result, write_start
 from heron.pipeline.training.values import refuse_nonfinite, total
 from heron.shards.errors import HeronError
 
@@ -350,11 +350,12 @@ class Trainer:
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data),
         }
+        others = [self._train_other(other) for other in baselines.other_seeds(config)]
         if self.main:
             shown = self.predictions, self.embedding, self.streams.reader
-            print(f"report: {write_report(self.folder, result, *shown)}")
+            print(f"report: {write_report(self.folder, config, result, *shown)}")
             if config.evaluate.baselines:
-                print(*baselines.table(scores, self.folder.name), sep="\n")
+                print(*baselines.table([result, *others], self.folder.name), sep="\n")
             write_result(self.folder, result)  # last: who finds it takes the run for done
         return result
 
@@ -387,7 +388,7 @@ class Trainer:
     def _clear_folder(self) -> Path | None:
         """Sets an earlier run's files aside, and says where its checkpoints went."""
         earlier = None if self.done else checkpoint.set_aside(self.saved)
-        for stale in ("result.json", "report.html", "map.png"):
+        for stale in ("result.json", "report.html"):
             (self.folder / stale).unlink(missing_ok=True)
         write_start(self.folder, self.text, self.steps, run_fingerprint(self.config, self.data))
         return earlier

@@ -124,11 +124,13 @@ class Evaluate(Section):
             accuracy hang on, and AUC and mAP do not; `fitted`: that with the best weighted F1 of
             the validation rows, one for all labels.
         batch: rows that are evaluated at a time.
-        map: whether the report ends with a map of test rows; `auto`: where training took two
-            minutes or more.
+        map: whether the report has a map of test rows and some with their nearest neighbours;
+            `auto`: where training took two minutes or more.
         map_rows: test rows on the map, about, at most.
         baselines: whether logistic regression and the plain network are trained on the same labels,
             for comparison.
+        seeds: seeds on which all is trained, from `seed` on, in folders `seed-N` of the run's; the
+            report shows their spread.
         test: whether the test rows are scored; false: a search's trials leave them unread.
     """
 
@@ -142,4 +144,5 @@ class Evaluate(Section):
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
     baselines: bool = False
+    seeds: Natural = 1
     test: bool = True

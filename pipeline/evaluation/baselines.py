@@ -68,18 +68,42 @@ def plain(config: Config) -> Config | None:
         return None
     tree["objective"] = terms
     tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
-    tree["evaluate"] |= {"baselines": False}
+    tree["evaluate"] |= {"baselines": False, "seeds": 1}
     return parse_config(tree)
 
 
-def table(scores: Mapping[str, Any], name: str) -> list[str]:
-    """Returns lines with the run, whose method has a `name`, and its baselines side by side."""
+def other_seeds(config: Config) -> list[Config]:
+    """Returns the experiment with each further seed of `evaluate.seeds`, in a folder of its own."""
+    trees = []
+    for seed in range(config.seed + 1, config.seed + config.evaluate.seeds):
+        tree = config.model_dump(mode="json")
+        tree["seed"], tree["run"]["dir"] = seed, str(Path(config.run.dir) / f"seed-{seed}")
+        tree["evaluate"] |= {"seeds": 1, "map": "never"}
+        trees.append(tree)
+    return [parse_config(tree) for tree in trees]
+
+
+def table(results: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """Returns lines with the run, whose method has a `name`, and its baselines side by side.
+
+    Of several results, a seed each, they are means and standard deviations.
+    """
     rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
-    return [
-        f"{title:20}" + "".join(f"  {k} {scores[prefix + k]:.4f}" for k in SHOWN)
-        for title, prefix in rows.items()
-        if all(prefix + k in scores for k in SHOWN)
-    ]
+    lines = []
+    for title, prefix in rows.items():
+        found = [[one.get(prefix + k) for one in results] for k in SHOWN]
+        if any(value is None for values in found for value in values):
+            continue
+        shown = [f"{np.mean(values):.4f}" for values in found]
+        if len(results) > 1:
+            shown = [
+                f"{mean} ± {np.std(values, ddof=1):.4f}"
+                for mean, values in zip(shown, found, strict=True)
+            ]
+        lines.append(
+            f"{title:20}" + "".join(f"  {k} {v}" for k, v in zip(SHOWN, shown, strict=True))
+        )
+    return lines
 
 
 def logistic_regression(

@@ -83,6 +83,23 @@ def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[
     ]
 
 
+def label_f1(
+    probability: NDArray[np.float32], y: NDArray[np.float32], threshold: float | None
+) -> list[float]:
+    """Returns the F1 of every label over the rows where it is known; 0 where it is never right.
+
+    A label is predicted above the threshold; without one, the most probable class is.
+    """
+    if threshold is None:
+        predicted = np.arange(y.shape[1]) == probability.argmax(1, keepdims=True)
+    else:
+        predicted = probability > threshold
+    known, true = ~np.isnan(y), y == 1
+    right = (true & predicted).sum(0)
+    total = true.sum(0) + (predicted & known).sum(0)
+    return [float(f1) for f1 in 2 * right / np.maximum(1, total)]
+
+
 def _f1(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Scores:
     from sklearn.metrics import accuracy_score, f1_score
 

@@ -2,9 +2,13 @@
 
 import json
 import math
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +19,7 @@ from heron import __version__
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.sections import Plain
 from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
-from heron.shards.atomic import save_json
+from heron.shards.atomic import atomic_write, save_json
 from heron.shards.progress import progress_bar
 
 if TYPE_CHECKING:  # results are read without torch and accelerate
@@ -116,7 +120,27 @@ def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None
     (folder / "config.yaml").write_text(config)
     known = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
     known |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
+    known |= {"command": shlex.join(sys.argv), "torch": version("torch"), "commit": _commit()}
     save_json(folder / START, known)
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that Heron runs from; None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Writes result.json, all or nothing of it; a score that is not a number becomes null."""
+    clean = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
+    }
+    with atomic_write(folder / "result.json") as stream:
+        stream.write(json.dumps(clean, indent=1).encode() + b"\n")
 
 
 class Metrics(BaseModel):

@@ -34,7 +34,7 @@ def small(folder: str, name: str, **changes: Any) -> dict[str, Any]:
         },
         "model": {"encoder": {"channels": [4, 4], "widths": [16]}},
         "train": {"epochs": 1, "cpu_threads": 1, "evaluate_every_epochs": None},
-        "evaluate": {"map_rows": 10},
+        "evaluate": {"map": "never", "map_rows": 10, "seeds": 1},
     }
     return pretrain(parse_config(merge(merge(tree, few), changes)))
 

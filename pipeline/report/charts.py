@@ -1,0 +1,178 @@
+"""The charts of a run's report, as Plotly's JSON: traces and a layout each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_POINTS = 500  # of a curve; longer ones are means of as many steps each
+MOST_CLASSES = 60  # of a confusion matrix
+MAP_LABELS = 12  # labels that the map can be coloured by
+HOVER_LABELS = 8  # labels of a row that the map names
+
+# Where the values of metrics.jsonl are shown: title, and the keys that share the chart.
+STEP_CURVES = {
+    "Gradient norm": ("gradient_norm",),
+    "Learning rate": ("lr",),
+    "Samples a second": ("samples_per_s",),
+    "Wait for data, s": ("data_wait_s",),
+    "Alignment and uniformity": ("alignment", "uniformity"),
+    "Effective rank": ("effective_rank",),
+    "Model FLOPs utilisation": ("mfu",),
+}
+EVALUATED = {
+    "f1_weighted": "F1, weighted",
+    "accuracy": "accuracy",
+    "auc_macro": "AUC, macro",
+    "knn_accuracy": "kNN accuracy",
+    "knn_f1_weighted": "kNN F1, weighted",
+    "rankme": "RankMe",
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: its title, Plotly's traces, and what its layout adds to that of all charts."""
+
+    title: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def plot(self) -> dict[str, Any]:
+        """What the page hands to Plotly."""
+        return {"traces": self.traces, "layout": self.layout}
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
+    """Returns a chart of each metric over the steps, and of how many steps a point is the mean.
+
+    Args:
+        rows: the lines of metrics.jsonl.
+    """
+    steps = [row for row in rows if "loss" in row]
+    stride = -(-len(steps) // MOST_POINTS) or 1
+    losses = list(dict.fromkeys(k for row in steps for k in row if k.startswith("loss/")))
+    found = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
+    found += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]
+    for role in ("test", "validation"):
+        for key, title in EVALUATED.items():
+            if traces := _lines(rows, {f"{role}/{key}": title}, 1, "lines+markers"):
+                found.append(Chart(f"{title} ({role} rows)", traces))
+    for title, keys in STEP_CURVES.items():
+        if traces := _lines(steps, {key: key.replace("_", " ") for key in keys}, stride):
+            found.append(Chart(title, traces))
+    return [chart for chart in found if chart.traces], stride
+
+
+def _lines(
+    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], stride: int, mode: str = "lines"
+) -> list[dict[str, Any]]:
+    """Returns a line for each key that any row has; a point is the mean of `stride` of them."""
+    traces = []
+    for key, name in names.items():
+        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        if points:
+            x, y = (_means(np.array(column, float), stride) for column in zip(*points, strict=True))
+            mode = "lines+markers" if len(x) < 30 else mode
+            traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": mode})
+    return traces
+
+
+def _means(values: NDArray[np.float64], stride: int) -> list[float]:
+    return [float(f"{values[i : i + stride].mean():.5g}") for i in range(0, len(values), stride)]
+
+
+def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
+    """Returns a score of several methods: a dot a seed, and their mean and standard deviation."""
+    traces: list[dict[str, Any]] = []
+    for number, (name, values) in enumerate(methods.items()):
+        color = "#888" if number else "#2f80d6"  # the run itself comes first
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        mean = {"type": "scatter", "x": [float(np.mean(values))], "y": [name], "mode": "markers"}
+        mean |= {
+            "name": f"{name}, mean",
+            "marker": {"size": 13, "symbol": "diamond", "color": color},
+        }
+        mean |= {"error_x": {"type": "data", "array": [spread], "thickness": 2}} if spread else {}
+        traces.append(mean)
+        if len(values) > 1:
+            dots = {"type": "scatter", "x": list(values), "y": [name] * len(values)}
+            dots |= {"mode": "markers", "name": f"{name}, a seed each"}
+            traces.append(dots | {"marker": {"size": 8, "color": color, "symbol": "circle-open"}})
+    layout = {"yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False}
+    return Chart(title, traces, layout)
+
+
+def confusion(true: NDArray[Any], predicted: NDArray[Any], names: Sequence[str]) -> Chart | None:
+    """Returns the confusion matrix of exclusive classes, by the share of a class's rows.
+
+    None where there are more than `MOST_CLASSES`.
+    """
+    count = len(names)
+    if not 1 < count <= MOST_CLASSES:
+        return None
+    cells = np.zeros((count, count), int)
+    np.add.at(cells, (true, predicted), 1)
+    share = (cells / np.maximum(cells.sum(1, keepdims=True), 1)).round(4)
+    heat = {"type": "heatmap", "x": list(names), "y": list(names), "z": share.tolist()}
+    heat |= {"customdata": cells.tolist(), "colorscale": "Blues", "reversescale": False, "zmin": 0}
+    heat["hovertemplate"] = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
+    axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
+    axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
+    return Chart("Confusion", [heat], axes | {"height": min(700, 220 + 24 * count)})
+
+
+@dataclass(frozen=True)
+class Map:
+    """Rows in two dimensions, with the labels by which they can be coloured.
+
+    Attributes:
+        points: [rows, 2].
+        keys: of the rows.
+        y: their labels as 0/1, NaN where unknown, [rows, labels].
+        names: of the labels.
+        order: the labels, those that the model learnt best first.
+        exclusive: whether a row has one class.
+    """
+
+    points: NDArray[np.float32]
+    keys: Sequence[str]
+    y: NDArray[np.float32]
+    names: Sequence[str]
+    order: Sequence[int]
+    exclusive: bool
+
+    @property
+    def plot(self) -> dict[str, Any]:
+        """What the page draws: it makes the traces of the label that is chosen."""
+        held = [np.flatnonzero(row == 1) for row in self.y]
+        hover = [
+            f"{key}: " + ", ".join(self.names[a] for a in of_row[:HOVER_LABELS])
+            for key, of_row in zip(self.keys, held, strict=True)
+        ]
+        found: dict[str, Any] = {
+            "x": self.points[:, 0].round(2).tolist(),
+            "y": self.points[:, 1].round(2).tolist(),
+            "hover": hover,
+        }
+        if self.exclusive:
+            found["classes"] = [str(self.names[row[0]]) if len(row) else "none" for row in held]
+            return found
+        columns = {
+            self.names[a]: np.nan_to_num(self.y[:, a], nan=-1).astype(int).tolist()
+            for a in self.order[:MAP_LABELS]
+        }
+        return found | {"labels": columns}
+
+
+def embed(hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns t-SNE of features, [rows, 2] (van der Maaten and Hinton 2008), begun by PCA."""
+    from sklearn.manifold import TSNE  # here: it takes as long to load as half of torch
+
+    perplexity = min(30.0, (len(hidden) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
+    points: NDArray[np.float32] = tsne.fit_transform(hidden - hidden.mean(0))
+    return points

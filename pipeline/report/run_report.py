@@ -1,0 +1,245 @@
+"""What a run leaves to look at: report.html, one file with scores, charts, rows and settings."""
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+import numpy as np
+import yaml
+
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.evaluation.evaluator import Predictions
+from heron.pipeline.evaluation.metrics import label_auc, label_f1
+from heron.pipeline.report import charts, examples
+from heron.pipeline.training.tracking import START, read_metrics, read_result
+from heron.shards.atomic import atomic_write
+
+LONG = 120.0  # seconds of training, beside which the seconds of a map are little
+SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several labels a row
+SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
+PAGE = Path(__file__).parent / "page"
+FEWEST_ROWS = 5  # that a map and neighbours are of
+
+
+def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
+    """Returns whether the report has a map and neighbours of test rows, which take seconds.
+
+    `auto` asks for them where the run was long; its seconds count those before it was resumed.
+    """
+    return setting == "always" or (setting == "auto" and train_seconds >= LONG)
+
+
+def write_report(
+    folder: Path,
+    config: Config,
+    result: Mapping[str, Any],
+    predictions: Predictions,
+    embedding: Predictions | None,
+    reader: Reader,
+) -> Path:
+    """Writes report.html, which opens from disk and fetches nothing.
+
+    Args:
+        folder: the run's folder; its metrics.jsonl and run.json are read, and the results of the
+            same run with other seeds (see `evaluate.seeds`).
+        config: of the run.
+        result: what result.json holds.
+        predictions: of all test rows.
+        embedding: hidden features of some of them; None draws no map and no neighbours.
+        reader: names the labels, and reads pictures.
+    """
+    rows = read_metrics(folder / "metrics.jsonl")
+    chosen, stride = charts.curves(rows)
+    shown = SHOWN if reader.manifest.labels.kind == "multi_label" else SHOWN_OF_CLASSES
+    labels = _labels(predictions, reader, float(result.get("threshold", _threshold(config))))
+    scatter, near = None, list[list[examples.Example]]()
+    if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
+        near = examples.nearest_rows(embedding, reader, examples.picture_view(reader))
+        scatter = _map(embedding, reader, labels).plot
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["inline"] = _inline
+    text = environment.get_template("run.html").render(
+        name=folder.resolve().name,
+        cards=_cards(result, shown, rows, folder),
+        comparisons=_comparisons(result, shown, folder),
+        seeds=len(_seeds(result, folder)),
+        curves=chosen,
+        stride=stride,
+        map=scatter,
+        embedded=len(embedding.rows) if embedding else 0,
+        near=near,
+        labels=labels,
+        confusion=_confusion(predictions, reader),
+        facts=_facts(folder, config, result, reader),
+        changed=_yaml(config.model_dump(mode="json", exclude_defaults=True)),
+        config=_yaml(config.model_dump(mode="json")),
+        style=(PAGE / "run.css").read_text(),
+        script=(PAGE / "run.js").read_text(),
+        plotly=_plotly(),
+    )
+    path = folder / "report.html"
+    with atomic_write(path) as stream:
+        stream.write(text.encode())
+    return path
+
+
+def _plotly() -> str:
+    """Returns Plotly as base64 of gzip, 2 MB: a browser unpacks it, and a page fetches nothing."""
+    source = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
+    return base64.b64encode(gzip.compress(source, mtime=0)).decode()
+
+
+def _inline(value: Any) -> str:
+    """Returns JSON that may stand in a script element: nothing in it ends the element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _yaml(tree: Any) -> str:
+    return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100))
+
+
+def _threshold(config: Config) -> float:
+    return 0.5 if config.evaluate.threshold == "fitted" else config.evaluate.threshold
+
+
+def _seeds(result: Mapping[str, Any], folder: Path) -> list[Mapping[str, Any]]:
+    """Returns the result, and those of the same run with other seeds that have ended."""
+    others = sorted(folder.glob("seed-*/result.json"))
+    return [result, *(read_result(path) for path in others)]
+
+
+def _comparisons(
+    result: Mapping[str, Any], shown: Mapping[str, str], folder: Path
+) -> list[charts.Chart]:
+    """Returns charts of the run beside what its baselines reach, seed by seed; none without."""
+    name = folder.resolve().name
+    prefixes = {name: "", "plain network": "plain_", "logistic regression": "logistic_"}
+    found = []
+    for score, title in shown.items():
+        methods = {
+            method: [
+                float(one[prefix + score])
+                for one in _seeds(result, folder)
+                if one.get(prefix + score) is not None
+            ]
+            for method, prefix in prefixes.items()
+        }
+        there = {method: values for method, values in methods.items() if values}
+        if len(there) > 1:
+            found.append(charts.comparison(title, there))
+    return found
+
+
+def _cards(
+    result: Mapping[str, Any],
+    scores: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path,
+) -> list[tuple[str, str, str, str]]:
+    """Returns the headline numbers: what it is, the number, its spread, what it compares with."""
+    cards = []
+    for score, title in scores.items():
+        values = [one[score] for one in _seeds(result, folder) if one.get(score) is not None]
+        if not values or math.isnan(values[0]):
+            continue
+        spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+        beside = [
+            f"{method} {result[prefix + score]:.3f}"
+            for method, prefix in (("plain network", "plain_"), ("logistic", "logistic_"))
+            if result.get(prefix + score) is not None
+        ]
+        cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(beside)))
+    rates = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
+    steps = f"{result['steps']:,} steps, {result['epochs']:g} epochs"
+    cards.append(("training", _duration(result["train_seconds"]), "", steps))
+    if rates:
+        processes = result["world_size"]
+        word = "process" if processes == 1 else "processes"
+        cards.append(("samples a second", f"{np.median(rates):,.0f}", "", f"{processes} {word}"))
+    if memory := result.get("peak_memory_bytes"):
+        cards.append(("peak memory", f"{memory / 1e9:.2f} GB", "", "of a process"))
+    return cards
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+
+
+def _labels(predictions: Predictions, reader: Reader, threshold: float) -> list[dict[str, Any]]:
+    """Returns name, number, support, F1 and AUC of each label, the best AUC first."""
+    if predictions.probability is None or not len(predictions.y):
+        return []
+    probability, y = predictions.probability, predictions.y
+    exclusive = reader.manifest.labels.kind != "multi_label"
+    f1, auc = label_f1(probability, y, None if exclusive else threshold), label_auc(probability, y)
+    rows = [
+        {
+            "name": name,
+            "number": a,
+            "support": int((y[:, a] == 1).sum()),
+            "f1": f1[a],
+            "auc": auc[a],
+        }
+        for a, name in enumerate(reader.manifest.labels.names)
+    ]
+    return sorted(rows, key=lambda row: -np.nan_to_num(row["auc"], nan=-1.0))
+
+
+def _map(embedding: Predictions, reader: Reader, labels: Sequence[Mapping[str, Any]]) -> charts.Map:
+    """Returns the map of the embedded rows; labels that some of them have can colour it."""
+    assert embedding.hidden is not None
+    found = {int(a) for a in np.flatnonzero((embedding.y == 1).any(0))}
+    order = [row["number"] for row in labels] or sorted(found)
+    return charts.Map(
+        charts.embed(embedding.hidden),
+        reader.sample_keys(embedding.rows),
+        embedding.y,
+        reader.manifest.labels.names,
+        [a for a in order if a in found],
+        bool((embedding.y == 1).sum(1).max(initial=0) <= 1),
+    )
+
+
+def _confusion(predictions: Predictions, reader: Reader) -> charts.Chart | None:
+    """Returns the confusion matrix of classes that exclude each other."""
+    found = predictions.probability
+    if found is None or reader.manifest.labels.kind == "multi_label" or not len(predictions.y):
+        return None
+    names = reader.manifest.labels.names
+    return charts.confusion(predictions.y.argmax(1), found.argmax(1), names)
+
+
+def _facts(
+    folder: Path, config: Config, result: Mapping[str, Any], reader: Reader
+) -> dict[str, str]:
+    """Returns where the run comes from: command, code, machine and data."""
+    start = json.loads((folder / START).read_text())
+    manifest = reader.manifest
+    return {
+        "command": str(start.get("command", "")),
+        "started": f"{start['started']} on {start['host']}",
+        "code": f"heron {result['version']}{', commit ' * bool(start.get('commit'))}"
+        f"{start.get('commit') or ''}, torch {start.get('torch', '')}",
+        "data": f"{manifest.dataset} in {config.data.path}, {int(reader.starts[-1]):,} rows, "
+        f"fingerprint {manifest.fingerprint[:12]}",
+        "run": f"fingerprint {str(result['fingerprint'])[:12]}, seed {config.seed}",
+        "computed by": f"{result['strategy']}, {result['precision']}; contrast by "
+        f"{result['contrast']}",
+        "skipped rows": str(result["skipped_rows"]),
+    }

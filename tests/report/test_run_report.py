@@ -1,0 +1,136 @@
+"""The report of a run: what it shows, where it draws a map, and by whose clock."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.distributed import collectives
+from heron.pipeline.evaluation.evaluator import Predictions
+from heron.pipeline.evaluation.metrics import label_f1
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.report import run_report
+from heron.pipeline.report.charts import MOST_POINTS, confusion, curves
+from heron.pipeline.report.examples import nearest_rows
+from heron.pipeline.report.run_report import LONG, wants_map
+from tests import ranks
+from tests.evaluation.test_run_baselines import small
+from tests.experiments import frames
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "drawn"),
+    [
+        ("auto", LONG, True),
+        ("auto", LONG - 1, False),
+        ("always", 0.0, True),
+        ("never", LONG, False),
+    ],
+)
+def test_a_map_is_drawn_where_it_is_asked_for_or_the_run_is_long(
+    asked: Literal["auto", "always", "never"], seconds: float, drawn: bool
+) -> None:
+    assert wants_map(asked, seconds) == drawn
+
+
+def drawn(folder: Path) -> bool:
+    return 'id="map"' in (folder / "run" / "report.html").read_text()
+
+
+def alternately_long(folder: str) -> None:
+    """A run whose clocks differ: it is long on rank 0 alone."""
+    run_report.LONG = -math.inf if collectives.rank() == 0 else math.inf
+    pretrain(frames(Path(folder), train={"steps": 1}))
+
+
+def test_the_main_process_decides_about_the_map(tmp_path: Path) -> None:
+    ranks.run(2, alternately_long, str(tmp_path))
+    assert drawn(tmp_path)
+
+
+def test_a_short_run_has_no_map(tmp_path: Path) -> None:
+    pretrain(frames(tmp_path, train={"steps": 1}))
+    assert not drawn(tmp_path)
+
+
+def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
+    rows = [{"step": t, "loss": float(t), "lr": 0.1} for t in range(4 * MOST_POINTS)]
+    rows += [{"step": 3, "test/f1_weighted": 0.5}]
+    found, stride = curves(rows)
+    assert stride == 4
+    by_title = {chart.title: chart.traces for chart in found}
+    assert by_title["Objective"][0]["y"][:2] == [1.5, 5.5]
+    assert len(by_title["Objective"][0]["x"]) == MOST_POINTS
+    assert by_title["F1, weighted (test rows)"][0]["y"] == [0.5]
+
+
+def test_confusion_counts_rows_of_the_true_class() -> None:
+    found = confusion(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), ["a", "b"])
+    assert found is not None
+    (heat,) = found.traces
+    assert heat["customdata"] == [[2, 1], [0, 1]]
+    assert heat["z"] == [[0.6667, 0.3333], [0.0, 1.0]]
+
+
+def test_f1_of_each_label_is_that_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    y = (generator.random((50, 4)) < 0.4).astype(np.float32)
+    probability = generator.random((50, 4)).astype(np.float32)
+    expected = f1_score(y, probability > 0.3, average=None)
+    assert label_f1(probability, y, 0.3) == pytest.approx(expected.tolist())
+    y[::3, 1] = np.nan
+    known = ~np.isnan(y[:, 1])
+    of_known = f1_score(y[known, 1], probability[known, 1] > 0.3)
+    assert label_f1(probability, y, 0.3)[1] == pytest.approx(of_known)
+
+
+def test_neighbours_are_the_nearest_with_what_tells_them_apart(tmp_path: Path) -> None:
+    pretrain(frames(tmp_path, train={"steps": 1}))
+    reader = Reader(tmp_path / "frames")
+    rows = np.arange(12)
+    hidden = np.eye(12, dtype=np.float32)
+    hidden[6] = hidden[1] + 0.1  # row 6 lies beside row 1
+    embedding = Predictions(None, hidden, reader.truth(rows), rows)
+    lines = nearest_rows(embedding, reader, None)
+    (line,) = [line for line in lines if line[0].key == reader.sample_key(1)]
+    assert line[1].key == reader.sample_key(6) and line[1].cosine > 0.9
+    names = np.array(reader.manifest.labels.names)
+    a, b = (embedding.y[row] == 1 for row in (1, 6))
+    assert (line[1].more, line[1].fewer) == (names[b & ~a].tolist(), names[a & ~b].tolist())
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
+def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    result = small(str(tmp_path), "run", evaluate={"map": "always", "map_rows": 30, "seeds": 2})
+    other = json.loads((tmp_path / "run" / "seed-1" / "result.json").read_text())
+    mean = (result["auc_macro"] + other["auc_macro"]) / 2
+    assert result["auc_macro"] != other["auc_macro"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for width in (390, 1400):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            faults, asked = list[str](), list[str]()
+            page.on("pageerror", lambda fault, seen=faults: seen.append(str(fault)))
+            page.on("request", lambda request, seen=asked: seen.append(request.url))
+            page.goto((tmp_path / "run" / "report.html").as_uri())
+            page.wait_for_selector("html[data-drawn]")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert not faults
+            assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+            assert page.locator(".chart .main-svg").count() > 20
+            assert page.locator(".card strong").first.inner_text().startswith(f"{mean:.3f}")
+            assert page.locator(".near img").count() == 36
+            page.select_option("#colour", index=1)
+            chosen = page.locator("#colour option").nth(1).inner_text()
+            assert f"not {chosen}" in page.locator("#map").inner_text()
+        browser.close()
