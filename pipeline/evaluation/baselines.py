@@ -91,9 +91,9 @@ def table(results: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
     lines = []
     for title, prefix in rows.items():
-        found = [[one.get(prefix + k) for one in results] for k in SHOWN]
-        if any(value is None for values in found for value in values):
+        if not all(prefix + k in one for one in results for k in SHOWN):
             continue
+        found = [[float(one[prefix + k]) for one in results] for k in SHOWN]
         shown = [f"{np.mean(values):.4f}" for values in found]
         if len(results) > 1:
             shown = [

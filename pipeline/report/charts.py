@@ -91,7 +91,12 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
     for number, (name, values) in enumerate(methods.items()):
         color = "#888" if number else "#2f80d6"  # the run itself comes first
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        mean = {"type": "scatter", "x": [float(np.mean(values))], "y": [name], "mode": "markers"}
+        mean: dict[str, Any] = {
+            "type": "scatter",
+            "x": [float(np.mean(values))],
+            "y": [name],
+            "mode": "markers",
+        }
         mean |= {
             "name": f"{name}, mean",
             "marker": {"size": 13, "symbol": "diamond", "color": color},
@@ -99,7 +104,7 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
         mean |= {"error_x": {"type": "data", "array": [spread], "thickness": 2}} if spread else {}
         traces.append(mean)
         if len(values) > 1:
-            dots = {"type": "scatter", "x": list(values), "y": [name] * len(values)}
+            dots: dict[str, Any] = {"type": "scatter", "x": list(values), "y": [name] * len(values)}
             dots |= {"mode": "markers", "name": f"{name}, a seed each"}
             traces.append(dots | {"marker": {"size": 8, "color": color, "symbol": "circle-open"}})
     layout = {"yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False}

@@ -3,8 +3,9 @@
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -107,6 +108,10 @@ def test_neighbours_are_the_nearest_with_what_tells_them_apart(tmp_path: Path) -
     assert (line[1].more, line[1].fewer) == (names[b & ~a].tolist(), names[a & ~b].tolist())
 
 
+def note(seen: list[str], event: Any) -> None:
+    seen.append(getattr(event, "url", str(event)))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
 def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
@@ -120,8 +125,8 @@ def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) 
         for width in (390, 1400):
             page = browser.new_page(viewport={"width": width, "height": 900})
             faults, asked = list[str](), list[str]()
-            page.on("pageerror", lambda fault, seen=faults: seen.append(str(fault)))
-            page.on("request", lambda request, seen=asked: seen.append(request.url))
+            page.on("pageerror", partial(note, faults))
+            page.on("request", partial(note, asked))
             page.goto((tmp_path / "run" / "report.html").as_uri())
             page.wait_for_selector("html[data-drawn]")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
