@@ -1,7 +1,5 @@
 """The cache: whole, verified files of remote data sets, shared by all processes of a host."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

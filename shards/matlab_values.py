@@ -1,7 +1,5 @@
 """What is no full matrix in a MATLAB file: cells of matrices or texts, sparse ones, more axes."""
 
-from __future__ import annotations
-
 import math
 from io import BytesIO
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures as files: what the header of a JPEG or a PNG says, and whether all of it is there."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from io import BytesIO

@@ -4,8 +4,6 @@ concurrent.futures and loky do not say on which item a process was killed, and e
 midst of its work.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import traceback

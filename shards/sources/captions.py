@@ -1,7 +1,5 @@
 """Pictures and captions: NAME.jpg beside NAME.txt, or a CSV of files and captions."""
 
-from __future__ import annotations
-
 import csv
 from functools import cached_property
 from pathlib import Path

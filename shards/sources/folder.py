@@ -1,7 +1,5 @@
 """Folders of images: the path of a picture is its label."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Files of a data set on Hugging Face's Hub, of one commit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the Parquet and Arrow files of a data set lie, and which split each is of."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
