@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_views
+from heron.losses.inputs import LossError, Views, as_columns, as_views, is_whole, shown
 from heron.losses.loss import Loss
 from heron.losses.momentum import GivenKeys, MomentumLoss, one_view
 from heron.pipeline.objectives import pico, plnl
@@ -29,13 +29,10 @@ class _OfRows(Loss):
                 f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
                 "labels that the loss was made with"
             )
-        given = isinstance(indices, Tensor)
-        whole = given and not (indices.is_floating_point() or indices.dtype == torch.bool)
-        if not whole or indices.dim() != 1:
-            found = f"{indices.dtype} {tuple(indices.shape)}" if given else type(indices).__name__
+        if not is_whole(indices) or indices.dim() != 1:
             raise LossError(
-                f"indices are {found}; expected the samples' rows "
-                "of the labels that the loss was made with, whole numbers [batch]"
+                f"indices are {shown(indices)}; expected the samples' rows of the labels that the "
+                "loss was made with, whole numbers [batch]"
             )
         if ((indices < 0) | (indices >= len(self.labels))).any():
             raise LossError(

@@ -10,7 +10,7 @@ from heron.losses.inputs import LossError, expect_width
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
 from heron.pipeline.data.graphs import NONE
-from heron.pipeline.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
+from heron.pipeline.models.heterogeneous import Features, ModelSpec
 from heron.pipeline.objectives import infograph
 
 
@@ -64,23 +64,9 @@ class Infograph(Loss):
         }
         return self.evaluate(features, sizes=sizes)
 
-    def _added(self, known: Features, targets: Tensor, rng_keys: Tensor) -> Features:
-        (nodes,), (part,) = known["nodes"], self.parts.values()
-        encoded = Encoded(
-            inputs=known["inputs"],
-            rng_keys=rng_keys,
-            view_keys=[],
-            sizes=[len(nodes)],
-            hidden=known["hidden"],
-            classified=known["hidden"][0],
-            projections=[],
-            logits=None,
-            classifier=None,
-            targets=targets,
-            nodes=[nodes.view(len(nodes), nodes.shape[1] // self.dim, self.dim)],
-        )
-        assert isinstance(part, FeaturePart)
-        return part.add_features(encoded)
+    def nodes(self, known: Features) -> list[Tensor]:
+        """Returns the nodes, [batch, nodes, dim]."""
+        return [x.view(len(x), x.shape[1] // self.dim, self.dim) for x in known["nodes"]]
 
     if TYPE_CHECKING:
         __call__ = forward

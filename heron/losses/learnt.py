@@ -9,10 +9,10 @@ from torch import Tensor
 from heron.losses.inputs import (
     LossError,
     Views,
-    as_columns,
+    as_probabilities,
     as_views,
     expect_width,
-    refuse_rows,
+    shown,
 )
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
@@ -85,12 +85,10 @@ class Mib(Loss):
             raise LossError(f"projections are of {len(views)} views; expected {self.views}")
         if rng_keys is None:
             rng_keys = torch.randint(1 << 62, (len(views[0]),), device=views[0].device)
-        if not isinstance(rng_keys, Tensor) or rng_keys.dtype != torch.int64:
-            found = getattr(rng_keys, "dtype", type(rng_keys).__name__)
-            raise LossError(f"rng_keys are {found}; expected int64 [batch], one a sample")
-        if rng_keys.shape != views[0].shape[:1]:
+        keyed = isinstance(rng_keys, Tensor) and rng_keys.dtype == torch.int64
+        if not keyed or rng_keys.shape != views[0].shape[:1]:
             raise LossError(
-                f"rng_keys are {list(rng_keys.shape)}; expected [{len(views[0])}], one a sample"
+                f"rng_keys are {shown(rng_keys)}; expected int64 {len(views[0])}, one a sample"
             )
         return self.evaluate({"projections": views}, rng_keys=rng_keys, epoch=epoch, sizes=sizes)
 
@@ -106,10 +104,13 @@ class _OfClassifier(Loss):
 
     def predict(self, features: Views) -> Tensor:
         """Returns the logits of samples, [batch, labels]."""
+        logits: Tensor = self.parts["classifier"](self._hidden(features))
+        return logits
+
+    def _hidden(self, features: Views) -> Tensor:
         hidden = torch.cat(as_views(features, "features"), 1)
         expect_width({"features": hidden}, self.dim)
-        logits: Tensor = self.parts["classifier"](hidden)
-        return logits
+        return hidden
 
     def forward(
         self, features: Views, labels: Tensor, *, sizes: Sequence[int] | None = None
@@ -125,10 +126,7 @@ class _OfClassifier(Loss):
         Raises:
             LossError: features or labels are not what the loss expects; says what it found.
         """
-        hidden = torch.cat(as_views(features, "features"), 1)
-        expect_width({"features": hidden}, self.dim)
-        columns = as_columns(labels, self.labels)
-        refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
+        hidden, columns = self._hidden(features), as_probabilities(labels, self.labels)
         return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
 
     if TYPE_CHECKING:

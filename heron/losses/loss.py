@@ -160,6 +160,10 @@ class Loss(nn.Module):
         total = collectives.sum_over_processes(share.detach())
         return total + world * (share - share.detach())
 
+    def nodes(self, known: Features) -> list[Tensor]:
+        """Returns the nodes of a view of graphs, which but one loss is given."""
+        return []
+
     def _added(self, known: Features, targets: Tensor, rng_keys: Tensor) -> Features:
         """Returns the features that the term's parts make of what there is."""
         rows = len(targets)
@@ -175,6 +179,7 @@ class Loss(nn.Module):
             logits=None,
             classifier=None,
             targets=targets,
+            nodes=self.nodes(known),
         )
         added: Features = {}
         for part in self.parts.values():

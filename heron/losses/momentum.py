@@ -114,32 +114,18 @@ class MomentumLoss(Loss):
         return loss
 
 
-class _OfQueries(MomentumLoss):
-    """A loss of queries, keys, logits and complementary labels."""
-
-    classes: int
-
-    def _compare(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        epoch: float,
-        sizes: Sequence[int] | None,
-    ) -> Tensor:
-        features = one_view(queries, keys, logits)
-        if logits.shape[1] != self.classes:
-            raise LossError(
-                f"logits are of {logits.shape[1]} classes; expected {self.classes}, which classes "
-                "says"
-            )
-        targets = as_columns(labels, self.classes)
-        checked(logits, targets)
-        return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
+def _targets(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Returns complementary labels as columns, and refuses what does not fit the classes."""
+    if logits.shape[1] != classes:
+        raise LossError(
+            f"logits are of {logits.shape[1]} classes; expected {classes}, which classes says"
+        )
+    columns = as_columns(labels, classes)
+    checked(logits, columns)
+    return columns
 
 
-class Mulco(_OfQueries):
+class Mulco(MomentumLoss):
     r"""MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10).
 
     The mean over queries q with key :math:`k^+` of
@@ -198,13 +184,15 @@ class Mulco(_OfQueries):
         Raises:
             LossError: an input is not what the loss expects; says what it found.
         """
-        return self._compare(queries, keys, logits, labels, 0.0, sizes)
+        features = one_view(queries, keys, logits)
+        targets = _targets(logits, labels, self.classes)
+        return self.evaluate(features, targets, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-class Comco(_OfQueries):
+class Comco(MomentumLoss):
     r"""ComCo (Jiang, Sun and Tian 2024, Eq. 3 and 5 to 9), for complementary labels.
 
     SCL-NL of the logits, and `contrast` times
@@ -278,7 +266,9 @@ class Comco(_OfQueries):
         Raises:
             LossError: an input is not what the loss expects; says what it found.
         """
-        return self._compare(queries, keys, logits, labels, epoch, sizes)
+        features = one_view(queries, keys, logits)
+        targets = _targets(logits, labels, self.classes)
+        return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_views, same_rows
-from heron.losses.loss import Loss
-from heron.pipeline.objectives import (
-    hard,
-    hierarchical,
-    supcon,
-    supervised,
+from heron.losses.inputs import (
+    LossError,
+    Views,
+    as_columns,
+    as_groups,
+    as_views,
+    is_whole,
+    same_rows,
+    shown,
 )
+from heron.losses.loss import Loss
+from heron.pipeline.objectives import hard, hierarchical, supcon, supervised
 
 
 class _OfLabelled(Loss):
@@ -140,12 +144,10 @@ class Hierarchical(_OfLabelled):
 
     def columns(self, labels: Tensor) -> Tensor:
         """Returns the paths."""
-        given = isinstance(labels, Tensor)
-        if not given or labels.dim() != 2 or not labels.shape[1] or labels.dtype.is_floating_point:
-            found = f"{labels.dtype} {tuple(labels.shape)}" if given else type(labels).__name__
+        if not is_whole(labels) or labels.dim() != 2 or not labels.shape[1]:
             raise LossError(
-                f"labels are {found}; expected paths: "
-                "whole numbers [batch, levels], coarsest level first"
+                f"labels are {shown(labels)}; expected paths: whole numbers [batch, levels], "
+                "coarsest level first"
             )
         return as_groups(labels)
 

@@ -258,7 +258,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.Hierarchical()(Z, CLASS),
-        "Hierarchical: labels are torch.int64 (7,); expected paths: whole numbers "
+        "Hierarchical: labels are int64 7; expected paths: whole numbers "
         "[batch, levels], coarsest level first",
     ),
     (
@@ -321,7 +321,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.Plnl(wrong_labels())([LOGITS], [LOGITS], CLASS.float(), epoch=0.0),
-        "Plnl: indices are torch.float32 (7,); expected the samples' rows of the labels that the "
+        "Plnl: indices are float32 7; expected the samples' rows of the labels that the "
         "loss was made with, whole numbers [batch]",
     ),
     (
@@ -374,7 +374,7 @@ REFUSED += [
     (lambda: h.Mib(0), "dim does not fit: projection_width: found 0; input should be greater"),
     (
         lambda: h.Mib(DIM).double()(Z, epoch=0.0, rng_keys=torch.arange(3)),
-        "Mib: rng_keys are [3]; expected [7], one a sample",
+        "Mib: rng_keys are int64 3; expected int64 7, one a sample",
     ),
     (
         lambda: h.Deepmtmv(DIM, CLASSES).double()(Z[0], 2 * HOT),
