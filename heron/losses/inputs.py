@@ -96,7 +96,7 @@ def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     return labels if labels.is_floating_point() else labels.float()
 
 
-def as_probabilities(labels: Tensor, classes: int) -> Tensor:
+def as_probabilities(labels: Tensor, classes: int | None) -> Tensor:
     """Returns labels as columns of floats from 0 to 1: see `as_columns`."""
     columns = as_columns(labels, classes)
     refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")

@@ -104,33 +104,14 @@ class Loss(nn.Module):
         first = next(iter(known.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets
         self._refuse(known, targets)
-        with torch.autocast(first.device.type, enabled=False):
-            return self._evaluate(known, targets, sizes, indices, rng_keys, epoch)
-
-    def share(self, batch: GlobalBatch) -> Tensor:
-        """Returns this process's share of the loss; the shares' sum is the loss."""
-        # A memory moves on in training alone.
-        memory = self.memory if self.training else copy.deepcopy(self.memory)
-        loss = self.term.loss(batch, memory)
-        assert loss is not None
-        return loss
-
-    def _evaluate(
-        self,
-        known: Features,
-        targets: Tensor,
-        sizes: Sequence[int] | None,
-        indices: Tensor | None,
-        rng_keys: Tensor | None,
-        epoch: float,
-    ) -> Tensor:
         known = {n: [x.float() if x.dtype in HALF else x for x in xs] for n, xs in known.items()}
         first = next(iter(known.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
         nothing = torch.zeros(len(first), dtype=torch.int64, device=first.device)
         rng_keys = nothing if rng_keys is None else rng_keys
-        known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
+        with torch.autocast(first.device.type, enabled=False):
+            known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
         world, rank = (collectives.world_size(), collectives.rank()) if self.gather else (1, 0)
         sizes = [len(first)] if world == 1 else _sizes(known, targets, sizes)
         gather = partial(collectives.gather, sizes=sizes) if world > 1 else _alone
@@ -152,13 +133,22 @@ class Loss(nn.Module):
             epoch=epoch,
             gather_labelled=gather,
         )
-        share = self.share(batch)
+        with torch.autocast(first.device.type, enabled=False):
+            share = self.share(batch)
         if world == 1:
             return share
         # The value is the sum's to the last bit, and only the share has a gradient: that of the
         # mean over processes is then the sum's.
         total = collectives.sum_over_processes(share.detach())
         return total + world * (share - share.detach())
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns this process's share of the loss; the shares' sum is the loss."""
+        # A memory moves on in training alone.
+        memory = self.memory if self.training else copy.deepcopy(self.memory)
+        loss = self.term.loss(batch, memory)
+        assert loss is not None
+        return loss
 
     def nodes(self, known: Features) -> list[Tensor]:
         """Returns the nodes of a view of graphs, which but one loss is given."""
