@@ -166,7 +166,7 @@ def query(
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
         raise UsageError("expected one of --key, --file, --text and --vector")
     if sheet is not None:
-        from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
+        from heron.pipeline.retrieval.sheet import check_sheet, draw_answer
 
         check_sheet(sheet)
     retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
@@ -192,7 +192,7 @@ def query(
     if sheet is not None:
         contents = ((path, path.read_bytes()) for path in files.values())
         pictures = (given.upright(d, str(p)) for p, d in contents if not d.startswith(given.NPY))
-        save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
+        draw_answer(retriever, answer, next(pictures, None)).save(sheet)
 
 
 def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
