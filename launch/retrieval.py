@@ -78,9 +78,7 @@ def index(
     queries: Annotated[int, "queries that recall is measured on"] = 1000,
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
-    width: Annotated[
-        int | None, "first numbers of a view's vector that count (default: all)"
-    ] = None,
+    width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
     gpu: Gpu = False,
     no_verify: NoVerify = False,
     quiet: Quiet = False,

@@ -1,7 +1,6 @@
 """What a run leaves to look at: result.json for machines, one HTML file with its figures."""
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
@@ -26,11 +26,8 @@ _PANELS = 6  # labels shown on the map, where labels are not exclusive
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes result.json, all or nothing of it; a score that is not a number becomes null."""
-    clean = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
-    }
     with atomic_write(folder / "result.json") as stream:
-        stream.write(json.dumps(clean, indent=1).encode() + b"\n")
+        stream.write(to_json(result, indent=1, inf_nan_mode="null") + b"\n")
 
 
 def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
@@ -132,20 +129,17 @@ def _map(
     centred = hidden - hidden.mean(0)
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(centred)
-    if not names:
-        figure = Figure(figsize=(7, 6))
-        axes = figure.add_subplot()
-        axes.scatter(points[:, 0], points[:, 1], 8, color="C0")
-        axes.set_axis_off()
-        return figure
-    if exclusive:
+    if exclusive or not names:
         figure = Figure(figsize=(7, 6))
         axes = figure.add_subplot()
         for a, name in enumerate(names):
             chosen = y[:, a] == 1
             color = matplotlib.colormaps["turbo"](a / max(len(names) - 1, 1))
             axes.scatter(points[chosen, 0], points[chosen, 1], 8, color=color, label=name)
-        axes.legend(fontsize=7, markerscale=2, bbox_to_anchor=(1, 1), loc="upper left")
+        if names:
+            axes.legend(fontsize=7, markerscale=2, bbox_to_anchor=(1, 1), loc="upper left")
+        else:
+            axes.scatter(points[:, 0], points[:, 1], 8, color="C0")
         axes.set_axis_off()
         return figure
     balanced = np.argsort(np.abs(np.nan_to_num(np.nanmean(y, 0)) - 0.5))[:_PANELS]
