@@ -38,8 +38,7 @@ class Retriever:
 
     - `neighbours`: any.
     - `hard`: those whose labels are far from the query's.
-    - `false`: those with the very same labels, which an unsupervised loss pushes apart wrongly, its
-      false negatives.
+    - `false`: those with the very same labels: false negatives, which an unsupervised loss repels.
 
     Attributes:
         index: that is searched.
