@@ -2,15 +2,15 @@ r"""Losses of a classifier's logits, for labels that are known and for complemen
 
 A complementary label names a class that a sample is known not to be;
 :math:`p = \mathrm{softmax}(\text{logits})`, K classes, :math:`\bar Y` a sample's complementary
-labels, s of them. All are means over the samples of all processes.
+labels, s of them. All are means over the samples of all processes, with `gather=False` over those
+of this one.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from heron.losses.inputs import as_columns, as_probabilities, as_rows
+from heron.losses.inputs import RowCounts, as_columns, as_probabilities, as_rows
 from heron.losses.loss import Loss
 from heron.pipeline.config.terms import Term
 from heron.pipeline.objectives import classification, complementary
@@ -21,9 +21,7 @@ class _OfLogits(Loss):
 
     columns = staticmethod(as_columns)
 
-    def forward(
-        self, logits: Tensor, labels: Tensor, *, sizes: Sequence[int] | None = None
-    ) -> Tensor:
+    def forward(self, logits: Tensor, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
         """Returns the mean over the samples of all processes.
 
         Args:

@@ -9,6 +9,7 @@ from torch import Tensor
 from heron.shards.errors import HeronError, times
 
 Views = Tensor | Sequence[Tensor]
+RowCounts = Sequence[int] | None  # rows of every process; None exchanges them
 
 
 class LossError(HeronError):

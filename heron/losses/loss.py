@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_views, expect_width, same_rows
+from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
 from heron.pipeline.config.sections import check
 from heron.pipeline.config.terms import Term
 from heron.pipeline.distributed import collectives
@@ -25,6 +25,11 @@ from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.memory import Memory
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
+
+
+def options_of(kind: type[Term], given: Mapping[str, object]) -> dict[str, object]:
+    """Returns what is an option of a term among arguments: an `__init__` gives its `locals()`."""
+    return {name: given[name] for name in kind.model_fields if name in given}
 
 
 class Loss(nn.Module):
@@ -80,7 +85,7 @@ class Loss(nn.Module):
         features: Mapping[str, Views],
         targets: Tensor | None = None,
         *,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
         indices: Tensor | None = None,
         rng_keys: Tensor | None = None,
         epoch: float = 0.0,
@@ -205,7 +210,7 @@ def _types(kinds: set[torch.dtype]) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _sizes(known: Features, targets: Tensor, sizes: Sequence[int] | None) -> list[int]:
+def _sizes(known: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
     """Returns the rows of every process.
 
     Processes that differ in anything but their rows would wait for each other for ever, so each

@@ -5,14 +5,13 @@ which hold the same memory; `state_dict` has it.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
-from heron.losses.loss import Loss
+from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows, expect_width
+from heron.losses.loss import Loss, options_of
 from heron.pipeline.objectives import comco, mulco
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked
@@ -159,8 +158,7 @@ class Mulco(MomentumLoss):
             queue: keys that it holds, at least those of a batch of all processes.
         """
         memory = GivenKeys(queue, dim, classes)
-        options = {"tau": tau, "kind": kind, "tau_plus": tau_plus, "queue": queue}
-        super().__init__(mulco.Mulco, options, memory=memory)
+        super().__init__(mulco.Mulco, options_of(mulco.Mulco, locals()), memory=memory)
         self.classes = classes
 
     def forward(
@@ -170,7 +168,7 @@ class Mulco(MomentumLoss):
         logits: Tensor,
         labels: Tensor,
         *,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes, and enqueues their keys.
 
@@ -229,18 +227,8 @@ class Comco(MomentumLoss):
             warmup_epochs: until when all others are negatives.
             queue: keys that it holds, at least those of a batch of all processes.
         """
-        super().__init__(
-            comco.Comco,
-            {
-                "tau": tau,
-                "contrast": contrast,
-                "neighbours": neighbours,
-                "neighbour_epochs": neighbour_epochs,
-                "warmup_epochs": warmup_epochs,
-                "queue": queue,
-            },
-            memory=GivenKeys(queue, dim, 2 * classes),
-        )
+        memory = GivenKeys(queue, dim, 2 * classes)
+        super().__init__(comco.Comco, options_of(comco.Comco, locals()), memory=memory)
         self.classes = classes
 
     def forward(
@@ -251,7 +239,7 @@ class Comco(MomentumLoss):
         labels: Tensor,
         *,
         epoch: float,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes, and enqueues their keys.
 
