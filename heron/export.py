@@ -72,8 +72,7 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
         out: the file, by custom `.pt2` or `.onnx`; it appears whole or not at all.
         format: `torch`, which `torch.export.load(out).module()` calls with a mapping of the views;
             or `onnx`.
-        layer: `hidden`, `projection` (unit vectors of the views, side by side), or `logits` of the
-            classifier.
+        layer: `hidden`, `projection` (unit vectors of the views, side by side), or `logits`.
 
     Raises:
         InputError: the model has no such layer.

@@ -11,8 +11,7 @@ from heron.launch.compare import compare, tune
 from heron.launch.completion import completion
 from heron.launch.config import config
 from heron.launch.init import init
-from heron.launch.models import export, save
-from heron.launch.predict import predict
+from heron.launch.models import export, predict, save
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.sections import as_typed
 from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.show import read_index
 from heron.shards.store import open_store
@@ -187,7 +186,7 @@ def _model(facts: Facts) -> list[Line]:
     if facts.mixed:
         lines.append(("  encoders", None, "views of several kinds: one each"))
         made = [(view.name, *_encoder([view])) for view in facts.views]
-        lines += [(f"    {yaml_key(name)}", encoder, why) for name, encoder, _, why in made]
+        lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in made]
         width = min(width for _, _, width, _ in made)
     else:
         encoder, width, why = _encoder(facts.views)
@@ -200,11 +199,6 @@ def _model(facts: Facts) -> list[Line]:
             ("  classify_on", "first_view", "scores need no second look"),
         ]
     return lines
-
-
-def yaml_key(name: str) -> str:
-    """Returns a name as a key of YAML, quoted where it has to be."""
-    return yaml.safe_dump(name, width=1000).removesuffix("...\n").strip()
 
 
 def _is_herocon(facts: Facts) -> bool:
@@ -260,9 +254,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
 
 def _written(line: Line) -> str:
     key, value, why = line
-    plain = "" if value is None else yaml.safe_dump(
-        value, default_flow_style=True, width=1000, sort_keys=False
-    ).removesuffix("...\n").rstrip()  # fmt: skip
+    plain = "" if value is None else as_typed(value)
     named = key if key.endswith("-") else f"{key}:"
     text = f"{named} {plain}".rstrip()
     why = why if why.isprintable() else ascii(why)  # a line end in it would begin a key

@@ -28,8 +28,7 @@ def reproduce(
     """Runs what is not there yet, and makes the table.
 
     Each run has a folder of its own, `out`/METHOD-FOLD, and is kept; `only` names the methods to
-    run. The table has the methods whose runs are all there; table.md and table.json in `out` hold
-    it too.
+    run. The table, and table.md and table.json in `out`, have the methods whose runs are all there.
 
     Raises:
         ConfigError: a method, an override or a folder's run does not fit, or the data is not

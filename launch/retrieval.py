@@ -78,9 +78,7 @@ def index(
     queries: Annotated[int, "queries that recall is measured on"] = 1000,
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
-    width: Annotated[
-        int | None, "first numbers of a view's vector that count (default: all)"
-    ] = None,
+    width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
     gpu: Gpu = False,
     no_verify: NoVerify = False,
     quiet: Quiet = False,
@@ -166,7 +164,7 @@ def query(
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
         raise UsageError("expected one of --key, --file, --text and --vector")
     if sheet is not None:
-        from heron.pipeline.retrieval.sheet import check_sheet, draw_answer, save_sheet
+        from heron.pipeline.retrieval.sheet import check_sheet, draw_answer
 
         check_sheet(sheet)
     retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
@@ -192,7 +190,7 @@ def query(
     if sheet is not None:
         contents = ((path, path.read_bytes()) for path in files.values())
         pictures = (given.upright(d, str(p)) for p, d in contents if not d.startswith(given.NPY))
-        save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
+        draw_answer(retriever, answer, next(pictures, None)).save(sheet)
 
 
 def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:

@@ -95,9 +95,9 @@ def read_run(folder: Path, name: str) -> Run:
         step, rows = _last_rows(folder / "metrics.jsonl")
         saved = _saved(folder / "checkpoints")
         run |= rows | {"step": step}
-        if run["started"] and (written := _modified(folder / "metrics.jsonl")):
+        if run["started"] and (folder / "metrics.jsonl").exists():
             began = datetime.fromisoformat(run["started"]).timestamp()
-            run["seconds"] = max(0.0, written - began)
+            run["seconds"] = max(0.0, (folder / "metrics.jsonl").stat().st_mtime - began)
         if owner is not None:
             run |= {"state": "living"}
             if " on " in owner:
@@ -192,10 +192,6 @@ def _saved(checkpoints: Path) -> int | None:
     names = (path.parent.name for path in checkpoints.glob("step-*/COMPLETE"))
     steps = (name.removeprefix("step-") for name in names)
     return max((int(step) for step in steps if step.isdecimal()), default=None)
-
-
-def _modified(path: Path) -> float | None:
-    return path.stat().st_mtime if path.exists() else None
 
 
 def _is_score(key: str, value: Any) -> bool:

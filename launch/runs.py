@@ -92,9 +92,7 @@ def runs(
     where: Annotated[str | None, "only those runs: optim.lr>0.01 and state=='ended'"] = None,
     best: Annotated[str | None, "only the ended run that is best by this score"] = None,
     living: Annotated[bool, "only runs that a process has"] = False,
-    compare: Annotated[
-        bool, "in which keys of the configuration they differ, and their scores"
-    ] = False,
+    compare: Annotated[bool, "in which keys of the configuration they differ, and scores"] = False,
     json: Annotated[bool, "a JSON list instead of a table"] = False,
 ) -> int:
     """Lists runs: how far each is, whether it lives, its scores.

@@ -79,7 +79,7 @@ def index_tars(
 
 
 def verify_shards(
-    folder: Folder, *, decode: Annotated[bool, "decode every picture, too"] = False
+    folder: Folder, *, decode: Annotated[bool, "decode pictures, too"] = False
 ) -> int:
     """Checks every checksum, count, key and shape.
 

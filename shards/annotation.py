@@ -1,7 +1,5 @@
 """Labels that lie in the members of a tar: numbers, names, fields of JSON, arrays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple

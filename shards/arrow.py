@@ -1,7 +1,5 @@
 """Rows of Parquet and Arrow files by number, of which no more is read than a group of rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cached_property

@@ -4,8 +4,6 @@ A data set, a checkpoint, embeddings and an index each have one. It lists size a
 files, names the fingerprints of what it was made from, and has a fingerprint of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

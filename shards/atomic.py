@@ -1,7 +1,5 @@
 """Atomic writes: a file appears under its name whole, or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The body of an answer: what came of a file, how fast, and whether it is the one expected."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Build a folder of shards: in parallel, resumable, the same bytes whoever wrote which shard."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tarfile

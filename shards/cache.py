@@ -1,7 +1,5 @@
 """The cache: whole, verified files of remote data sets, shared by all processes of a host."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os
@@ -95,8 +93,7 @@ class ShardCache:
 
         One that was altered since is fetched again. `fetch` writes the file to a stream, and raises
         where it is not the one asked for. Not `of_content`, the checksum is of what identifies the
-        file, and its size alone is compared. Raises ShardError where too much is in use or the disk
-        is full.
+        file, and its size alone is compared. ShardError: too much is in use, or the disk is full.
         """
         path = self.folder / sha256
         try:

@@ -1,7 +1,5 @@
 """Index tars that others wrote, where they lie: an index beside each, and a manifest."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from dataclasses import dataclass, field, replace

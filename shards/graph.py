@@ -1,7 +1,5 @@
 """Graphs as bytes: an npy file of int32, which holds the nodes' labels and the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,13 +1,11 @@
 """How the tars of others are laid out: which members are views, which labels, which tars splits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
@@ -81,7 +79,7 @@ class Layout(BaseModel):
     )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Layout:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """Checks options as the command line gives them; SourceError where one is wrong."""
         try:
             return cls.model_validate(dict(options))

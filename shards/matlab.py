@@ -1,7 +1,5 @@
 """MATLAB files: numeric matrices mapped into memory, however many rows they have."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """What is no full matrix in a MATLAB file: cells of matrices or texts, sparse ones, more axes."""
 
-from __future__ import annotations
-
 import math
 from io import BytesIO
 from typing import Any
@@ -30,7 +28,16 @@ def read_value(file: MatlabFile, name: str) -> Value:
     where = f"{file.path.name}: {name}"
     value: Value
     try:
-        value = _of_hdf5(file, name, where) if file.hdf5 else _of_v5(file, name, where)
+        if file.hdf5:
+            import h5py
+
+            with h5py.File(file.path, "r") as opened:
+                value = _of_item(opened, opened[name], where)
+        else:
+            from scipy.io import loadmat
+
+            loaded = loadmat(BytesIO(file.element(name)), variable_names=[name])
+            value = _plain(loaded[name], where)
     except SourceError:
         raise
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
@@ -41,13 +48,6 @@ def read_value(file: MatlabFile, name: str) -> Value:
         if value and all(one.dtype.kind == "U" for one in value):
             return np.array([str(one) for one in value])
     return value
-
-
-def _of_v5(file: MatlabFile, name: str, where: str) -> Any:
-    from scipy.io import loadmat
-
-    loaded = loadmat(BytesIO(file.element(name)), variable_names=[name])
-    return _plain(loaded[name], where)
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -83,13 +83,6 @@ def _bound(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
             f"{where} is {times(shape)}, {size:,} bytes in memory; expected {MOST_UNPACKED:,} at "
             "most; save its matrices as full variables of their own"
         )
-
-
-def _of_hdf5(file: MatlabFile, name: str, where: str) -> Any:
-    import h5py
-
-    with h5py.File(file.path, "r") as opened:
-        return _of_item(opened, opened[name], where)
 
 
 def _of_item(opened: Any, item: Any, where: str, inner: bool = False) -> Any:

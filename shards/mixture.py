@@ -1,7 +1,5 @@
 """Several data sets as one: the files of all, one manifest, and statistics by their weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

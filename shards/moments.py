@@ -4,8 +4,6 @@ scikit-learn's StandardScaler.partial_fit computes the same with rounding of its
 thirteen times as long on blocks of 256 rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

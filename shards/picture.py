@@ -1,9 +1,8 @@
 """Pictures as files: what the header of a JPEG or a PNG says, and whether all of it is there."""
 
-from __future__ import annotations
-
 import re
 import zlib
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -63,6 +62,13 @@ def read_header_of(path: Path, kind: Kind | None = None) -> Header:
             return read_header(head, kind)
         except ValueError:  # a long header: look at all of it
             return read_header(head + stream.read(), kind)
+
+
+def shape_of(headers: Iterable[Header]) -> tuple[int, int, int]:
+    """Returns the shape of pictures, decoded; -1 for a height or width that varies."""
+    axes = map(set, zip(*((one.height, one.width) for one in headers), strict=True))
+    height, width = (axis.pop() if len(axis) == 1 else -1 for axis in axes)
+    return height, width, 3
 
 
 def read_whole(data: bytes, kind: Kind | None = None) -> Header:

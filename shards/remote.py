@@ -1,7 +1,5 @@
 """A folder behind a URL: its files are fetched whole, and again where a connection fails."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -1,7 +1,5 @@
 """Show what is inside a folder of shards: a table, and for images a contact sheet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The survey of one tar of others: where its samples lie, their checksums, sizes and labels."""
 
-from __future__ import annotations
-
 import mmap
 import zlib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A tar as others write it: any dialect of headers, and nothing of it lost without a word."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Texts that lie in the members of a tar: UTF-8, or a string of a JSON object."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tokenisers of the texts of a data set, which are built beside its shards."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verify a folder of shards: every checksum, count, key and shape, and all faults in one go."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,10 +1,7 @@
 """Worker processes: a function over many items, ended at once where something goes wrong.
 
-concurrent.futures and loky do not say on which item a process was killed, and end none in the
-midst of its work.
+concurrent.futures and loky say not on which item a process was killed, and end none while it works.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import signal

@@ -10,9 +10,8 @@ is too. `heron.losses.functional` has the losses as plain functions.
 
 from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
 from heron.losses.disambiguation import Pico, Plnl
-from heron.losses.graphs import Infograph
 from heron.losses.inputs import LossError
-from heron.losses.learnt import C2ae, Deepmtmv, Mib
+from heron.losses.learnt import C2ae, Deepmtmv, Infograph, Mib
 from heron.losses.loss import Loss
 from heron.losses.momentum import Comco, MomentumEncoder, Mulco
 from heron.losses.supervised import Hard, Hierarchical, Supcon, WeightedSupervised

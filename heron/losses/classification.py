@@ -2,114 +2,94 @@ r"""Losses of a classifier's logits, for labels that are known and for complemen
 
 A complementary label names a class that a sample is known not to be;
 :math:`p = \mathrm{softmax}(\text{logits})`, K classes, :math:`\bar Y` a sample's complementary
-labels, s of them. All are means over the samples of all processes.
+labels, s of them. All are means over the samples of all processes, with `gather=False` over those
+of this one.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from heron.losses.inputs import as_columns, as_rows, refuse_rows
+from heron.losses.inputs import RowCounts, as_columns, as_probabilities, as_rows
 from heron.losses.loss import Loss
+from heron.pipeline.config.terms import Term
 from heron.pipeline.objectives import classification, complementary
 
 
 class _OfLogits(Loss):
     """A loss of logits and labels."""
 
-    def forward(
-        self, logits: Tensor, labels: Tensor, *, sizes: Sequence[int] | None = None
-    ) -> Tensor:
+    columns = staticmethod(as_columns)
+
+    def forward(self, logits: Tensor, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
         """Returns the mean over the samples of all processes.
 
         Args:
             logits: of this process's samples, [batch, labels].
-            labels: columns [batch, labels], or class numbers [batch].
+            labels: columns [batch, labels], or class numbers [batch]; of `Bce` and `CrossEntropy`
+                columns from 0 to 1.
             sizes: samples of every process, where they are known; None exchanges them.
 
         Raises:
             LossError: logits or labels are not what the loss expects; says what it found.
         """
-        classes = as_rows(logits, "logits").shape[1]
-        return self.evaluate({"logits": logits}, as_columns(labels, classes), sizes=sizes)
+        columns = self.columns(labels, as_rows(logits, "logits").shape[1])
+        return self.evaluate({"logits": logits}, columns, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-class _OfProbabilities(_OfLogits):
-    """A loss whose labels may be probabilities."""
+class _WithoutOptions(_OfLogits):
+    """One of a term that has none."""
 
-    def forward(
-        self, logits: Tensor, labels: Tensor, *, sizes: Sequence[int] | None = None
-    ) -> Tensor:
-        """Returns the mean over the samples of all processes.
+    kind: ClassVar[type[Term]]
 
-        Args:
-            logits: of this process's samples, [batch, labels].
-            labels: columns from 0 to 1, [batch, labels], or class numbers [batch].
-            sizes: samples of every process, where they are known; None exchanges them.
-
-        Raises:
-            LossError: logits or labels are not what the loss expects; says what it found.
-        """
-        columns = as_columns(labels, as_rows(logits, "logits").shape[1])
-        refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
-        return super().forward(logits, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+    def __init__(self, *, gather: bool = True) -> None:
+        """`gather`: the mean is over the samples of all processes."""
+        super().__init__(self.kind, {}, gather)
 
 
-class Bce(_OfProbabilities):
+class Bce(_WithoutOptions):
     """Binary cross-entropy of each label, the mean over samples and labels."""
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(classification.Bce, {}, gather)
+    kind = classification.Bce
+    columns = staticmethod(as_probabilities)
 
 
-class CrossEntropy(_OfProbabilities):
+class CrossEntropy(_WithoutOptions):
     """Cross-entropy of classes, the mean over samples."""
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(classification.CrossEntropy, {}, gather)
+    kind = classification.CrossEntropy
+    columns = staticmethod(as_probabilities)
 
 
-class UbLog(_OfLogits):
+class UbLog(_WithoutOptions):
     r"""UB-LOG (Feng et al. 2020, Eq. 13; MulCo, Eq. 2), for complementary labels.
 
     .. math:: -\log \sum_{k \notin \bar Y} p_k
     """
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(complementary.UbLog, {}, gather)
+    kind = complementary.UbLog
 
 
-class UbExp(_OfLogits):
+class UbExp(_WithoutOptions):
     r"""UB-EXP (Feng et al. 2020, Eq. 12), for complementary labels.
 
     .. math:: \exp\Big(-\sum_{k \notin \bar Y} p_k\Big)
     """
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(complementary.UbExp, {}, gather)
+    kind = complementary.UbExp
 
 
-class Mse(_OfLogits):
+class Mse(_WithoutOptions):
     r"""Squared error for complementary labels, unbiased (Feng et al. 2020, Theorem 3).
 
     .. math:: \sum_{k \notin \bar Y} \ell_k - \frac{K - 1 - s}{s} \sum_{k \in \bar Y} \ell_k,
               \qquad \ell_k = |p - e_k|^2
     """
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(complementary.Mse, {}, gather)
+    kind = complementary.Mse
 
 
 class Gce(_OfLogits):
@@ -123,24 +103,20 @@ class Gce(_OfLogits):
         super().__init__(complementary.Gce, {"q": q}, gather)
 
 
-class LUw(_OfLogits):
+class LUw(_WithoutOptions):
     r"""L-UW (Gao and Zhang 2021, Eq. 8), for complementary labels.
 
     .. math:: -\frac1s \sum_{k \in \bar Y} \log \mathrm{softmax}(1 - p)_k
     """
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(complementary.LUw, {}, gather)
+    kind = complementary.LUw
 
 
-class Mlcl(_OfLogits):
+class Mlcl(_WithoutOptions):
     r"""MLCL (Gao, Xu and Zhang 2024), the case of sets that are drawn uniformly.
 
     The binary cross-entropy of each class's membership in :math:`\bar Y`, whose probability is
     :math:`s (1 - p_k) / (K - 1)`, summed over classes.
     """
 
-    def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
-        super().__init__(complementary.Mlcl, {}, gather)
+    kind = complementary.Mlcl

@@ -4,14 +4,13 @@ They move on in training mode (`train()`), once a call, and always compare rows 
 which hold the same memory; `state_dict` has it.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_views
-from heron.losses.loss import Loss
+from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_views, is_whole, shown
+from heron.losses.loss import Loss, options_of
 from heron.losses.momentum import GivenKeys, MomentumLoss, one_view
 from heron.pipeline.objectives import pico, plnl
 from heron.pipeline.objectives.complementary import checked
@@ -29,13 +28,10 @@ class _OfRows(Loss):
                 f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
                 "labels that the loss was made with"
             )
-        given = isinstance(indices, Tensor)
-        whole = given and not (indices.is_floating_point() or indices.dtype == torch.bool)
-        if not whole or indices.dim() != 1:
-            found = f"{indices.dtype} {tuple(indices.shape)}" if given else type(indices).__name__
+        if not is_whole(indices) or indices.dim() != 1:
             raise LossError(
-                f"indices are {found}; expected the samples' rows "
-                "of the labels that the loss was made with, whole numbers [batch]"
+                f"indices are {shown(indices)}; expected the samples' rows of the labels that the "
+                "loss was made with, whole numbers [batch]"
             )
         if ((indices < 0) | (indices >= len(self.labels))).any():
             raise LossError(
@@ -103,20 +99,8 @@ class Pico(MomentumLoss, _OfRows):
             queue: keys that it holds, at least those of a batch of all processes.
         """
         labels = _complementary(labels)
-        super().__init__(
-            pico.Pico,
-            {
-                "tau": tau,
-                "contrast": contrast,
-                "gamma": gamma,
-                "phi_start": phi_start,
-                "phi_end": phi_end,
-                "phi_epochs": phi_epochs,
-                "warmup_epochs": warmup_epochs,
-                "queue": queue,
-            },
-            memory=_PicoKeys(queue, dim, labels, gamma),
-        )
+        memory = _PicoKeys(queue, dim, labels, gamma)
+        super().__init__(pico.Pico, options_of(pico.Pico, locals()), memory=memory)
         self.register_buffer("labels", labels, persistent=False)
 
     def forward(
@@ -127,7 +111,7 @@ class Pico(MomentumLoss, _OfRows):
         indices: Tensor,
         *,
         epoch: float,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes; enqueues keys, moves pseudo-targets.
 
@@ -192,18 +176,7 @@ class Plnl(_OfRows):
             share: of the classes that a set could take, how many it takes.
         """
         labels = _complementary(labels)
-        super().__init__(
-            plnl.Plnl,
-            {
-                "pretrain_epochs": pretrain_epochs,
-                "warmup_epochs": warmup_epochs,
-                "consistency_epochs": consistency_epochs,
-                "epochs": epochs,
-                "sure": sure,
-                "neighbours": neighbours,
-                "share": share,
-            },
-        )
+        super().__init__(plnl.Plnl, options_of(plnl.Plnl, locals()))
         rows = torch.arange(len(labels), device=labels.device)
         self.memory = plnl.Selection(rows, labels, self.term)
         self.register_buffer("labels", labels, persistent=False)
@@ -215,7 +188,7 @@ class Plnl(_OfRows):
         indices: Tensor,
         *,
         epoch: float,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the sum of both networks' losses, and notes their outputs.
 

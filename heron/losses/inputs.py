@@ -9,6 +9,7 @@ from torch import Tensor
 from heron.shards.errors import HeronError, times
 
 Views = Tensor | Sequence[Tensor]
+RowCounts = Sequence[int] | None  # rows of every process; None exchanges them
 
 
 class LossError(HeronError):
@@ -31,7 +32,7 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     for x in views:
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise LossError(
-                f"{name} are {_shown(x)}; expected floats [batch, dim], [batch, views, dim], or a "
+                f"{name} are {shown(x)}; expected floats [batch, dim], [batch, views, dim], or a "
                 "list with a tensor [batch, dim] a view"
             )
     if not views:
@@ -47,7 +48,7 @@ def as_rows(features: Tensor, name: str) -> Tensor:
         LossError: they are of another shape or type.
     """
     if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
-        raise LossError(f"{name} are {_shown(features)}; expected floats [batch, dim] of one view")
+        raise LossError(f"{name} are {shown(features)}; expected floats [batch, dim] of one view")
     return features
 
 
@@ -64,7 +65,7 @@ def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
     found: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     for x in found:
         if not isinstance(x, Tensor) or x.dim() < 2:
-            raise LossError(f"inputs are {_shown(x)}; expected a tensor [batch, ...] a view")
+            raise LossError(f"inputs are {shown(x)}; expected a tensor [batch, ...] a view")
     if len(found) != views:
         raise LossError(
             f"inputs are of {len(found)} and projections of {views} views; expected as many: a "
@@ -89,11 +90,18 @@ def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     if not given or labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1] or None):
         numbers = "" if classes is None else ", or class numbers [batch]"
         raise LossError(
-            f"labels are {_shown(labels)}; expected 0 or 1 for each label, "
+            f"labels are {shown(labels)}; expected 0 or 1 for each label, "
             f"[batch, {classes or 'labels'}]{numbers}"
             + ("; give num_classes for class numbers [batch]" if classes is None else "")
         )
     return labels if labels.is_floating_point() else labels.float()
+
+
+def as_probabilities(labels: Tensor, classes: int | None) -> Tensor:
+    """Returns labels as columns of floats from 0 to 1: see `as_columns`."""
+    columns = as_columns(labels, classes)
+    refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
+    return columns
 
 
 def as_groups(labels: Tensor) -> Tensor:
@@ -104,11 +112,11 @@ def as_groups(labels: Tensor) -> Tensor:
             are none: such rows would be taken for a class.
     """
     if not isinstance(labels, Tensor) or not (
-        (labels.dim() == 1 and _whole(labels))
+        (labels.dim() == 1 and is_whole(labels))
         or (labels.dim() == 2 and labels.shape[1] and not labels.is_complex())
     ):
         raise LossError(
-            f"labels are {_shown(labels)}; expected class numbers [batch], or columns "
+            f"labels are {shown(labels)}; expected class numbers [batch], or columns "
             "[batch, labels]; take argmax(1) of one-hot labels"
         )
     columns = labels[:, None] if labels.dim() == 1 else labels
@@ -153,8 +161,8 @@ def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
-    if not _whole(labels):
-        raise LossError(f"labels are {_shown(labels)}; expected whole numbers [batch], or columns")
+    if not is_whole(labels):
+        raise LossError(f"labels are {shown(labels)}; expected whole numbers [batch], or columns")
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         row = int(outside.nonzero()[0])
@@ -165,11 +173,15 @@ def _one_hot(labels: Tensor, classes: int) -> Tensor:
     return torch.nn.functional.one_hot(labels.long(), classes).float()
 
 
-def _whole(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+def is_whole(x: object) -> bool:
+    """Whether something is a tensor of whole numbers."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
+        return False
+    return x.dtype != torch.bool
 
 
-def _shown(x: object) -> str:
+def shown(x: object) -> str:
+    """Returns the type and shape of a tensor, or the type of what is none."""
     if not isinstance(x, Tensor):
         return type(x).__name__
     return f"{str(x.dtype).removeprefix('torch.')} {times(x.shape)}"

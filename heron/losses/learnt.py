@@ -1,6 +1,5 @@
-"""Losses with networks of their own: bottlenecks, a label autoencoder, groups of tasks."""
+"""Losses with networks of their own: bottlenecks, autoencoders, groups of tasks, graphs."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -8,18 +7,20 @@ from torch import Tensor
 
 from heron.losses.inputs import (
     LossError,
+    RowCounts,
     Views,
-    as_columns,
+    as_probabilities,
     as_views,
     expect_width,
-    refuse_rows,
+    shown,
 )
-from heron.losses.loss import Loss
+from heron.losses.loss import Loss, options_of
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.sections import check
+from heron.pipeline.data.graphs import NONE
 from heron.pipeline.distributed.collectives import from_first
-from heron.pipeline.models.heterogeneous import ModelSpec
-from heron.pipeline.objectives import c2ae, deepmtmv, mib
+from heron.pipeline.models.heterogeneous import Features, ModelSpec
+from heron.pipeline.objectives import c2ae, deepmtmv, infograph, mib
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import bce, cross_entropy
 
@@ -54,8 +55,7 @@ class Mib(Loss):
             gather: compare rows of all processes.
         """
         spec = ModelSpec(check(Model, {"projection_width": dim}, "dim"), [[]] * views, 0, [], 0)
-        options = {"beta": beta, "beta_start": beta_start, "beta_epochs": beta_epochs}
-        super().__init__(mib.Mib, options, gather, spec)
+        super().__init__(mib.Mib, options_of(mib.Mib, locals()), gather, spec)
         self.views = views
 
     def forward(
@@ -64,13 +64,12 @@ class Mib(Loss):
         *,
         epoch: float,
         rng_keys: Tensor | None = None,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
+            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
             epoch: now; a fraction of it counts.
             rng_keys: a whole number a sample, other ones in each step, [batch]: the draws of z are
                 a function of them, so several processes draw what one draws. None takes them from
@@ -85,12 +84,10 @@ class Mib(Loss):
             raise LossError(f"projections are of {len(views)} views; expected {self.views}")
         if rng_keys is None:
             rng_keys = torch.randint(1 << 62, (len(views[0]),), device=views[0].device)
-        if not isinstance(rng_keys, Tensor) or rng_keys.dtype != torch.int64:
-            found = getattr(rng_keys, "dtype", type(rng_keys).__name__)
-            raise LossError(f"rng_keys are {found}; expected int64 [batch], one a sample")
-        if rng_keys.shape != views[0].shape[:1]:
+        keyed = isinstance(rng_keys, Tensor) and rng_keys.dtype == torch.int64
+        if not keyed or rng_keys.shape != views[0].shape[:1]:
             raise LossError(
-                f"rng_keys are {list(rng_keys.shape)}; expected [{len(views[0])}], one a sample"
+                f"rng_keys are {shown(rng_keys)}; expected int64 {len(views[0])}, one a sample"
             )
         return self.evaluate({"projections": views}, rng_keys=rng_keys, epoch=epoch, sizes=sizes)
 
@@ -106,29 +103,26 @@ class _OfClassifier(Loss):
 
     def predict(self, features: Views) -> Tensor:
         """Returns the logits of samples, [batch, labels]."""
-        hidden = torch.cat(as_views(features, "features"), 1)
-        expect_width({"features": hidden}, self.dim)
-        logits: Tensor = self.parts["classifier"](hidden)
+        logits: Tensor = self.parts["classifier"](self._hidden(features))
         return logits
 
-    def forward(
-        self, features: Views, labels: Tensor, *, sizes: Sequence[int] | None = None
-    ) -> Tensor:
+    def _hidden(self, features: Views) -> Tensor:
+        hidden = torch.cat(as_views(features, "features"), 1)
+        expect_width({"features": hidden}, self.dim)
+        return hidden
+
+    def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
-            features: of this process's samples: [batch, dim], or a tensor a view, side by side
-                `dim` numbers.
+            features: of this process: [batch, dim], or a tensor a view, `dim` numbers in all.
             labels: columns [batch, labels], or class numbers [batch].
             sizes: samples of every process, where they are known; None exchanges them.
 
         Raises:
             LossError: features or labels are not what the loss expects; says what it found.
         """
-        hidden = torch.cat(as_views(features, "features"), 1)
-        expect_width({"features": hidden}, self.dim)
-        columns = as_columns(labels, self.labels)
-        refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
+        hidden, columns = self._hidden(features), as_probabilities(labels, self.labels)
         return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
 
     if TYPE_CHECKING:
@@ -170,18 +164,8 @@ class C2ae(_OfClassifier):
             code: width of a code; None is 0.8 of the labels.
             gather: compare rows of all processes.
         """
-        super().__init__(
-            c2ae.C2ae,
-            {
-                "alpha": alpha,
-                "penalty": penalty,
-                "scale": scale,
-                "hidden": hidden,
-                "code": code,
-            },
-            gather,
-            ModelSpec(Model(), [], labels, [dim], 1),
-        )
+        spec = ModelSpec(Model(), [], labels, [dim], 1)
+        super().__init__(c2ae.C2ae, options_of(c2ae.C2ae, locals()), gather, spec)
         self.dim, self.labels = dim, labels
 
 
@@ -221,19 +205,8 @@ class Deepmtmv(_OfClassifier):
             separation: weight of how little the labels of a group agree.
             consensus: how strongly the views' clusters are drawn together.
         """
-        super().__init__(
-            deepmtmv.Deepmtmv,
-            {
-                "widths": widths,
-                "errors": errors,
-                "decay": decay,
-                "cost": cost,
-                "separation": separation,
-                "consensus": consensus,
-            },
-            True,
-            ModelSpec(Model(), [], labels, [dim] * views, views),
-        )
+        spec = ModelSpec(Model(), [], labels, [dim] * views, views)
+        super().__init__(deepmtmv.Deepmtmv, options_of(deepmtmv.Deepmtmv, locals()), spec=spec)
         self.dim, self.labels, self.classes = dim * views, labels, classes
         self.errors = deepmtmv.TaskErrors(self.groups, classes)
 
@@ -261,3 +234,58 @@ class Deepmtmv(_OfClassifier):
             return []
         self.groups.layers[level].part(found)
         return cast(list[list[int]], found)
+
+
+class Infograph(Loss):
+    r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4): a node tells its graph from others.
+
+    .. math:: \frac{1}{|V|} \sum_{u \in V} \Big( sp(-T(u, g(u)))
+              + \frac{1}{G - 1} \sum_{g \ne g(u)} sp(T(u, g)) \Big) - 2 \log 2
+
+    with sp(x) = log(1 + e^x) and T the inner product of what two networks, which are its own, make
+    of a node's features and of the sum over a graph's nodes.
+    """
+
+    def __init__(self, dim: int, *, gather: bool = True) -> None:
+        """Builds the networks.
+
+        Args:
+            dim: width of a node's features.
+            gather: compare nodes with the graphs of all processes.
+        """
+        spec = ModelSpec(Model(), [[1, 0, 2, 1]], 0, [dim], 0)
+        super().__init__(infograph.Infograph, {}, gather, spec)
+        self.dim = dim
+
+    def forward(self, nodes: Tensor, there: Tensor, *, sizes: RowCounts = None) -> Tensor:
+        """Returns the loss of the graphs of all processes.
+
+        Args:
+            nodes: features of the nodes of this process's graphs, [batch, nodes, dim], as many
+                places for nodes on every process.
+            there: whether there is a node, [batch, nodes]; `nodes` is not looked at elsewhere.
+            sizes: graphs of every process, where they are known; None exchanges them.
+
+        Raises:
+            LossError: they are of another shape or type, or there is one graph alone.
+        """
+        if nodes.dim() != 3 or there.dtype != torch.bool or there.shape != nodes.shape[:2]:
+            raise LossError(
+                f"nodes are {list(nodes.shape)} and there is {there.dtype} {list(there.shape)}; "
+                "expected floats [batch, nodes, dim] and booleans [batch, nodes]"
+            )
+        expect_width({"nodes": nodes.flatten(0, 1)}, self.dim)
+        nodes = torch.where(there[..., None], nodes, 0.0)
+        features = {
+            "hidden": nodes.sum(1),
+            "nodes": nodes.flatten(1),
+            "inputs": torch.where(there, 0.0, float(NONE)).to(nodes.dtype),
+        }
+        return self.evaluate(features, sizes=sizes)
+
+    def nodes(self, known: Features) -> list[Tensor]:
+        """Returns the nodes, [batch, nodes, dim]."""
+        return [x.view(len(x), x.shape[1] // self.dim, self.dim) for x in known["nodes"]]
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_views, expect_width, same_rows
+from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
 from heron.pipeline.config.sections import check
 from heron.pipeline.config.terms import Term
 from heron.pipeline.distributed import collectives
@@ -25,6 +25,11 @@ from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.memory import Memory
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
+
+
+def options_of(kind: type[Term], given: Mapping[str, object]) -> dict[str, object]:
+    """Returns what is an option of a term among arguments: an `__init__` gives its `locals()`."""
+    return {name: given[name] for name in kind.model_fields if name in given}
 
 
 class Loss(nn.Module):
@@ -80,7 +85,7 @@ class Loss(nn.Module):
         features: Mapping[str, Views],
         targets: Tensor | None = None,
         *,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
         indices: Tensor | None = None,
         rng_keys: Tensor | None = None,
         epoch: float = 0.0,
@@ -104,33 +109,14 @@ class Loss(nn.Module):
         first = next(iter(known.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets
         self._refuse(known, targets)
-        with torch.autocast(first.device.type, enabled=False):
-            return self._evaluate(known, targets, sizes, indices, rng_keys, epoch)
-
-    def share(self, batch: GlobalBatch) -> Tensor:
-        """Returns this process's share of the loss; the shares' sum is the loss."""
-        # A memory moves on in training alone.
-        memory = self.memory if self.training else copy.deepcopy(self.memory)
-        loss = self.term.loss(batch, memory)
-        assert loss is not None
-        return loss
-
-    def _evaluate(
-        self,
-        known: Features,
-        targets: Tensor,
-        sizes: Sequence[int] | None,
-        indices: Tensor | None,
-        rng_keys: Tensor | None,
-        epoch: float,
-    ) -> Tensor:
         known = {n: [x.float() if x.dtype in HALF else x for x in xs] for n, xs in known.items()}
         first = next(iter(known.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
         nothing = torch.zeros(len(first), dtype=torch.int64, device=first.device)
         rng_keys = nothing if rng_keys is None else rng_keys
-        known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
+        with torch.autocast(first.device.type, enabled=False):
+            known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
         world, rank = (collectives.world_size(), collectives.rank()) if self.gather else (1, 0)
         sizes = [len(first)] if world == 1 else _sizes(known, targets, sizes)
         gather = partial(collectives.gather, sizes=sizes) if world > 1 else _alone
@@ -152,13 +138,26 @@ class Loss(nn.Module):
             epoch=epoch,
             gather_labelled=gather,
         )
-        share = self.share(batch)
+        with torch.autocast(first.device.type, enabled=False):
+            share = self.share(batch)
         if world == 1:
             return share
         # The value is the sum's to the last bit, and only the share has a gradient: that of the
         # mean over processes is then the sum's.
         total = collectives.sum_over_processes(share.detach())
         return total + world * (share - share.detach())
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns this process's share of the loss; the shares' sum is the loss."""
+        # A memory moves on in training alone.
+        memory = self.memory if self.training else copy.deepcopy(self.memory)
+        loss = self.term.loss(batch, memory)
+        assert loss is not None
+        return loss
+
+    def nodes(self, known: Features) -> list[Tensor]:
+        """Returns the nodes of a view of graphs, which but one loss is given."""
+        return []
 
     def _added(self, known: Features, targets: Tensor, rng_keys: Tensor) -> Features:
         """Returns the features that the term's parts make of what there is."""
@@ -175,6 +174,7 @@ class Loss(nn.Module):
             logits=None,
             classifier=None,
             targets=targets,
+            nodes=self.nodes(known),
         )
         added: Features = {}
         for part in self.parts.values():
@@ -210,7 +210,7 @@ def _types(kinds: set[torch.dtype]) -> str:
     return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-def _sizes(known: Features, targets: Tensor, sizes: Sequence[int] | None) -> list[int]:
+def _sizes(known: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
     """Returns the rows of every process.
 
     Processes that differ in anything but their rows would wait for each other for ever, so each

@@ -5,14 +5,13 @@ which hold the same memory; `state_dict` has it.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
-from heron.losses.loss import Loss
+from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows, expect_width
+from heron.losses.loss import Loss, options_of
 from heron.pipeline.objectives import comco, mulco
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked
@@ -114,32 +113,18 @@ class MomentumLoss(Loss):
         return loss
 
 
-class _OfQueries(MomentumLoss):
-    """A loss of queries, keys, logits and complementary labels."""
-
-    classes: int
-
-    def _compare(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        epoch: float,
-        sizes: Sequence[int] | None,
-    ) -> Tensor:
-        features = one_view(queries, keys, logits)
-        if logits.shape[1] != self.classes:
-            raise LossError(
-                f"logits are of {logits.shape[1]} classes; expected {self.classes}, which classes "
-                "says"
-            )
-        targets = as_columns(labels, self.classes)
-        checked(logits, targets)
-        return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
+def _targets(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Returns complementary labels as columns, and refuses what does not fit the classes."""
+    if logits.shape[1] != classes:
+        raise LossError(
+            f"logits are of {logits.shape[1]} classes; expected {classes}, which classes says"
+        )
+    columns = as_columns(labels, classes)
+    checked(logits, columns)
+    return columns
 
 
-class Mulco(_OfQueries):
+class Mulco(MomentumLoss):
     r"""MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10).
 
     The mean over queries q with key :math:`k^+` of
@@ -173,8 +158,7 @@ class Mulco(_OfQueries):
             queue: keys that it holds, at least those of a batch of all processes.
         """
         memory = GivenKeys(queue, dim, classes)
-        options = {"tau": tau, "kind": kind, "tau_plus": tau_plus, "queue": queue}
-        super().__init__(mulco.Mulco, options, memory=memory)
+        super().__init__(mulco.Mulco, options_of(mulco.Mulco, locals()), memory=memory)
         self.classes = classes
 
     def forward(
@@ -184,7 +168,7 @@ class Mulco(_OfQueries):
         logits: Tensor,
         labels: Tensor,
         *,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes, and enqueues their keys.
 
@@ -198,13 +182,15 @@ class Mulco(_OfQueries):
         Raises:
             LossError: an input is not what the loss expects; says what it found.
         """
-        return self._compare(queries, keys, logits, labels, 0.0, sizes)
+        features = one_view(queries, keys, logits)
+        targets = _targets(logits, labels, self.classes)
+        return self.evaluate(features, targets, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-class Comco(_OfQueries):
+class Comco(MomentumLoss):
     r"""ComCo (Jiang, Sun and Tian 2024, Eq. 3 and 5 to 9), for complementary labels.
 
     SCL-NL of the logits, and `contrast` times
@@ -241,18 +227,8 @@ class Comco(_OfQueries):
             warmup_epochs: until when all others are negatives.
             queue: keys that it holds, at least those of a batch of all processes.
         """
-        super().__init__(
-            comco.Comco,
-            {
-                "tau": tau,
-                "contrast": contrast,
-                "neighbours": neighbours,
-                "neighbour_epochs": neighbour_epochs,
-                "warmup_epochs": warmup_epochs,
-                "queue": queue,
-            },
-            memory=GivenKeys(queue, dim, 2 * classes),
-        )
+        memory = GivenKeys(queue, dim, 2 * classes)
+        super().__init__(comco.Comco, options_of(comco.Comco, locals()), memory=memory)
         self.classes = classes
 
     def forward(
@@ -263,7 +239,7 @@ class Comco(_OfQueries):
         labels: Tensor,
         *,
         epoch: float,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes, and enqueues their keys.
 
@@ -278,7 +254,9 @@ class Comco(_OfQueries):
         Raises:
             LossError: an input is not what the loss expects; says what it found.
         """
-        return self._compare(queries, keys, logits, labels, epoch, sizes)
+        features = one_view(queries, keys, logits)
+        targets = _targets(logits, labels, self.classes)
+        return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward

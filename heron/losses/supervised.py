@@ -3,20 +3,24 @@ r"""Contrastive losses with labels: samples that share labels attract.
 Throughout, :math:`f(a, b) = \exp(\cos(a, b) / \tau)`.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from heron.losses.inputs import LossError, Views, as_columns, as_groups, as_views, same_rows
-from heron.losses.loss import Loss
-from heron.pipeline.objectives import (
-    hard,
-    hierarchical,
-    supcon,
-    supervised,
+from heron.losses.inputs import (
+    LossError,
+    RowCounts,
+    Views,
+    as_columns,
+    as_groups,
+    as_views,
+    is_whole,
+    same_rows,
+    shown,
 )
+from heron.losses.loss import Loss, options_of
+from heron.pipeline.objectives import hard, hierarchical, supcon, supervised
 
 
 class _OfLabelled(Loss):
@@ -28,9 +32,7 @@ class _OfLabelled(Loss):
         """Returns the labels as columns."""
         return as_groups(labels)
 
-    def forward(
-        self, features: Views, labels: Tensor, *, sizes: Sequence[int] | None = None
-    ) -> Tensor:
+    def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
@@ -140,12 +142,10 @@ class Hierarchical(_OfLabelled):
 
     def columns(self, labels: Tensor) -> Tensor:
         """Returns the paths."""
-        given = isinstance(labels, Tensor)
-        if not given or labels.dim() != 2 or not labels.shape[1] or labels.dtype.is_floating_point:
-            found = f"{labels.dtype} {tuple(labels.shape)}" if given else type(labels).__name__
+        if not is_whole(labels) or labels.dim() != 2 or not labels.shape[1]:
             raise LossError(
-                f"labels are {found}; expected paths: "
-                "whole numbers [batch, levels], coarsest level first"
+                f"labels are {shown(labels)}; expected paths: whole numbers [batch, levels], "
+                "coarsest level first"
             )
         return as_groups(labels)
 
@@ -189,21 +189,7 @@ class Hard(Loss):
             detach: let no gradient flow through :math:`\eta`.
             gather: compare rows of all processes.
         """
-        super().__init__(
-            hard.Hard,
-            {
-                "supervised": supervised,
-                "tau": tau,
-                "hardening": hardening,
-                "beta": beta,
-                "threshold_start": threshold_start,
-                "threshold_end": threshold_end,
-                "threshold_epochs": threshold_epochs,
-                "positives": positives,
-                "detach": detach,
-            },
-            gather,
-        )
+        super().__init__(hard.Hard, options_of(hard.Hard, locals()), gather)
         self.supervised, self.scheduled = supervised, hardening == "threshold"
 
     def forward(
@@ -212,15 +198,13 @@ class Hard(Loss):
         labels: Tensor | None = None,
         *,
         epoch: float | None = None,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
-            labels: class numbers [batch], or columns [batch, labels]; None with
-                `supervised=False`.
+            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
+            labels: class numbers [batch], or columns [batch, labels]; none if not `supervised`.
             epoch: now, a fraction of it counts; for `hardening="threshold"`.
             sizes: samples of every process, where they are known; None exchanges them.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from heron.losses.inputs import Views, as_inputs, as_views
+from heron.losses.inputs import RowCounts, Views, as_inputs, as_views
 from heron.losses.loss import Loss
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.sections import check
@@ -19,12 +19,11 @@ from heron.pipeline.objectives import clip, hard, single_view, unsupervised
 class _OfProjections(Loss):
     """A loss of the projections alone."""
 
-    def forward(self, projections: Views, *, sizes: Sequence[int] | None = None) -> Tensor:
+    def forward(self, projections: Views, *, sizes: RowCounts = None) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
+            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
             sizes: samples of every process, where they are known; None exchanges them.
 
         Raises:
@@ -157,13 +156,12 @@ class _OfInputs(Loss):
         projections: Views,
         inputs: Tensor | Sequence[Tensor],
         *,
-        sizes: Sequence[int] | None = None,
+        sizes: RowCounts = None,
     ) -> Tensor:
         """Returns the loss of the samples of all processes.
 
         Args:
-            projections: of this process's samples: [batch, views, dim], or a tensor [batch, dim] a
-                view.
+            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
             inputs: a tensor [batch, ...] a view; widths may differ.
             sizes: samples of every process, where they are known; None exchanges them.
 

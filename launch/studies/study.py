@@ -101,8 +101,7 @@ class Asha(Section):
 class Pbt(Section):
     """Population based training (Jaderberg et al. 2017).
 
-    Every `every_steps` steps the worst quarter goes on from the weights of one of the best, with
-    its values, perturbed.
+    Every `every_steps` steps the worst quarter takes weights of the best, and perturbed values.
     """
 
     kind: Literal["pbt"]

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import yaml
 from typing_extensions import TypedDict
 
 from heron.launch.processes import JOB
 from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
-from heron.pipeline.config.sections import Plain
+from heron.pipeline.config.sections import Plain, as_typed
 from heron.pipeline.config.shipped import ACCELERATE, find_config
 from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count
@@ -56,7 +55,7 @@ class Trial:
     @property
     def shown(self) -> str:
         """Its values, as they are typed."""
-        return ", ".join(f"{key}={_typed(value)}" for key, value in self.values.items())
+        return ", ".join(f"{key}={as_typed(value)}" for key, value in self.values.items())
 
     def scores(self) -> dict[int, dict[str, Any]]:
         """Returns what the run has scored so far, by the rung."""
@@ -82,7 +81,7 @@ class Trial:
             tree["train.steps"] = steps
         if not self.study.gpus:  # each worker has CPUs of its own, and its threads no more
             tree.setdefault("train.cpu_threads", self.study.cpus_per_worker)
-        return [f"{key}={_typed(value)}" for key, value in tree.items()]
+        return [f"{key}={as_typed(value)}" for key, value in tree.items()]
 
     def config(self, rung: int | None = None) -> Config:
         """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
@@ -156,9 +155,3 @@ def _draw(among: Any, random: np.random.Generator) -> Any:
     if isinstance(among, Range):
         return among.draw(random)
     return among[int(random.integers(len(among)))]
-
-
-def _typed(value: Any) -> str:
-    """Returns a value as it is typed in an override."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
-    return text.removesuffix("...\n").strip()

@@ -1,13 +1,12 @@
 """A table's measured scores beside the published figures, and its methods beside each other."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
+from pydantic_core import to_json
 from scipy.stats import ttest_ind_from_stats
 
 from heron.launch.repeats import Paired, describe, paired
@@ -106,15 +105,12 @@ def _table(heads: Iterable[str], rows: Mapping[str, Iterable[str]]) -> str:
 def write(table: PublishedTable, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
     """Writes table.md and table.json, and returns the Markdown; ShardError if the disk is full."""
     compared = compare(table, scores)
-    methods = {
-        name: {score: asdict(row) for score, row in rows.items()} for name, rows in compared.items()
-    }
-    tree = {"source": table.source, "headline": table.headline, "methods": methods}
+    tree = {"source": table.source, "headline": table.headline, "methods": compared}
     text = markdown(table, compared)
-    saved = {"table.md": text, "table.json": json.dumps(_without_nan(tree), indent=1) + "\n"}
-    for name, content in saved.items():
+    data = to_json(tree, indent=1, inf_nan_mode="null") + b"\n"
+    for name, content in {"table.md": text.encode(), "table.json": data}.items():
         with atomic_write(out / name) as stream:
-            stream.write(content.encode())
+            stream.write(content)
     return text
 
 
@@ -122,10 +118,3 @@ def _mean_std(mean: float, std: float | None) -> str:
     if math.isnan(mean):
         return "–"
     return f"{mean:.4f}" + ("" if std is None or math.isnan(std) else f" ± {std:.4f}")
-
-
-def _without_nan(value: Any) -> Any:
-    """Returns plain values with null in place of NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value

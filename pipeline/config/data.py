@@ -143,10 +143,8 @@ class Data(Section):
         balance: `labels`: labelled rows are drawn of each class, or of each label, in turn; null:
             each row once an epoch.
         webdataset: a stream of tars without an index, which the run then trains on.
-        fingerprint: of the data set, as `heron shards show` prints it; any other is refused. null:
-            any.
-        build: source and options that build the shards where they are not there; null: they must be
-            there.
+        fingerprint: of the data set, by `heron shards show`; any other is refused. null: any.
+        build: source and options that build shards that are not there; null: they must be there.
         split: rows that are trained on, labelled or not.
         protocol: which rows are labelled, and which are tested on.
         batch: rows of the global batch.
@@ -158,14 +156,10 @@ class Data(Section):
             null: the most, up to 64, that divide the batch.
         window_rows: rows that are shuffled together.
         workers: processes that read beside each training process; 0: it reads itself.
-        verify: whether every shard's checksum is compared before the first step, once a pass over
-            the bytes.
-        draft: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where no view is enlarged
-            by it.
-        decode_size: side of the square that pictures of several sizes are decoded to; null: they
-            have one size.
-        on_error: `skip`: a row that cannot be read gives its place to another; `raise`: it ends the
-            run.
+        verify: whether every shard's checksum is compared before the first step, once a file.
+        draft: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if that enlarges no view.
+        decode_size: side of the square that pictures of several sizes are decoded to; null: of one.
+        on_error: a row that cannot be read gives its place to another (`skip`) or ends the run.
         max_bad_fraction: share of all rows that may be bad before `skip` ends the run.
         cache: where remote shards are kept.
         storage_options: options of fsspec, which holds no credentials: those are the environment's.

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from heron.pipeline.config.augmentations import Augmentation
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.sections import as_typed
 from heron.pipeline.config.terms import Term, Terms, named_terms
 from heron.shards.dotted import suggest
 
@@ -131,7 +131,7 @@ def _yaml(value: Any) -> str:
     plain = TypeAdapter(Any).dump_python(value, mode="json")
     if isinstance(plain, dict) and plain:
         return "its keys'"
-    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+    return as_typed(plain)
 
 
 def _schema(field: FieldInfo) -> dict[str, Any]:

@@ -50,8 +50,7 @@ class Config(Section):
         run: where the run is kept.
         data: shards, protocol, batches and views.
         model: encoders and what is on them.
-        objective: terms of the loss by name, or by the dotted path of your own: their weighted sum
-            is minimised.
+        objective: terms of the loss by name or dotted path, whose weighted sum is minimised.
         optim: optimiser and its schedule.
         negatives: mined hard negatives.
         train: length, measurements, checkpoints and precision.

@@ -82,8 +82,7 @@ class Convnet(Connected):
         kind: of the encoder.
         channels: out of each stage.
         kernel: side of the convolutions.
-        shape: [channels, height, width] that a vector view is laid out as; null: the view is a
-            picture.
+        shape: [channels, height, width] that a vector is laid out as; null: the view is a picture.
     """
 
     kind: Literal["convnet"] = "convnet"

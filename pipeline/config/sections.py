@@ -163,6 +163,12 @@ def _plain(value: Any) -> Any:
 Plain = Annotated[dict[str, Any], AfterValidator(_plain)]  # any values of a file, in bounds
 
 
+def as_typed(value: Any) -> str:
+    """Returns a value as YAML on one line, as it is typed in an override."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
+    return text.removesuffix("...\n").strip()
+
+
 def parse_override(given: str) -> tuple[str, Any]:
     """Returns the dotted key and the value of `key.key=value`; ConfigError if it is no such."""
     key, equals, value = given.partition("=")

@@ -95,8 +95,7 @@ def alignment(x: Float[Tensor, "rows dim"], y: Float[Tensor, "rows dim"]) -> flo
 def uniformity(x: Float[Tensor, "rows dim"], strip: int = 256) -> float:
     """Returns log mean exp(-2 |x_i - x_j|^2) over pairs i < j: 0 at one point, down to -8.
 
-    Wang and Isola (2020), L_uniform with t = 2. The pairs are visited in strips, so that memory is
-    linear in the rows.
+    Wang and Isola (2020), L_uniform with t = 2. Pairs are visited in strips: memory is linear.
 
     Args:
         x: unit vectors, in float64.

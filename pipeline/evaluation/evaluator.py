@@ -39,8 +39,7 @@ class Predictions:
 
     Attributes:
         probability: [rows, labels], or None without a classifier and a probe.
-        hidden: S of the rows, of the views that are classified, [rows, width], or None when not
-            asked for.
+        hidden: S of the rows, of the views that are classified, [rows, width]; None: not asked for.
         y: their labels as 0/1, [rows, labels].
         rows: their numbers, [rows]: those asked for, without what could not be read.
         projections: z of each view that is classified, when asked for.

@@ -40,8 +40,7 @@ def label_difference(
 ) -> Numbers:
     """Returns in how many labels samples differ; 0 or 1 where classes exclude each other.
 
-    `targets` are 0/1, [samples, labels]; `these` and `those` are numbers of samples, of shapes that
-    broadcast.
+    `targets` are 0/1, [samples, labels]; `these`, `those` numbers of samples; shapes broadcast.
     """
     a, b = np.broadcast_arrays(these, those)
     out = np.empty(a.shape, np.int64)

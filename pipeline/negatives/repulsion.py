@@ -212,8 +212,7 @@ def _block_sums(
 def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
     """Returns a function that sums values [anchors, others] by group, and sets some to 0.
 
-    Groups are 0 to 3, of which 2 is large: it is summed without being sorted. The last, the anchor
-    itself, is left out.
+    Groups are 0 to 3; 2 is large, and is summed without being sorted; 3, the anchor itself, is not.
     """
     few = np.flatnonzero(groups != 2)
     cells = groups.flat[few] + 4 * (few // groups.shape[1])

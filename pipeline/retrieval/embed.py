@@ -53,8 +53,7 @@ def embed(
     """Embeds a data set; every process of a launch must call it.
 
     The run may be of others: parts of its own by dotted path are imported from the Python path,
-    never from the run's folder; no data set is built, and none is fetched that `overrides` do not
-    name.
+    never from its folder; no data set is built, and none is fetched that `overrides` do not name.
 
     Raises:
         RetrievalError: `out` holds other embeddings, the data does not fit the model, or an

@@ -151,10 +151,8 @@ class FileEncoder:
                     "pictures"
                 )
             return self._picture(view, data, name)
-        if view.kind == "text":
-            return self._ids(view.name, data, name)
-        if view.kind == "graph":
-            return self._graph(view.name, data, name)
+        if view.kind in ("text", "graph"):
+            return self._decoded(view, data, name)
         if not data.startswith(NPY):
             raise RetrievalError(
                 f"{name} begins with {data[:8]!r}; expected an npy file, as view '{view.name}' "
@@ -162,28 +160,16 @@ class FileEncoder:
             )
         return vector_row(np.frombuffer(data, np.uint8), name, row, view.shape[0])
 
-    def _ids(self, view: str, data: bytes, name: str) -> NDArray[np.int32]:
-        """Returns the token ids of a text."""
-        decoder = self.model.reader.decoder(view)
-        assert isinstance(decoder, TextDecoder)
-        ids = np.empty(decoder.shape, np.int32)
-        try:
-            decoder.decode(data, ids)
-        except ValueError as fault:
-            raise RetrievalError(f"{name} {fault}") from None
-        return ids
-
-    def _graph(self, view: str, data: bytes, name: str) -> NDArray[np.int32]:
-        """Returns the row of a graph, out of its member of a tar."""
-        decoder = self.model.reader.decoder(view)
-        assert isinstance(decoder, GraphDecoder)
+    def _decoded(self, view: View, data: bytes, name: str) -> NDArray[np.int32]:
+        """Returns the token ids of a text, or the row of a graph out of its member of a tar."""
+        decoder = self.model.reader.decoder(view.name)
+        assert isinstance(decoder, TextDecoder | GraphDecoder)
         row = np.empty(decoder.shape, np.int32)
         try:
             decoder.decode(data, row)
         except (ValueError, ShardError) as fault:
-            raise RetrievalError(
-                f"{name} {fault}; expected a graph, as its member of a tar"
-            ) from None
+            wanted = "; expected a graph, as its member of a tar" * (view.kind == "graph")
+            raise RetrievalError(f"{name} {fault}{wanted}") from None
         return row
 
     def text(self, text: str) -> NDArray[np.float32]:

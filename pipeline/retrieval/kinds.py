@@ -150,7 +150,7 @@ def choose(asked: Asked, vectors: VectorSet, memory_bytes: int | None = None) ->
     if count * dim <= SCAN_VALUES or most_bits(vectors.trainable) < BITS:
         return _flat(vectors, budget, f"{scanned}: exact search takes milliseconds")
     scanned += " is too much to compare with all"
-    plan = _ivf(vectors, budget, f"{scanned}; the vectors fit")
+    plan = _inverted_file("ivf", vectors, budget, f"{scanned}; the vectors fit")
     if not plan.mapped:
         return plan
     for kind in CODED:  # the most exact first
@@ -182,27 +182,8 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     return Plan(index_bytes=size, build_bytes=need, **known)
 
 
-def _enough(vectors: VectorSet, kind: Kind) -> None:
-    if vectors.trainable < LEAST_POINTS:
-        raise RetrievalError(
-            f"{kind} needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
-            f"found {vectors.trainable}; take --kind flat"
-        )
-
-
-def _ivf(vectors: VectorSet, budget: int, why: str) -> Plan:
-    _enough(vectors, "ivf")
-    return _inverted_file("ivf", vectors, budget, why)
-
-
-def _sq8(vectors: VectorSet, budget: int, why: str) -> Plan:
-    _enough(vectors, "sq8")
-    return _inverted_file("sq8", vectors, budget, f"{why}; a byte a number")
-
-
 def _rabitq(vectors: VectorSet, budget: int, why: str, most: int = MOST_RABITQ) -> Plan:
     """Plans as many bits a number as fit, and at most so many."""
-    _enough(vectors, "rabitq")
     plans = [
         _inverted_file("rabitq", vectors, budget, f"{why}; {bits} bits a number", bits=bits)
         for bits in range(most, 0, -1)
@@ -234,6 +215,11 @@ def _inverted_file(
     kind: Kind, vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
 ) -> Plan:
     """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
+    if vectors.trainable < LEAST_POINTS:
+        raise RetrievalError(
+            f"{kind} needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
+            f"found {vectors.trainable}; take --kind flat"
+        )
     count, dim, reading = vectors.count, vectors.dim, vectors.reading
     # FAISS's advice for up to a million vectors (its wiki, Guidelines to choose an index), and at
     # most a list for 39 vectors to train on.
@@ -278,8 +264,10 @@ def _inverted_file(
 
 PLANNERS: dict[Asked, Callable[[VectorSet, int, str], Plan]] = {
     "flat": _flat,
-    "ivf": _ivf,
-    "sq8": _sq8,
+    "ivf": partial(_inverted_file, "ivf"),
+    "sq8": lambda vectors, budget, why: _inverted_file(
+        "sq8", vectors, budget, f"{why}; a byte a number"
+    ),
     "rabitq": _rabitq,
     "binary": partial(_rabitq, most=1),  # the signs, after a random rotation
     "ivfpq": _ivfpq,

@@ -38,8 +38,7 @@ class Retriever:
 
     - `neighbours`: any.
     - `hard`: those whose labels are far from the query's.
-    - `false`: those with the very same labels, which an unsupervised loss pushes apart wrongly, its
-      false negatives.
+    - `false`: those with the very same labels: false negatives, which an unsupervised loss repels.
 
     Attributes:
         index: that is searched.
@@ -301,7 +300,9 @@ class Retriever:
         """Returns which samples are allowed, never the query, [N], or None for all; what is far."""
         masks: dict[str, NDArray[np.bool_]] = {}  # by what they say
         if where.strip():
-            masks[f"pass {where!r}"] = self._passing(query, where)
+            masks[f"pass {where!r}"] = mask = passing(where, self.samples)
+            if query.number is not None:
+                mask[query.number] = False
         if relation not in RELATIONS:
             raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
         if far is not None and (relation != "hard" or not 0 < far <= 1):
@@ -325,13 +326,6 @@ class Retriever:
                 "one at least; ask for less"
             )
         return allowed, far
-
-    def _passing(self, query: Query, where: str) -> NDArray[np.bool_]:
-        """Returns which samples but the query pass a filter, [N]."""
-        mask = passing(where, self.samples)
-        if query.number is not None:
-            mask[query.number] = False
-        return mask
 
     def _label_distances(self, query: Query, relation: Relation) -> NDArray[np.float32]:
         """Returns the label distances to a query, [N]; NaN for itself and what has no labels."""

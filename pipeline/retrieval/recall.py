@@ -46,8 +46,7 @@ class ExactSearch:
     """The exact neighbours of held-out queries, and how far another search agrees.
 
     The vector of a query lies in the index, for every sample must be found: it is taken out of
-    both answers, and k + 1 are asked for. "Held out" means out of the sample that trains k-means
-    and codes.
+    both answers, and k + 1 are asked for. "Held out" is of what trains k-means and codes.
 
     Attributes:
         numbers: of the k nearest of each query, [queries, k].

@@ -143,16 +143,6 @@ def compare(answer: Answer, hit: Hit) -> tuple[list[str], list[str], list[str]]:
     return same, more, [name for name in answer.query.labels if name not in theirs]
 
 
-def save_sheet(sheet: Image.Image, path: Path) -> None:
-    """Write a sheet.
-
-    Raises:
-        RetrievalError: the name is no picture's.
-    """
-    check_sheet(path)
-    sheet.save(path)
-
-
 def check_sheet(path: Path) -> None:
     """Refuse a name that a sheet cannot have, before the work of drawing it."""
     if path.suffix.lower() not in PICTURES:

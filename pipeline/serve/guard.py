@@ -103,8 +103,7 @@ class WholeAnswers(h11.Connection):
 class Lingering:
     """A transport that closes once the client has sent all it wants to, or in `LINGER_S`.
 
-    Closed before, it would answer what still comes with a reset, which may reach the client sooner
-    than the answer.
+    Closed before, it would reset what still comes, which may reach the client before the answer.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: "BoundedConnection") -> None:

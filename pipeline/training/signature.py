@@ -31,8 +31,7 @@ class StoredInput(Record):
     """A stored view that the model sees.
 
     `view` is what the manifest of the training data says of it, mean and std included; `decoded`
-    the height, width and channels that its pictures are decoded to, None of others; `text` is what
-    its texts are read by.
+    the height, width and channels of its pictures, decoded, None of others; `text` reads its texts.
     """
 
     view: View

@@ -124,8 +124,7 @@ def peak_memory(device: torch.device) -> int:
 def mfu(flops: float, seconds: float, peak: float | None) -> float | None:
     """Returns model FLOPs utilisation, the share of the peak that was used (PaLM, appendix B).
 
-    It is that of one process's step of `step_flops` and its device's `peak_flops`; None where the
-    peak is.
+    It is of one process's step of `step_flops` and its device's `peak_flops`; None where that is.
 
     Raises:
         ValueError: the time is not positive.

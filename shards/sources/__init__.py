@@ -1,7 +1,5 @@
 """Sources of data, each reading files as their publisher hands them out, or drawing them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ARFF files: attributes of numbers or of a few named values, in dense rows and in sparse ones."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Arrays of your own: an .npz, or .npy files larger than memory, of any views and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

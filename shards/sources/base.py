@@ -1,7 +1,5 @@
 """The base classes of sources, which give a publisher's files, or drawings, as rows."""
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +135,7 @@ class Source(BaseModel):
         """The publisher's files that are read; none for what is drawn."""
         return []
 
-    def __reduce__(self) -> tuple[Callable[..., Source], tuple[type[Source], str]]:
+    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[type["Source"], str]]:
         """Pickles the options, never the data set that a cached property holds."""
         return _unpickled, (type(self), self.model_dump_json())
 

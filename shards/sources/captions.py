@@ -1,7 +1,5 @@
 """Pictures and captions: NAME.jpg beside NAME.txt, or a CSV of files and captions."""
 
-from __future__ import annotations
-
 import csv
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +10,9 @@ from pydantic import DirectoryPath, Field, FilePath
 
 from heron.shards.errors import SourceError, shown
 from heron.shards.manifest import InputFile, Labels
-from heron.shards.picture import read_header_of, read_whole
+from heron.shards.picture import shape_of
 from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, file_record
-from heron.shards.sources.folder import KINDS, folder_record, make_keys
+from heron.shards.sources.folder import KINDS, folder_record, look_at, make_keys, read_picture
 
 CAPTION = ".txt"
 
@@ -54,34 +52,20 @@ class Captions(FileSource):
 
     def load(self) -> Loaded:
         """Reads every caption, and the header of every picture."""
-        sizes, kinds = set(), set()
-        for path in dict.fromkeys(path for path, _ in self._rows):
-            try:
-                header = read_header_of(self.folder / path)
-            except ValueError as fault:
-                raise SourceError(f"{self.dataset}: {path} {fault}; move it away") from None
-            sizes.add((header.height, header.width))
-            kinds.add(header.kind)
-        height, width = (
-            axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
-        )
-
-        def picture(row: int) -> bytes:
-            data = (self.folder / self._rows[row][0]).read_bytes()
-            try:
-                read_whole(data)
-            except ValueError as fault:
-                raise SourceError(f"{self.dataset}: {self._rows[row][0]} {fault}") from None
-            return data
-
-        count, member = len(self._rows), "png" if kinds == {"PNG"} else None
-        plain = make_keys([path for path, _ in self._rows])
-        keys = [plain[path] for path, _ in self._rows]
+        paths = [path for path, _ in self._rows]
+        headers = {look_at(self.folder, path) for path in dict.fromkeys(paths)}
+        count, member = len(paths), "png" if {one.kind for one in headers} == {"PNG"} else None
+        plain = make_keys(paths)
+        keys = [plain[path] for path in paths]
         if len(set(keys)) < count:  # a picture of several captions
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
         return Loaded(
             views={
-                "image": Files((count, height, width, 3), picture, member),
+                "image": Files(
+                    (count, *shape_of(headers)),
+                    lambda row: read_picture(self.folder, paths[row]),
+                    member,
+                ),
                 "caption": Files((count, -1), lambda row: self._rows[row][1].encode()),
             },
             targets=np.full(count, -1),

@@ -1,7 +1,5 @@
 """CelebA: its pictures in their zip or folder, its attributes and its partition."""
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile
@@ -37,13 +35,34 @@ BITS = ("-1", "1")
 NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
 
 
+class _Images(NamedTuple):
+    """The pictures of an archive, or, where there is none, of a folder."""
+
+    path: Path
+    members: dict[str, str]  # file name -> its path in the archive or folder
+    archive: zipfile.ZipFile | None
+
+    def read(self, name: str) -> bytes:
+        """Returns the bytes of a picture."""
+        if self.archive is None:
+            return (self.path / self.members[name]).read_bytes()
+        return read_zip(self.archive, self.path, self.members[name])
+
+    def size(self, name: str, data: bytes) -> tuple[int, int]:
+        """Returns height and width of a picture in pixels, from its header."""
+        try:
+            header = read_whole(data, "JPEG")
+        except ValueError as fault:
+            raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD}") from None
+        return header.height, header.width
+
+
 class CelebA(FileSource):
     """CelebA: the aligned pictures, in their zip or unpacked, with their attributes.
 
     With a partition the splits are train, val and test; without one, or merged, all is one split,
     `all`. Rows are in the order of the attribute file. All files must name the same pictures,
-    unless `--missing leave_out` asks for those alone that all of them name. Hidden files and
-    __MACOSX are ignored.
+    unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
     left_out: ClassVar[tuple[str, ...]] = ("captions",)
@@ -150,28 +169,6 @@ class _List(NamedTuple):
     columns: list[str]
     rows: dict[str, int]
     values: NDArray[np.uint8]
-
-
-class _Images(NamedTuple):
-    """The pictures of an archive, or, where there is none, of a folder."""
-
-    path: Path
-    members: dict[str, str]  # file name -> its path in the archive or folder
-    archive: zipfile.ZipFile | None
-
-    def read(self, name: str) -> bytes:
-        """Returns the bytes of a picture."""
-        if self.archive is None:
-            return (self.path / self.members[name]).read_bytes()
-        return read_zip(self.archive, self.path, self.members[name])
-
-    def size(self, name: str, data: bytes) -> tuple[int, int]:
-        """Returns height and width of a picture in pixels, from its header."""
-        try:
-            header = read_whole(data, "JPEG")
-        except ValueError as fault:
-            raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD}") from None
-        return header.height, header.width
 
 
 def _gaps(

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100: the archive of their Python version as it is, or unpacked."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 import zlib
@@ -60,6 +58,13 @@ EDITIONS = (
         ("coarse_labels", "fine_labels"),
     ),
 )
+
+
+class _Batch(NamedTuple):
+    """A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
 
 
 class Cifar(FileSource):
@@ -200,13 +205,6 @@ class Cifar(FileSource):
             if (size := path.stat().st_size) > MOST_BYTES:
                 raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {LESS}")
             yield path.name, path.read_bytes()
-
-
-class _Batch(NamedTuple):
-    """A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int64]
 
 
 def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:

@@ -1,7 +1,5 @@
 """Folders of images: the path of a picture is its label."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -17,7 +15,7 @@ from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
-from heron.shards.picture import Kind, read_header_of, read_whole
+from heron.shards.picture import Header, Kind, read_header_of, read_whole, shape_of
 from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
@@ -69,10 +67,7 @@ class Folder(FileSource):
         """
         pictures, splits = self._pictures
         paths = list(pictures)
-        sizes = {_size(self.folder, path) for path in paths}
-        height, width = (
-            axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
-        )
+        shape = shape_of({look_at(self.folder, path, _kind(path)) for path in paths})
         columns = list(zip(*pictures.values(), strict=True))  # a level of classes each
         levels = [sorted(set(column)) for column in columns]
         numbers = [{name: number for number, name in enumerate(level)} for level in levels]
@@ -85,13 +80,10 @@ class Folder(FileSource):
             labels = Labels(kind="hierarchical", names=levels[-1], levels=levels)
 
         def read(row: int) -> bytes:
-            data = (self.folder / paths[row]).read_bytes()
-            with _of(self.folder, paths[row]):
-                read_whole(data, _kind(paths[row]))
-            return data
+            return read_picture(self.folder, paths[row], _kind(paths[row]))
 
         member = "png" if _kind(paths[0]) == "PNG" else None
-        column = Files((len(paths), height, width, 3), read, member)
+        column = Files((len(paths), *shape), read, member)
         return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
     @cached_property
@@ -168,8 +160,7 @@ def folder_record(folder: Path, paths: list[str]) -> InputFile:
 def make_keys(paths: list[str]) -> dict[str, str]:
     """Makes a key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
 
-    Where two paths would have the same one, or part of a path is left off, a hash of the path ends
-    it.
+    Where two paths would have the same one, or one is cut, a hash of the path ends it.
     """
     plain = {
         p: re.sub(r"[^A-Za-z0-9_-]", "_", p.rpartition(".")[0].replace("/", "-")) for p in paths
@@ -215,15 +206,22 @@ def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
 
 
 def _kind(path: str) -> Kind:
-    """Returns JPEG or PNG, as the file's name says; `_size` looks whether it is."""
+    """Returns JPEG or PNG, as the file's name says; `look_at` looks whether it is."""
     return KINDS[path[path.rindex(".") :].lower()]
 
 
-def _size(folder: Path, path: str) -> tuple[int, int]:
-    """Returns height and width of a picture in pixels, from its header."""
+def look_at(folder: Path, path: str, kind: Kind | None = None) -> Header:
+    """Returns the header of a picture of a folder; SourceError where it is none of the kind."""
     with _of(folder, path):
-        header = read_header_of(folder / path, _kind(path))
-    return header.height, header.width
+        return read_header_of(folder / path, kind)
+
+
+def read_picture(folder: Path, path: str, kind: Kind | None = None) -> bytes:
+    """Returns the bytes of a picture of a folder; SourceError where it is not a whole one."""
+    data = (folder / path).read_bytes()
+    with _of(folder, path):
+        read_whole(data, kind)
+    return data
 
 
 @contextmanager

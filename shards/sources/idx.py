@@ -1,7 +1,5 @@
 """The MNIST family: idx files of images and of labels, as their publishers hand them out."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib
@@ -130,6 +128,19 @@ class Idx(FileSource):
         )
 
 
+@dataclass(eq=False)
+class _Both:
+    """The two views with noise, [2, rows, width]: rows that the second asks for are not redrawn."""
+
+    draw: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    last: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
+        if self.last is None or not np.array_equal(self.last[0], rows):
+            self.last = rows, self.draw(rows)
+        return self.last[1]
+
+
 @dataclass(frozen=True, eq=False)
 class _Plain:
     """A column of pixels, uint8 [rows, width], that are read as float32 in [0, 1]."""
@@ -154,19 +165,6 @@ class _Noisy(_Plain):
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
         view: NDArray[np.float32] = self.both[rows][self.view]
         return view
-
-
-@dataclass(eq=False)
-class _Both:
-    """The two views with noise, [2, rows, width]: rows that the second asks for are not redrawn."""
-
-    draw: Callable[[NDArray[np.int64]], NDArray[np.float32]]
-    last: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        if self.last is None or not np.array_equal(self.last[0], rows):
-            self.last = rows, self.draw(rows)
-        return self.last[1]
 
 
 def _moments(pixels: NDArray[np.uint8]) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """MATLAB files of several views: a cell of matrices, or matrices by name, and their labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mulan's multi-label sets: ARFF files, and an XML that says which attributes are labels."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, Literal, Self

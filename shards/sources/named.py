@@ -1,7 +1,5 @@
 """Arrays that have names: which of them are views, labels or splits, and what is wrong with one."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

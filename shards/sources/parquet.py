@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 
 from heron.shards.errors import SourceError, shown, some
 from heron.shards.manifest import Labels
-from heron.shards.picture import read_whole
+from heron.shards.picture import read_whole, shape_of
 from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, Numbers
-from heron.shards.sources.hub import fetch
-from heron.shards.sources.saved import by_words, listed
+from heron.shards.sources.saved import by_words, fetch, listed
 from heron.shards.sources.stated import MINUS_ONE, MinusOne, describe
 
 if TYPE_CHECKING:
@@ -255,20 +254,16 @@ def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> _Payloads:
 
     if kind == "text":
         return _Payloads((total, -1), read)
-    sizes, kinds = set(), set()
+    headers = set()
     for start in range(0, total, AT_ONCE):
         part = np.arange(start, min(start + AT_ONCE, total))
         for row, data in zip(part.tolist(), read(part), strict=True):
             try:
-                header = read_whole(data)
+                headers.add(read_whole(data))
             except ValueError as fault:
                 raise SourceError(f"{where}, row {row} {fault}; {FILL}") from None
-            sizes.add((header.height, header.width))
-            kinds.add(header.kind)
-    height, width = (
-        axis.pop() if len(axis) == 1 else -1 for axis in map(set, zip(*sizes, strict=True))
-    )
-    return _Payloads((total, height, width, 3), read, "png" if kinds == {"PNG"} else None)
+    member = "png" if {header.kind for header in headers} == {"PNG"} else None
+    return _Payloads((total, *shape_of(headers)), read, member)
 
 
 @dataclass(frozen=True, eq=False)

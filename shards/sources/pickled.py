@@ -1,7 +1,5 @@
 """Pickles of others: looked through before they are loaded, and allowed to name numpy's bytes."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import pickletools

@@ -1,7 +1,5 @@
 """One file of a table: its lines, what parts their cells, and the names of its columns."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable

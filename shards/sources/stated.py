@@ -1,7 +1,5 @@
 """Labels as arrays state them: whole numbers, names, or 0 and 1, brought to the form of shards."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, Literal
 

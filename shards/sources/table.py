@@ -1,7 +1,5 @@
 """Tables: files of a row a line, such as CSV; a view each, some of their columns the labels."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Text files of a publisher: their lines and numbers, where Python alone would take more."""
 
-from __future__ import annotations
-
 import re
 
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(inf|nan)", re.I)

@@ -1,7 +1,5 @@
 """Sets of graphs in the TU text format (Morris et al. 2020), such as MUTAG and IMDB-BINARY."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar, Literal

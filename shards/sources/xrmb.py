@@ -1,7 +1,5 @@
 """XRMB, the Wisconsin X-ray Microbeam: seven frames of sound and of articulation, and a phone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +31,14 @@ PARTS = {
     "tune": _Names("XV1", "XV2", "tuneLabel"),
     "test": _Names("XTe1", "XTe2", "testLabel"),
 }
+
+
+class _Part(NamedTuple):
+    """A split: all rows in its matrices, and those that are kept."""
+
+    columns: dict[str, Numbers]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 class Xrmb(Source):
@@ -178,14 +184,6 @@ class Xrmb(Source):
         if self.shuffle:
             np.random.default_rng([self.seed, list(PARTS).index(split)]).shuffle(chosen)
         return chosen
-
-
-class _Part(NamedTuple):
-    """A split: all rows in its matrices, and those that are kept."""
-
-    columns: dict[str, Numbers]
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:

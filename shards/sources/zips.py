@@ -1,7 +1,5 @@
 """A publisher's zips: opened, listed and read as they are."""
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from pathlib import Path
