@@ -137,7 +137,7 @@ class Trainer:
         mine = {"data": self.data, "tokenizers": streams.reader.tokenizers}
         agree(mine, self.config.train.timeout_s, self.signals.asked)
         self.skipped = streams.skipped(data.max_bad_fraction)
-        for found in collectives.gather_objects(streams.reader.lost):
+        for found in collectives.gather_told(streams.reader.lost):
             streams.reader.lost |= found  # with `on_error: skip`, all processes skip the same rows
         self.views = Views(streams.reader, data, self.device)
         self.labelled = streams.labelled.batch if streams.labelled else 0
@@ -379,7 +379,7 @@ class Trainer:
             scored = scored if len(scored) else roles.unlabelled
             sample = scored[:: max(1, len(scored) // options.map_rows)]
             self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
-        self._tell_skipped(collectives.gather_objects(self.streams.reader.lost), refuse=False)
+        self._tell_skipped(collectives.gather_told(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:
         with RunLock(Path(other.run.dir)) as run_lock:

@@ -8,6 +8,7 @@ import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -100,13 +101,26 @@ class ShardIndex:
         return index
 
 
-def read_npz(stream: BinaryIO, most: int) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz, of at most so many bytes; ShardError or UNREADABLE else."""
+def labels_in(data: bytes, where: str) -> NDArray[Any]:
+    """Returns the labels alone of the bytes of an index, which costs less than to parse it."""
+    try:
+        return read_npz(BytesIO(data), len(data), ["labels.npy"])["labels"]
+    except (*UNREADABLE, ShardError) as fault:
+        raise ShardError(f"{where}: not an index ({fault}); {REBUILD}") from None
+
+
+def read_npz(
+    stream: BinaryIO, most: int, files: list[str] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of an npz, of at most so many bytes; ShardError or UNREADABLE else.
+
+    `files` are those of the archive that are read; None: all.
+    """
     with zipfile.ZipFile(stream) as archive:
         if (size := sum(info.file_size for info in archive.infolist())) > most:
             raise ShardError(f"{size:,} bytes unpacked; expected {most:,} at most")
         arrays = {}
-        for info in archive.infolist():
+        for info in archive.infolist() if files is None else map(archive.getinfo, files):
             data = np.frombuffer(archive.read(info), np.uint8)
             where = f"array {info.filename!r}"
             arrays[info.filename.removesuffix(".npy")] = array_at(data, 0, len(data), where)
@@ -130,19 +144,26 @@ def map_arrays(
 
 def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:
     """Returns the array of an npy file that lies at so many bytes into others, in place."""
-    stream = BytesIO(data[offset : offset + min(length, 4096)].tobytes())
+    head = data[offset : offset + min(length, 4096)].tobytes()
     try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError("npy version other than 1.0")
-        shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
+        start, shape, order, dtype = _header(head[: 10 + int.from_bytes(head[8:10], "little")])
     except UNREADABLE as fault:
         raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
         raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")
-    start = stream.tell()
     size = math.prod(shape) * dtype.itemsize
     if start + size != length or offset + length > len(data) or min(shape, default=0) < 0:
         raise ShardError(
             f"{where}: an array of {dtype} {shape} at byte {offset} is cut or too long; {RESTORE}"
         )
     return np.ndarray(shape, dtype, data, offset + start, order="F" if order else "C")
+
+
+@lru_cache(1024)  # those of a data set are nearly all the same, and NumPy runs Python's parser
+def _header(head: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    """Returns the length of an npy header, and the shape, order (Fortran's?) and type it states."""
+    stream = BytesIO(head)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("npy version other than 1.0")
+    shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
+    return stream.tell(), shape, order, dtype

@@ -85,7 +85,6 @@ class ProcessBatches:
     def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
         """Reads nothing yet."""
         self.streams, self.seed, self.rank, self.world = streams, seed, rank, world
-        self._sorted: dict[str, Rows] = {}  # the rows of a stream that has lost some
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
@@ -127,7 +126,7 @@ class ProcessBatches:
     def _draw(self, t: int) -> list[tuple[AnyStream, Rows]]:
         """Returns the share of batch t of every stream that there is."""
         streams = self.streams.labelled, self.streams.unlabelled
-        return [(s, s.at(t)[share(s.batch, self.rank, self.world)]) for s in streams if s]
+        return [(s, s.at(t, share(s.batch, self.rank, self.world))) for s in streams if s]
 
     def _read(self, planned: Rows, drawn: Sequence[tuple[AnyStream, Rows]], buffer: Buffer) -> Rows:
         """Reads the stored views; returns the rows that were read, others in lost ones' stead."""
@@ -155,12 +154,9 @@ class ProcessBatches:
 
         So a lost row's substitute is the same on any number of processes and after a restart.
         """
-        if stream.name not in self._sorted:
-            self._sorted[stream.name] = np.sort(np.concatenate(stream.shards))
-        rows, lost = self._sorted[stream.name], self.streams.reader.lost
-        start = int(np.searchsorted(rows, row))
-        for step in range(1, len(rows)):
-            if (candidate := int(rows[(start + step) % len(rows)])) not in lost:
+        lost = self.streams.reader.lost
+        for candidate in stream.by_shard.following(row):
+            if candidate not in lost:
                 return candidate
         raise ShardError(
             f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"

@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Rows, Stream
+from heron.pipeline.data.plan import Stream
+from heron.pipeline.data.rows import Listed, Rows, ShardRows
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Balanced:
     name: str
     classes: Sequence[Stream]
     batch: int
-    shards: Sequence[Rows]
+    shards: ShardRows
 
     @property
     def seed(self) -> int:
@@ -42,22 +43,32 @@ class Balanced:
     @cached_property
     def rows(self) -> int:
         """Rows that take part."""
-        return sum(map(len, self.shards))
+        return self.shards.total
+
+    @property
+    def by_shard(self) -> ShardRows:
+        """The rows of each shard that take part."""
+        return self.shards
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches of as many draws as there are rows."""
         return max(1, self.rows // self.batch)
 
-    def at(self, t: int) -> Rows:
-        """Returns the rows of global batch t, [batch]."""
-        return np.array([self.classes[c].at(turn)[0] for c, turn in self._draws(t)], np.int64)
+    def at(self, t: int, own: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t, or some of them, [rows]."""
+        of, turns = (drawn[own] for drawn in self._draws(t))
+        rows = np.empty(len(of), np.int64)
+        for number in np.unique(of).tolist():
+            rows[of == number] = self.classes[number].many(turns[of == number])[:, 0]
+        return rows
 
     def passes(self, t: int) -> Rows:
         """Returns a number for each row of batch t, another whenever the row comes again."""
-        count = len(self.classes)
-        made = [turn // self.classes[c].steps_per_epoch * count + c for c, turn in self._draws(t)]
-        return np.array(made, np.int64)
+        of, turns = self._draws(t)
+        steps = np.array([stream.steps_per_epoch for stream in self.classes])
+        passes: Rows = turns // steps[of] * len(self.classes) + of
+        return passes
 
     def describe(self) -> str:
         """Returns a line: rows, batch and classes."""
@@ -67,10 +78,10 @@ class Balanced:
             f"epoch, {len(sizes)} classes of {min(sizes):,} to {max(sizes):,} rows in turn"
         )
 
-    def _draws(self, t: int) -> list[tuple[int, int]]:
+    def _draws(self, t: int) -> tuple[Rows, Rows]:
         """Returns the class of each row of a batch, and which draw of the class it is."""
-        draws = range(t * self.batch, (t + 1) * self.batch)
-        return [(n % len(self.classes), n // len(self.classes)) for n in draws]
+        draws = np.arange(t * self.batch, (t + 1) * self.batch)
+        return draws % len(self.classes), draws // len(self.classes)
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,9 @@ class Blend:
         return sum(part.batch for part in self.parts)
 
     @cached_property
-    def shards(self) -> list[Rows]:
+    def by_shard(self) -> ShardRows:
         """The rows of each shard of every source."""
-        return [shard for part in self.parts for shard in part.shards]
+        return Listed.of([rows for part in self.parts for rows in part.by_shard])
 
     @cached_property
     def rows(self) -> int:
@@ -113,9 +124,9 @@ class Blend:
         """Batches of as many draws as there are rows."""
         return self.rows // self.batch
 
-    def at(self, t: int) -> Rows:
-        """Returns the rows of global batch t, [batch]."""
-        return np.concatenate([part.at(t) for part in self.parts])[self._order]
+    def at(self, t: int, own: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t, or some of them, [rows]."""
+        return np.concatenate([part.at(t) for part in self.parts])[self._order[own]]
 
     def passes(self, t: int) -> Rows:
         """Returns of each row of batch t which pass over its source it is of, [batch]."""
@@ -157,11 +168,14 @@ def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
 
 
 def balance(
-    plan: Callable[[list[Rows], str], Stream], shards: Sequence[Rows], classes: Sequence[Rows]
+    plan: Callable[[ShardRows, str], Stream], starts: Rows, classes: Sequence[Rows]
 ) -> list[Stream]:
-    """Returns a stream of single rows over each class: `classes` are their rows, sorted."""
-    made = []
-    for number, rows in enumerate(classes):
-        inside = [shard[np.isin(shard, rows, assume_unique=True)] for shard in shards]
-        made.append(plan([shard for shard in inside if len(shard)], f"class {number}"))
-    return made
+    """Returns a stream of single rows over each class: `classes` are their rows, sorted.
+
+    `starts` are the first rows of the shards; those with no row of a class are left out of it.
+    """
+    bounds = [np.unique(np.searchsorted(rows, starts)) for rows in classes]
+    return [
+        plan(Listed(rows, bound), f"class {number}")
+        for number, (rows, bound) in enumerate(zip(classes, bounds, strict=True))
+    ]

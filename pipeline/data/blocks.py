@@ -11,38 +11,60 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.rows import Rows
 
 
 class MappedBlocks:
-    """Copies rows of a view's blocks, over all shards, from where they are mapped.
+    """Copies rows of a view's blocks, over all open shards, from where they are mapped."""
 
-    Attributes:
-        addresses: of the first row of each block, contiguous; 0 where it is not mapped, [blocks].
-    """
-
-    def __init__(self, blocks: int, row_bytes: int) -> None:
+    def __init__(self, shards: int, row_bytes: int) -> None:
         """Begins with no block mapped."""
-        self.addresses = np.zeros(blocks, np.int64)
         self.row_bytes = row_bytes
+        self._slots = np.zeros(shards, np.int64)  # of each shard; 0: it is not mapped
+        self._table = np.zeros((1, 1), np.int64)  # of the first row of each block, [slots, blocks]
         self._lowest, self._memory = 0, torch.empty(0)
 
-    def set_addresses(self, blocks: slice, addresses: NDArray[np.int64] | int) -> None:
-        """Notes where some blocks are mapped from now on; whoever mapped them keeps them there."""
-        self.addresses[blocks] = addresses
-        mapped = self.addresses[self.addresses != 0]
+    def map(self, shard: int, addresses: NDArray[np.int64]) -> None:
+        """Notes where a shard's blocks are mapped; whoever mapped them keeps them there.
+
+        `addresses` [blocks] are of the first row of each, contiguous; 0 for one that is not.
+        """
+        slots, blocks = self._table.shape
+        used = self._slots[self._slots > 0]
+        free = np.setdiff1d(np.arange(1, slots), used)
+        slot = int(self._slots[shard]) or (int(free[0]) if len(free) else slots)
+        if slot == slots or len(addresses) > blocks:
+            grown = max(slots, 2 * slot), max(blocks, len(addresses))
+            table = np.zeros(grown, np.int64)
+            table[:slots, :blocks] = self._table
+            self._table = table
+        self._slots[shard] = slot
+        self._table[slot] = 0
+        self._table[slot, : len(addresses)] = addresses
+        mapped = self._table[self._table != 0]
         if len(mapped):
             self._lowest = int(mapped.min())
             self._memory = _memory(self._lowest, int(mapped.max()), self.row_bytes)
 
-    def copy(self, blocks: Rows, offsets: Rows, out: NDArray[Any]) -> None:
+    def forget(self, shard: int) -> None:
+        """Notes that a shard is no longer mapped."""
+        self._table[self._slots[shard]] = 0
+        self._slots[shard] = 0
+
+    def addresses(self, shards: Rows, blocks: Rows) -> Rows:
+        """Returns where blocks of shards begin, [rows]; 0 for one that is not mapped."""
+        slots = self._slots[shards]
+        found: Rows = self._table[slots, np.where(slots > 0, blocks, 0)]
+        return found
+
+    def copy(self, addresses: Rows, offsets: Rows, out: NDArray[Any]) -> None:
         """Copies rows to `out`, which is C-contiguous, [rows, ...].
 
-        `blocks` [rows] says which block a row is in, all of them mapped; `offsets` [rows], which
-        row of its block it is.
+        `addresses` [rows] says where the block of a row begins, all of them mapped; `offsets`
+        [rows], which row of its block it is.
         """
         if len(out):
-            starts = self.addresses[blocks] - self._lowest + offsets * self.row_bytes
+            starts = addresses - self._lowest + offsets * self.row_bytes
             out_bytes = torch.from_numpy(out.view(np.uint8).reshape(len(out), self.row_bytes))
             torch.index_select(self._memory, 0, torch.from_numpy(starts), out=out_bytes)
 

@@ -15,7 +15,7 @@ from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.skipped import Skipped
-from heron.pipeline.data.streams import open_reader, prepare_decoders
+from heron.pipeline.data.streams import open_reader, prepare_decoders, refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import shown
 from heron.shards.foreign import draft
@@ -83,7 +83,7 @@ class EndlessStreams:
 
     def skipped(self, most: float) -> Skipped:
         """Returns what counts the samples and rows that are skipped."""
-        scored = np.concatenate([self.roles.test, self.roles.validation])
+        scored = self.roles.together(["test", "validation"])
         return Skipped(scored, most, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
@@ -196,8 +196,7 @@ def open_endless(config: Config) -> EndlessStreams:
     roles = Roles(none, none, none, none)
     if data.path:
         roles = assign(reader, data.split, data.protocol)
-    for scored in (roles.test, roles.validation):
-        reader.truth(scored)
+    refuse_unscored(reader, roles)
     labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
     present = [s for s in (labelled, unlabelled) if s is not None]
     if not present:

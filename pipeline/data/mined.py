@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.blend import Balanced, Blend
-from heron.pipeline.data.plan import Rows, Stream
+from heron.pipeline.data.plan import Stream
+from heron.pipeline.data.rows import Rows, ShardRows
 from heron.shards.errors import ShardError
 
 MINED = "negatives"  # in a run's folder: the tables
@@ -59,14 +60,14 @@ class MinedStream:
         return self.base.steps_per_epoch
 
     @property
-    def shards(self) -> list[Rows]:
+    def by_shard(self) -> ShardRows:
         """See `Stream`."""
-        return list(self.base.shards)
+        return self.base.by_shard
 
     @cached_property
     def candidates(self) -> Rows:
         """The numbers of all labelled rows, in order: row i of a table is of number i of them."""
-        return np.sort(np.concatenate(self.shards))
+        return self.by_shard.whole
 
     def passes(self, t: int) -> Rows:
         """Returns which pass each row of batch t is of, [1] or [batch]."""
@@ -75,13 +76,16 @@ class MinedStream:
         mined = np.full(self.config.mine, t // self.steps_per_epoch)
         return np.concatenate([passes, mined])
 
-    def at(self, t: int) -> Rows:
-        """Returns the rows of global batch t: the random ones, then the mined ones, each once."""
+    def at(self, t: int, own: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t: the random ones, then the mined ones, each once.
+
+        Or some of them: see `Stream.at`.
+        """
         if t not in self._last:
             random = self.base.at(t)
             self._last.clear()
             self._last[t] = np.concatenate([random, self._mined(t, random)])
-        return self._last[t]
+        return self._last[t][own]
 
     def _mined(self, t: int, random: Rows) -> Rows:
         """Returns hard negatives of all random rows in a drawn order, then further random rows."""

@@ -2,9 +2,13 @@
 
 The order is a function of (seed, epoch, canonical streams) and of nothing else: not of the number
 of processes, nor of loader workers. The shards of an epoch are permuted and laid end to end; the
-line is cut into C contiguous canonical streams; each is shuffled within a window; batch t takes
+line is cut into C contiguous canonical streams; each is shuffled within windows; batch t takes
 B / C rows of every stream. A process then owns a contiguous share of the batch and touches about
 C / P streams, hence few shards at a time.
+
+A stream that fits a window is permuted by a generator. A longer one is cut into windows, and a row
+finds its place in its window by a bijection: so that the plan of any number of rows takes the
+memory of a list of shards, and of a batch only the rows that it has are ever computed.
 """
 
 from collections.abc import Sequence
@@ -12,11 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.random_keys import rng_keys
+from heron.pipeline.data.rows import Listed, ShardRows
+from heron.pipeline.data.rows import Rows as Rows
 
-Rows = NDArray[np.int64]
+ROUNDS = 6  # of the bijection: four are enough for a permutation that looks random
 MOST_STREAMS = 64  # canonical streams, where nobody says how many
 
 
@@ -45,7 +51,7 @@ class Stream:
         batch: rows of the global batch.
         seed: the run's seed; `name` keeps two streams of one run apart.
         canonical: C, the number of canonical streams; divides the batch.
-        window: a row moves at most this far in its stream.
+        window: so many rows of a stream are shuffled together, and none moves further.
         salt: tells streams of one name apart.
     """
 
@@ -57,6 +63,7 @@ class Stream:
     window: int
     salt: str = ""
     _cache: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
+    _lines: dict[int, tuple[Rows, Rows]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuses a plan that cannot give one batch."""
@@ -74,9 +81,14 @@ class Stream:
             )
 
     @cached_property
+    def by_shard(self) -> ShardRows:
+        """The rows of each shard that take part."""
+        return self.shards if isinstance(self.shards, ShardRows) else Listed.of(self.shards)
+
+    @cached_property
     def rows(self) -> int:
         """Rows that an epoch passes over."""
-        return sum(len(shard) for shard in self.shards)
+        return self.by_shard.total
 
     @property
     def steps_per_epoch(self) -> int:
@@ -88,16 +100,35 @@ class Stream:
         """Rows that an epoch does not reach: other ones every epoch."""
         return self.rows % self.batch
 
-    def at(self, t: int) -> Rows:
-        """Returns the rows of global batch t = 0, 1, ... of the run, stream by stream, [batch]."""
-        epoch, step = divmod(t, self.steps_per_epoch)
-        if epoch not in self._cache:
-            each, steps = self.batch // self.canonical, self.steps_per_epoch
-            streams = [rows[: steps * each].reshape(steps, each) for rows in self.order(epoch)]
-            self._cache.clear()
-            self._cache[epoch] = np.concatenate(streams, axis=1)
-        batch: Rows = self._cache[epoch][step]
-        return batch
+    def at(self, t: int, own: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t = 0, 1, ... of the run, or some of them, [rows].
+
+        They lie stream by stream; `own` says which are asked for.
+        """
+        drawn: Rows = self.many(np.array([t]), own)[0]
+        return drawn
+
+    def many(self, batches: Rows, own: slice = slice(None)) -> Rows:
+        """Returns the rows of ascending global batches, [batches, rows]: see `at`."""
+        epochs, steps = np.divmod(batches, self.steps_per_epoch)
+        parts = [self._drawn(e, steps[epochs == e], own) for e in np.unique(epochs).tolist()]
+        return np.concatenate(parts)
+
+    def _drawn(self, epoch: int, steps: Rows, own: slice) -> Rows:
+        """Returns the rows of some batches of an epoch."""
+        each = self.batch // self.canonical
+        if self._longest <= self.window:
+            if epoch not in self._cache:
+                whole = self.steps_per_epoch
+                order = [rows[: whole * each].reshape(whole, each) for rows in self.order(epoch)]
+                self._cache.clear()
+                self._cache[epoch] = np.concatenate(order, axis=1)
+            drawn: Rows = self._cache[epoch][steps, own]
+            return drawn
+        columns = np.arange(self.batch)[own]
+        streams, places = np.divmod(columns, each)
+        places = steps[:, None] * each + places
+        return self._rows(epoch, np.broadcast_to(streams, places.shape), places)
 
     def passes(self, t: int) -> Rows:
         """Returns which pass over the rows batch t is of, [1]."""
@@ -112,18 +143,65 @@ class Stream:
 
     def order(self, epoch: int) -> list[Rows]:
         """Returns the canonical streams of an epoch, shuffled; each row is in one, once."""
-        salt = [self.seed, *self.name.encode(), *self.salt.encode(), epoch]
-        shuffle = np.random.default_rng([*salt, 0])
-        line = np.concatenate([self.shards[i] for i in shuffle.permutation(len(self.shards))])
-        bounds = [share(len(line), c, self.canonical) for c in range(self.canonical)]
-        return [
-            _shuffle_within(line[bound], self.window, np.random.default_rng([*salt, 1, c]))
-            for c, bound in enumerate(bounds)
-        ]
+        streams = []
+        for number in range(self.canonical):
+            bounds = share(self.rows, number, self.canonical)
+            places = np.arange(bounds.stop - bounds.start)
+            if self._longest <= self.window:
+                drawn = np.random.default_rng([*self._salt(epoch), 1, number])
+                streams.append(self._on_line(epoch, bounds.start + drawn.permutation(places)))
+            else:
+                streams.append(self._rows(epoch, np.full_like(places, number), places))
+        return streams
+
+    @property
+    def _longest(self) -> int:
+        """Rows of the longest canonical stream."""
+        return -(-self.rows // self.canonical)
+
+    def _salt(self, epoch: int) -> list[int]:
+        return [self.seed, *self.name.encode(), *self.salt.encode(), epoch]
+
+    def _rows(self, epoch: int, streams: Rows, places: Rows) -> Rows:
+        """Returns what stands at places of canonical streams after the shuffle, same shape."""
+        starts = np.arange(self.canonical) * self.rows // self.canonical  # see `share`
+        lengths = np.diff(starts, append=self.rows)[streams]
+        windows = -(-lengths // self.window)  # nearly equal ones: see `share`
+        number = ((places + 1) * windows - 1) // lengths
+        first, last = number * lengths // windows, (number + 1) * lengths // windows
+        drawn = int(np.random.default_rng([*self._salt(epoch), 2]).integers(2**62))
+        keys = rng_keys(drawn, streams, number)
+        shuffled = first + _bijection(places - first, last - first, keys)
+        return self._on_line(epoch, starts[streams] + shuffled)
+
+    def _on_line(self, epoch: int, places: Rows) -> Rows:
+        """Returns the rows at places of the line of all shards, permuted; same shape."""
+        if epoch not in self._lines:
+            shuffle = np.random.default_rng([*self._salt(epoch), 0])
+            order = shuffle.permutation(len(self.by_shard))
+            self._lines.clear()
+            self._lines[epoch] = order, np.cumsum(self.by_shard.sizes[order])
+        order, ends = self._lines[epoch]
+        at = np.searchsorted(ends, flat := places.ravel(), side="right")
+        shards = order[at]
+        within = flat - ends[at] + self.by_shard.sizes[shards]
+        return self.by_shard.take(shards, within).reshape(places.shape)
 
 
-def _shuffle_within(rows: Rows, window: int, rng: np.random.Generator) -> Rows:
-    """Sorts by position + uniform(0, window): no row moves further than the window."""
-    if window >= len(rows):
-        return rng.permutation(rows)
-    return rows[np.argsort(np.arange(len(rows)) + rng.random(len(rows)) * window, kind="stable")]
+def _bijection(places: Rows, sizes: Rows, keys: Rows) -> Rows:
+    """Permutes 0, ..., size - 1 by a key, a place at a time (a Feistel network; same shapes).
+
+    What the network throws out of the range goes through it again (Black and Rogaway, "Ciphers
+    with arbitrary finite domains", CT-RSA 2002), which happens to less than three of four.
+    """
+    half = max(1, -(-(int(sizes.max(initial=1)) - 1).bit_length() // 2))
+    mask, out = (1 << half) - 1, np.ascontiguousarray(places)
+    left = np.ones(places.shape, bool)
+    while left.any():
+        high, low = out[left] >> half, out[left] & mask
+        for number in range(ROUNDS):
+            high, low = low, high ^ (rng_keys(number, keys[left], low) & mask)
+        out = out.copy()
+        out[left] = high << half | low
+        left = out >= sizes
+    return out

@@ -3,7 +3,6 @@
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,25 +11,13 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.roles import Roles as Roles
+from heron.pipeline.data.rows import Marked, Rows
 from heron.pipeline.data.stratify import stratified
 
 VALIDATION = 1  # beside seed and fold: the draw of the validation rows is none of the labelled
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Row numbers by role; labelled, validation and unlabelled rows make up the split, apart.
-
-    Only rows with a label are tested, and no validation row is.
-    """
-
-    labelled: Rows
-    unlabelled: Rows
-    test: Rows
-    validation: Rows
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
@@ -40,6 +27,11 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         ConfigError: more labelled rows than there are, more folds than rows of the rarest
             label, a test split that is not there, or a share for validation that is no row or all.
     """
+    if _labels_decide_nothing(reader, protocol):
+        none, numbers = np.empty(0, np.int64), reader.shards_of(split)
+        sizes = np.zeros(len(reader.shards), np.int64)
+        sizes[numbers.start : numbers.stop] = reader.shard_rows(split).sizes
+        return Roles(none, Marked(reader.starts, sizes), none, none)
     rows = reader.split_rows(split)
     known = reader.known(rows)
     candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
@@ -74,6 +66,14 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     if len(validation):
         labelled, test = (np.setdiff1d(given, validation) for given in (labelled, test))
     return Roles(labelled, unlabelled, test[reader.known(test)], validation)
+
+
+def _labels_decide_nothing(reader: Reader, protocol: Protocol) -> bool:
+    """Returns whether no row has a label, and the protocol asks for none: then none is read."""
+    if protocol.test not in ("unlabelled", "fold"):
+        reader.shards_of(protocol.test)
+    asks = protocol.labelled != "all" or protocol.folds or protocol.validation
+    return reader.manifest.labels.kind == "none" and not asks
 
 
 def _validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows:

@@ -1,4 +1,4 @@
-"""Rows of a data set by number: vectors mapped in place, pictures decoded, labels in memory."""
+"""Rows of a data set by number: vectors mapped in place, pictures decoded, labels looked up."""
 
 import errno
 import hashlib
@@ -6,8 +6,6 @@ import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +15,14 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.blocks import MappedBlocks
 from heron.pipeline.data.graphs import GraphDecoder
+from heron.pipeline.data.indexes import Indexes
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.pictures import PictureDecoder
-from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.rows import Marked, Rows
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
-from heron.shards.index import ShardIndex
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
-from heron.shards.mixture import MixedStore
 from heron.shards.store import LocalStore, Store, open_store
 
 TOKENS = 77  # of a text, where nobody says how many
@@ -38,9 +35,10 @@ class Reader:
     """Random access to a folder of shards; the last ones opened stay open.
 
     Rows are numbered over the splits in the manifest's order, shard by shard. Opening checks the
-    manifest, the presence and size of every shard and the checksum of its index; payloads are read
-    when asked for, and `verify_payloads` compares their checksums. With `on_error` "skip", rows
-    that cannot be read are faults that a caller is told of, and no exceptions.
+    manifest, and the presence and size of every shard; an index is read, and its checksum compared,
+    when its shard's turn comes, payloads when asked for, and `verify_payloads` compares the
+    checksums of all. With `on_error` "skip", rows that cannot be read are faults that a caller is
+    told of, and no exceptions.
     """
 
     def __init__(
@@ -59,16 +57,16 @@ class Reader:
         self._views = {view.name: view for view in self.manifest.views}
         self.on_error = on_error
         self.most_open = most_open
-        self.shards = [s for shards in self.manifest.splits.values() for s in shards]
+        self.indexes = Indexes(self.store, self.manifest)
+        self.shards, self.starts = self.indexes.shards, self.indexes.starts
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
         self.partial = self.manifest.partial  # whether rows lack views
         self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
         # Of texts, and of pictures that are not decoded as stored.
         self.decoders: dict[str, Decoder] = {}
-        self.indexes = [self._index(shard) for shard in self.shards]
-        self.starts = np.cumsum([0] + [shard.samples for shard in self.shards])
+        self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
+        self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._blocks_before = np.cumsum([0] + [len(index.rows) for index in self.indexes])
         self._blocks: dict[str, MappedBlocks] = {}  # by view
         present = self.store.names() if self.shards else None
         for number, shard in enumerate(self.shards):
@@ -92,20 +90,6 @@ class Reader:
             return None
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
 
-    def _index(self, shard: Shard) -> ShardIndex:
-        where = self.store.where(shard.index_file)
-        with self.store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as local:
-            data = local.path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-            raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
-        index = ShardIndex.parse(data, where)
-        if fault := self.manifest.index_fault(shard, index):
-            raise ShardError(f"{where}: {fault}; {RESTORE}")
-        if isinstance(self.store, MixedStore):  # two of its data sets may have the same keys
-            keys = [f"{shard.file.partition('.')[0]}.{key}" for key in index.keys.tolist()]
-            return replace(index, keys=np.array(keys))
-        return index
-
     def verify_payloads(self) -> None:
         """Compares every local shard's checksum with the manifest's: reads all bytes, once.
 
@@ -119,6 +103,7 @@ class Reader:
             store, name = self.store.part(shard.file)
             if not isinstance(store, LocalStore) or int(self.starts[number]) in self.lost:
                 continue
+            self.indexes[number]
             written = FileSum(bytes=shard.bytes, sha256=shard.sha256)
             if not (fault := written.fault(store.folder / name)):
                 continue
@@ -146,57 +131,54 @@ class Reader:
         """Names of the splits."""
         return list(self.manifest.splits)
 
-    def shard_rows(self, split: str) -> list[Rows]:
-        """Returns the numbers of a split's rows, shard by shard."""
+    def shards_of(self, split: str) -> range:
+        """Returns the numbers of a split's shards."""
         if split not in self.manifest.splits:
             raise ConfigError(
                 f"split '{split}' is not in {self.store}; found {', '.join(self.splits)}"
             )
         first = sum(len(self.manifest.splits[s]) for s in self.splits[: self.splits.index(split)])
-        numbers = range(first, first + len(self.manifest.splits[split]))
-        return [np.arange(self.starts[i], self.starts[i + 1]) for i in numbers]
+        return range(first, first + len(self.manifest.splits[split]))
+
+    def shard_rows(self, split: str) -> Marked:
+        """Returns the numbers of a split's rows, shard by shard."""
+        numbers = self.shards_of(split)
+        starts = self.starts[numbers.start : numbers.stop + 1]
+        return Marked(starts, np.diff(starts))
 
     def split_rows(self, split: str) -> Rows:
         """Returns the numbers of a split's rows."""
-        return np.concatenate(self.shard_rows(split))
-
-    @cached_property
-    def _labels(self) -> NDArray[Any]:
-        labels = self.manifest.labels
-        none = np.empty((0, *labels.row_shape), labels.dtype)
-        return np.concatenate([none, *(index.labels for index in self.indexes)])
+        rows = self.shard_rows(split)
+        return np.arange(rows.starts[0], rows.starts[-1])
 
     def labels(self, rows: Rows) -> NDArray[Any]:
         """Returns labels as stored: see `heron.shards.manifest.Labels`."""
-        labels: NDArray[Any] = self._labels[rows]
+        labels = self.indexes.labels(rows)
+        for of, hidden in self._hidden_labels:
+            at = np.searchsorted(of, rows).clip(max=len(of) - 1)
+            found = of[at] == rows
+            labels[found] = np.where(
+                hidden[at[found]], self.manifest.labels.unlabelled, labels[found]
+            )
         return labels
-
-    @cached_property
-    def _present(self) -> NDArray[np.bool_]:
-        views = len(self.manifest.views)
-        parts = [
-            np.ones((shard.samples, views), np.uint8) if index.present is None else index.present
-            for shard, index in zip(self.shards, self.indexes, strict=True)
-        ]
-        return np.concatenate([np.ones((0, views), np.uint8), *parts]) > 0
 
     def present(self, rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
         """Returns which of the views named each row has, [rows, names]."""
-        columns = [self.manifest.views.index(self.view(name)) for name in names]
-        found: NDArray[np.bool_] = self._present[rows][:, columns]
-        return found
+        found = self.indexes.present(rows)
+        for columns, hidden in self._hidden_views:
+            found[:, columns] &= ~hidden[rows]
+        return found[:, [self.manifest.views.index(self.view(name)) for name in names]]
 
     def hide_views(self, names: Sequence[str], hidden: NDArray[np.bool_]) -> None:
         """Takes views from rows: of all rows, those [rows, names] that are hidden."""
         columns = [self.manifest.views.index(self.view(name)) for name in names]
-        self._present[:, columns] &= ~hidden
+        self._hidden_views.append((columns, hidden))
         self.partial = True
 
     def hide_labels(self, rows: Rows, hidden: NDArray[np.bool_]) -> None:
-        """Makes single labels of some rows unknown, those [rows, labels] that are hidden."""
-        labels = self.labels(rows)
-        labels[hidden] = self.manifest.labels.unlabelled
-        self._labels[rows] = labels
+        """Makes single labels of ascending rows unknown, those [rows, labels] that are hidden."""
+        if len(rows):
+            self._hidden_labels.append((rows, hidden))
         self.unknown = True
 
     def known(self, rows: Rows) -> NDArray[np.bool_]:
@@ -290,15 +272,15 @@ class Reader:
                 and what is written of it means nothing.
         """
         located = self._locate(rows)
-        for name, array in out.items():
-            view = self.view(name)
+        there = self.present(rows, list(out)) if self.partial else None
+        for column, (name, array) in enumerate(out.items()):
+            view, has = self.view(name), None if there is None else there[:, column]
             if self.manifest.block_rows is None and view.kind != "vector":
-                self._decoded(view, rows, *located[:2], array)
+                self._decoded(view, rows, *located[:2], array, has)
             else:
                 self._rows(view, *located, array)
-            if self.partial:
-                lacking = ~self._present[rows, self.manifest.views.index(view)]
-                array[lacking] = -1 if view.kind in ("text", "graph") else 0
+            if has is not None:
+                array[~has] = -1 if view.kind in ("text", "graph") else 0
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of one row of a view as `read` gives it."""
@@ -333,14 +315,20 @@ class Reader:
         return decoder.vocabulary if isinstance(decoder, TextDecoder) else 0
 
     def _decoded(
-        self, view: View, rows: Rows, shards: Rows, samples: Rows, out: NDArray[Any]
+        self,
+        view: View,
+        rows: Rows,
+        shards: Rows,
+        samples: Rows,
+        out: NDArray[Any],
+        has: NDArray[np.bool_] | None,
     ) -> None:
-        """Decodes the pictures, texts or graphs of a view into `out`."""
+        """Decodes the pictures, texts or graphs of a view into `out`, of the rows that have it."""
         decoder, column = self.decoder(view.name), self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:
                 continue
-            if self.partial and not self._present[rows[i], column]:
+            if has is not None and not has[i]:
                 continue
             if (opened := self._opened(int(shards[i]))) is None:
                 continue
@@ -361,11 +349,11 @@ class Reader:
         """Copies rows of blocks to `out` from where they are mapped."""
         if view.name not in self._blocks:
             row_bytes = math.prod(view.shape) * np.dtype(view.dtype).itemsize
-            self._blocks[view.name] = MappedBlocks(self._blocks_before[-1], row_bytes)
+            self._blocks[view.name] = MappedBlocks(len(self.shards), row_bytes)
         mapped = self._blocks[view.name]
-        blocks = self._blocks_before[shards] + samples
-        if mapped.addresses[blocks].all():
-            mapped.copy(blocks, offsets, out)
+        addresses = mapped.addresses(shards, samples)
+        if addresses.all():
+            mapped.copy(addresses, offsets, out)
             return
         column = self.manifest.views.index(view)
         needed = np.unique(shards)
@@ -373,26 +361,21 @@ class Reader:
             numbers = needed[first : first + self.most_open]
             for number in numbers.tolist():
                 if (opened := self._opened(number)) is not None:
-                    mapped.set_addresses(self._blocks_of(number), opened.addresses(view, column))
+                    mapped.map(number, opened.addresses(view, column))
             at = np.flatnonzero(np.isin(shards, numbers))
-            sound = mapped.addresses[blocks[at]] != 0
-            self._lose_blocks(view, column, blocks[at[~sound]])
+            addresses = mapped.addresses(shards[at], samples[at])
+            sound = addresses != 0
+            self._lose_blocks(view, column, shards[at[~sound]], samples[at[~sound]])
             at = at[sound]
             copied = np.empty((len(at), *out.shape[1:]), out.dtype)
-            mapped.copy(blocks[at], offsets[at], copied)
+            mapped.copy(addresses[sound], offsets[at], copied)
             out[at] = copied
 
-    def _blocks_of(self, number: int) -> slice:
-        """Returns the blocks of a shard among those of all."""
-        return slice(*self._blocks_before[number : number + 2].tolist())
-
-    def _lose_blocks(self, view: View, column: int, blocks: Rows) -> None:
+    def _lose_blocks(self, view: View, column: int, shards: Rows, samples: Rows) -> None:
         """Loses the rows of faulty blocks; those of shards that did not open are lost already."""
-        for block in np.unique(blocks).tolist():
-            number = int(np.searchsorted(self._blocks_before, block, side="right")) - 1
-            sample = block - int(self._blocks_before[number])
+        for number, sample in sorted({*zip(shards.tolist(), samples.tolist(), strict=True)}):
             if (opened := self._open.get(number)) is not None:
-                rows = self.starts[number] + self.indexes[number].starts[sample : sample + 2]
+                rows = self.starts[number] + opened.index.starts[sample : sample + 2]
                 self._lose(np.arange(*rows), opened.faults(view, column)[sample])
 
     def _opened(self, number: int) -> OpenShard | None:
@@ -423,14 +406,13 @@ class Reader:
         if number not in self._open:
             while len(self._open) >= self.most_open:
                 self._close(*self._open.popitem(last=False))
-            shard = self.shards[number]
+            shard, index = self.shards[number], self.indexes[number]
             local = self.store.local(shard.file, shard.bytes, shard.sha256)
-            where = self.store.where(shard.file)
-            self._open[number] = OpenShard(local, where, self.indexes[number])
+            self._open[number] = OpenShard(local, self.store.where(shard.file), index)
         self._open.move_to_end(number)
         return self._open[number]
 
     def _close(self, number: int, opened: OpenShard) -> None:
         for blocks in self._blocks.values():
-            blocks.set_addresses(self._blocks_of(number), 0)
+            blocks.forget(number)
         opened.close()

@@ -4,20 +4,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.rows import Rows, ShardRows
 from heron.shards.errors import ShardError
 
 
 class Skipped:
     """The rows that all processes have skipped so far, and why."""
 
-    def __init__(self, rows: Rows, most: float, endless: int = 0) -> None:
-        """Allows at most the share `most` of the rows that the run draws or scores.
+    def __init__(self, rows: Rows | ShardRows, most: float, endless: int = 0) -> None:
+        """Allows at most the share `most` of the rows that the run draws or scores, each once.
 
         Samples of an endless stream have numbers below 0; `endless` of them count as rows.
         """
-        self.rows, self.most = np.unique(rows), most
-        self.count = len(self.rows) + endless
+        self.rows, self.most = rows, most
+        self.count = (rows.total if isinstance(rows, ShardRows) else len(rows)) + endless
         self.faults: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -28,7 +28,10 @@ class Skipped:
         """Notes what every process lost; returns a line for each fault that is new."""
         new = {row: fault for lost in lost_by_process for row, fault in lost.items()}
         known = np.fromiter(new, np.int64, len(new))
-        kept = np.union1d(np.intersect1d(known, self.rows), known[known < 0])
+        used = (
+            self.rows.has(known) if isinstance(self.rows, ShardRows) else np.isin(known, self.rows)
+        )
+        kept = np.sort(known[used | (known < 0)])
         new = {row: new[row] for row in kept.tolist()}
         new = {row: fault for row, fault in new.items() if row not in self.faults}
         self.faults |= new

@@ -25,6 +25,7 @@ from heron.pipeline.data.protocol import (
     hide_views,
 )
 from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.rows import ShardRows
 from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.texts import text_decoder
 from heron.shards.build import build
@@ -71,8 +72,10 @@ class Streams:
     @cached_property
     def missing(self) -> bool:
         """Whether a row that is drawn lacks a view that the model sees."""
+        if not self.reader.partial:
+            return False
         rows = np.concatenate([self.roles.labelled, self.roles.unlabelled])
-        return self.reader.partial and not self.reader.present(rows, self.stored).all()
+        return not self.reader.present(rows, self.stored).all()
 
     @cached_property
     def unknown(self) -> bool:
@@ -86,26 +89,24 @@ class Streams:
 
     def skipped(self, most: float) -> Skipped:
         """Returns what counts skipped rows, of all that the run draws or scores."""
-        drawn = [s for s in (self.labelled, self.unlabelled) if s is not None]
-        rows = [shard for stream in drawn for shard in stream.shards]
-        return Skipped(np.concatenate([*rows, self.roles.test, self.roles.validation]), most)
+        drawn = [s.name for s in (self.labelled, self.unlabelled) if s is not None]
+        return Skipped(self.roles.together([*drawn, "test", "validation"]), most)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns how many rows of each role have which views, by `rows_by_views`, for the result.
 
         Nothing where all rows have all views.
         """
-        roles = {
-            "labelled": self.roles.labelled,
-            "unlabelled": self.roles.unlabelled,
-            "test": self.roles.test,
-        }
+        if not self.reader.partial:
+            return {}
         counts = {
-            role: count_views(self.reader.present(rows, self.stored), self.stored)
-            for role, rows in roles.items()
-            if len(rows)
+            role: count_views(
+                self.reader.present(self.roles.listed(role), self.stored), self.stored
+            )
+            for role in ("labelled", "unlabelled", "test")
+            if self.roles.count(role)
         }
-        return {"rows_by_views": counts} if self.reader.partial else {}
+        return {"rows_by_views": counts}
 
     def describe(self) -> list[str]:
         """Returns a line a stream: rows, batch, and what an epoch leaves over."""
@@ -263,13 +264,10 @@ def open_streams(config: Config) -> Streams:
         kind = "complementary"
     stored = list(dict.fromkeys(view.stored for view in data.views))
     roles = roles_of(reader, data)
-    in_shard = reader.shard_rows(data.split)
 
-    def plan(
-        name: Literal["labelled", "unlabelled"], rows: Rows
-    ) -> Stream | Balanced | Blend | None:
+    def plan(name: Literal["labelled", "unlabelled"]) -> Stream | Balanced | Blend | None:
         size = getattr(data.batch, name)
-        batch = len(rows) if size == "all" else size
+        batch = roles.count(name) if size == "all" else size
         if batch == 0:
             return None
         if batch == 1:
@@ -277,13 +275,13 @@ def open_streams(config: Config) -> Streams:
                 f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
                 "one row, or 0 for none"
             )
-        by_shard = [shard[np.isin(shard, rows, assume_unique=True)] for shard in in_shard]
+        by_shard = roles.by_shard(name, reader.starts, reader.shards_of(data.split))
         if data.sources is None and (data.balance is None or name == "unlabelled"):
             canonical = data.canonical_streams or default_streams(batch)
             return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
         return _mixed(reader, config, name, batch, by_shard)
 
-    random, unlabelled = plan("labelled", roles.labelled), plan("unlabelled", roles.unlabelled)
+    random, unlabelled = plan("labelled"), plan("unlabelled")
     _refuse_balance(config, random)
     if config.negatives.mine and (reader.partial or reader.unknown):
         raise ConfigError(
@@ -295,8 +293,8 @@ def open_streams(config: Config) -> Streams:
     present = [s for s in (labelled, unlabelled) if s is not None]
     if not present:
         raise ConfigError(
-            f"data.batch asks for no rows; expected labelled (of {len(roles.labelled)}) or "
-            f"unlabelled (of {len(roles.unlabelled)}) above 0"
+            f"data.batch asks for no rows; expected labelled (of {roles.count('labelled')}) or "
+            f"unlabelled (of {roles.count('unlabelled')}) above 0"
         )
     epoch_stream = next((s for s in present if s.name == data.epoch), present[0])
     viewed = [view.stored for view in data.views]
@@ -305,13 +303,12 @@ def open_streams(config: Config) -> Streams:
     )
     if labelled is not None:
         _check_labels(streams)
-    for scored in (roles.test, roles.validation):
-        reader.truth(scored)  # before the first step, not after the last
+    refuse_unscored(reader, roles)
     return streams
 
 
 def _mixed(
-    reader: Reader, config: Config, name: str, batch: int, shards: list[Rows]
+    reader: Reader, config: Config, name: str, batch: int, shards: ShardRows
 ) -> Stream | Balanced | Blend:
     """Returns a stream that takes of each source its share, of each class its turn, or both."""
     data, seed = config.data, config.seed
@@ -321,21 +318,23 @@ def _mixed(
             f"data.batch.{name} is 'all', and data.{what} draws rows by shares; expected a number"
         )
 
-    def single(rows: list[Rows], salt: str) -> Stream:
+    def single(rows: ShardRows, salt: str) -> Stream:
         return Stream(name, rows, 1, seed, 1, data.window_rows, salt)
 
-    def one(rows: list[Rows], count: int, salt: str) -> Stream | Balanced:
+    def one(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
         if data.balance is None or name == "unlabelled":
             most = data.canonical_streams or MOST_STREAMS
             streams = max(c for c in range(1, min(most, count) + 1) if count % c == 0)
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
-        drawn = np.sort(np.concatenate(rows))
+        drawn = rows.whole
         targets = reader.targets(drawn)
         has = targets > 0  # which what is not known is not
         classes = [drawn[column] for column in has.T if column.any()]
         if not has.any(1).all():  # of no label: a class of their own
             classes.append(drawn[~has.any(1)])
-        streams_of = balance(lambda part, own: single(part, f"{salt} {own}"), rows, classes)
+        streams_of = balance(
+            lambda part, own: single(part, f"{salt} {own}"), reader.starts, classes
+        )
         return Balanced(name, streams_of, count, rows)
 
     if data.sources is None:
@@ -344,10 +343,11 @@ def _mixed(
     of = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
     parts = []
     for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
-        own = [rows for rows, place in zip(shards, of, strict=True) if place == str(number)]
-        if sum(map(len, own)) < count:
+        first = of.index(str(number)) if str(number) in of else 0
+        own = shards.between(first, first + of.count(str(number)))
+        if own.total < count:
             raise ConfigError(
-                f"data.sources.{number}: {source.path} has {sum(map(len, own))} {name} rows in "
+                f"data.sources.{number}: {source.path} has {own.total} {name} rows in "
                 f"split '{data.split}', and {count} of every batch; expected as many at least; "
                 "lower its weight, or leave it out"
             )
@@ -365,6 +365,13 @@ def _refuse_balance(config: Config, labelled: AnyStream | None) -> None:
             f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
             f"expected no {unfit[0]} with it; leave one of them out"
         )
+
+
+def refuse_unscored(reader: Reader, roles: Roles) -> None:
+    """Raises as `Reader.truth`, before the first step and not after the last."""
+    if reader.manifest.labels.kind == "complementary":
+        for scored in (roles.test, roles.validation):
+            reader.truth(scored)
 
 
 def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
@@ -394,7 +401,10 @@ def _check_labels(streams: Streams) -> None:
     Raises:
         ConfigError: names the sample or the class, what is wrong and the remedy.
     """
-    reader, rows = streams.reader, streams.roles.labelled
+    reader = streams.reader
+    if reader.manifest.labels.kind not in ("complementary", "hierarchical"):
+        return
+    rows = streams.roles.labelled
     if reader.manifest.labels.kind == "complementary":
         size = reader.targets(rows).sum(1)
         classes = len(reader.manifest.labels.names)

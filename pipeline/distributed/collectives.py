@@ -55,7 +55,10 @@ def stack(x: Tensor) -> Tensor:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """A small picklable value of every process, in order of rank, on every process."""
+    """A small picklable value of every process, in order of rank, on every process.
+
+    It grows with the number of processes: for what has gone wrong, never for a step that is well.
+    """
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -65,7 +68,40 @@ def gather_objects(value: Any) -> list[Any]:
 
 def from_first(value: Any) -> Any:
     """The first process's small picklable value, on every process; every process calls it."""
-    return gather_objects(value)[0]
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def gather_told(value: Any) -> list[Any]:
+    """What each process has to say, in order of rank; empty, after one number, where none has."""
+    if world_size() == 1:
+        return [value] if value else []
+    told = torch.tensor([float(bool(value))], device=_device())
+    return gather_objects(value) if float(sum_over_processes(told)) else []
+
+
+def tensors_from_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first process's tensors by name, on every process, a message each.
+
+    The others give none; all of them find theirs in the memory of the host.
+    """
+    if world_size() == 1:
+        return tensors
+    found, device = {}, _device()
+    for name, shape, dtype in from_first([(n, x.shape, x.dtype) for n, x in tensors.items()]):
+        x = tensors[name] if rank() == 0 else torch.empty(shape, dtype=dtype)
+        moved = x.contiguous().to(device)
+        dist.broadcast(moved, src=0)
+        found[name] = moved.cpu()
+    return found
+
+
+def _device() -> torch.device:
+    """Where tensors lie that the processes exchange outside a step."""
+    return torch.device(dist.distributed_c10d._get_object_coll_device())
 
 
 def default_store(prefix: str) -> Any:

@@ -1,13 +1,17 @@
 """Ends a job in which nothing moves: a process died, hangs, or cannot be reached.
 
 A collective that waits for a process that is gone waits for its time-out, which is long or, on a
-cut link, for ever. Here every process counts its own progress up in the store through which the
-processes met, and a thread looks on. When its own process has stood still for the time-out, and so
-have all others as far as it can hear, it says who is behind and ends its process.
+cut link, for ever. Here every process says where it stands in the store through which the processes
+met, and a thread looks on. When its own process has stood still for the time-out, and so have all
+others as far as it can hear, it says who is behind and ends its process.
+
+Whether any other has moved is one counter that all count up. Who does not speak any more is found
+by the one before it in a ring, and told to all. So a process asks the store a few times a round,
+whatever the number of processes.
 """
 
 import itertools
-import math
+import json
 import multiprocessing
 import os
 import socket
@@ -17,12 +21,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from heron.pipeline.config.errors import LOST
 from heron.pipeline.distributed.collectives import default_store, rank, world_size
 
 LOOKS = 20  # in a time-out
+RATE = 1000  # processes that the store hears a second
+SILENT = 3  # rounds after which a process that did not speak is told of
 JOIN_S = 10.0  # for an answer of the store, which comes at once or never
 
 
@@ -56,8 +62,12 @@ class Watchdog:
         self.timeout_s = timeout_s
         self.step = 0
         self._count, self._busy = 0, False
-        self._moved = self._answered = time.monotonic()
+        self._moved = self._answered = self._others = time.monotonic()
+        self._told, self._moves = 0, 0  # progress that was told of, and that of all
         self._heard: dict[int, Heard] = {}
+        self._silent: dict[int, str] = {}  # what others say of processes that are silent
+        self._tells = False
+        self._ticks = itertools.count()
         self.started = False
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._talk, self._watch)]
@@ -84,6 +94,7 @@ class Watchdog:
             return
         self.started = True
         self.beat()
+        self._others = self._moved
         for thread in self._threads[0 if world_size() > 1 else 1 :]:
             thread.start()
 
@@ -102,15 +113,11 @@ class Watchdog:
                 thread.join(JOIN_S)
 
     def report(self) -> str:
-        """Where every process stands, as far as it could be heard, those behind first."""
+        """Where this process stands, who is silent, and where the next of the ring stands."""
         lines = [f"this is rank {rank()} on {socket.gethostname()} at step {self.step}"]
         now = time.monotonic()
-        for other, heard in sorted(self._heard.items(), key=lambda item: item[1].spoke):
-            _, step, host, address = heard.at
-            lines.append(
-                f"rank {other} on {host} ({address}), at step {step}, was last heard "
-                f"{now - heard.spoke:.0f} s ago and has not moved for {now - heard.moved:.0f} s"
-            )
+        lines += [line for other, line in self._silent.items() if other not in self._heard]
+        lines += map(self._line, sorted(self._heard, key=lambda n: self._heard[n].spoke))
         if world_size() > 1 and now - self._answered > self.timeout_s / 2:
             lines.append(
                 f"the processes' meeting point at {os.environ.get('MASTER_ADDR', 'rank 0')} has "
@@ -120,24 +127,55 @@ class Watchdog:
 
     def autopsy(self) -> str:
         """The report after a moment, in which those that live say so."""
-        time.sleep(4 * self._pause)
+        time.sleep((SILENT + 3) * self._pause)
         return self.report()
 
     def _talk(self) -> None:
         """Tell the others and hear them; without an answer this waits, and `_watch` does not."""
-        store = default_store("heron-watchdog")
-        others = set(range(world_size())) - {rank()}
-        ticks, address = itertools.count(), _address()
+        store, address = default_store("heron-watchdog"), _address()
         while not self._ended.wait(self._pause):
-            at = f"{self._count} {self.step} {socket.gethostname()} {address}"
             try:
-                store.set(str(rank()), f"{at} {next(ticks)}")
-                for other in others:
-                    if store.check([str(other)]):  # else it has not begun yet
-                        self._note(other, store.get(str(other)).decode())
+                self._round(store, address)
                 self._answered = time.monotonic()
             except RuntimeError:  # nobody holds the store any more; `_watch` says so in time
                 continue
+
+    def _round(self, store: Any, address: str) -> None:
+        """Say where this process stands, and hear of the others, in a few messages."""
+        count = self._count
+        at = f"{count} {self.step} {socket.gethostname()} {address}"
+        store.set(str(rank()), f"{at} {next(self._ticks)}")
+        own = int(count != self._told)
+        moves = int(store.add("moves", own))
+        if moves != self._moves + own:
+            self._others = time.monotonic()
+        self._told, self._moves = count, moves
+        silent: dict[int, str] = {}
+        others = [(rank() + step) % world_size() for step in range(1, world_size())]
+        for other in others:  # the next one of the ring, and while that is silent the next
+            if not store.check([str(other)]):
+                break  # it has not begun yet
+            self._note(other, store.get(str(other)).decode())
+            if time.monotonic() - self._heard[other].spoke < SILENT * self._pause:
+                break
+            silent[other] = self._line(other)
+        for other in others[len(silent) + 1 :]:
+            self._heard.pop(other, None)  # heard of while those before it were silent
+        if silent or self._tells:
+            store.set("silent", json.dumps(silent))
+            self._tells = bool(silent)
+        if store.check(["silent"]):
+            told = json.loads(store.get("silent"))
+            self._silent = {int(other): line for other, line in told.items()}
+
+    def _line(self, other: int) -> str:
+        """What is known of another process."""
+        now, heard = time.monotonic(), self._heard[other]
+        _, step, host, address = heard.at
+        return (
+            f"rank {other} on {host} ({address}), at step {step}, was last heard "
+            f"{now - heard.spoke:.0f} s ago and has not moved for {now - heard.moved:.0f} s"
+        )
 
     def _note(self, other: int, said: str) -> None:
         now, at = time.monotonic(), said.split()[:4]
@@ -154,8 +192,8 @@ class Watchdog:
             if self._busy:
                 self.beat()
             now = time.monotonic()
-            moved = max((heard.moved for heard in self._heard.values()), default=-math.inf)
-            if now - self._moved > self.timeout_s and now - moved > self.timeout_s / 2:
+            alone = world_size() == 1 or now - self._others > self.timeout_s / 2
+            if now - self._moved > self.timeout_s and alone:
                 print(
                     f"error: nothing has moved for {self.timeout_s:g} s: {self.report()}; run "
                     "again with run.resume=auto to go on from the last checkpoint",
@@ -166,7 +204,8 @@ class Watchdog:
 
     @property
     def _pause(self) -> float:
-        return min(1.0, self.timeout_s / LOOKS)
+        """Seconds between two rounds: at most the store's share of them, of thousands."""
+        return min(max(1.0, world_size() / RATE), self.timeout_s / LOOKS)
 
 
 def leave(status: int) -> NoReturn:

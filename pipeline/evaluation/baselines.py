@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.experiment import CLASSIFIERS, Config, parse_config
 from heron.pipeline.data.protocol import Roles
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.distributed.collectives import from_first, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, label_auc
 from heron.pipeline.evaluation.probe import classify
@@ -206,5 +206,5 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
                 threshold = evaluator.threshold(fitted[0] if fitted else None)
                 test = replace(test, probability=parts[0])
                 scores = evaluator.score(test, threshold) | chosen
-    shared: dict[str, float] = gather_objects(scores)[0]
+    shared: dict[str, float] = from_first(scores)
     return shared

@@ -18,7 +18,13 @@ from heron.pipeline.data.plan import Rows, share, shares
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
-from heron.pipeline.distributed.collectives import gather, gather_objects, rank, world_size
+from heron.pipeline.distributed.collectives import (
+    from_first,
+    gather,
+    gather_objects,
+    rank,
+    world_size,
+)
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import collapse
 from heron.pipeline.evaluation.cross_view import cross_view_recalls
@@ -260,7 +266,7 @@ class Evaluator:
                 probability = (
                     support_vectors(*known) if by_svm else linear_probe(*known, self.exclusive)
                 )
-        return replace(test, probability=gather_objects(probability)[0])
+        return replace(test, probability=from_first(probability))
 
     def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what the nearest labelled rows vote for; each process asks for its test rows."""

@@ -16,7 +16,7 @@ from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.distributed.collectives import from_first, gather_told, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.definition import LabelPairs, hard_difference, label_difference
@@ -68,7 +68,7 @@ class Miner:
             require_gpus()
         folder = self.stream.folder
         fault, token = self._prepare(step) if rank() == 0 else ("", "")
-        fault, token = gather_objects((fault, token))[0]
+        fault, token = from_first((fault, token))
         if fault:
             raise CheckpointError(
                 f"{fault}; the batches after step {step} are drawn from it; bring it back, or run "
@@ -78,9 +78,10 @@ class Miner:
             seen = (folder / SHARED).read_text() == token
         except OSError:
             seen = False
-        if blind := [n for n, sees in enumerate(gather_objects(seen)) if not sees]:
+        blind = "" if seen else f"rank {rank()}"
+        if blind := next(filter(None, gather_told(blind)), ""):
             raise CheckpointError(
-                f"{folder} is not one folder for all processes: rank {blind[0]} does not see what "
+                f"{folder} is not one folder for all processes: {blind} does not see what "
                 "rank 0 wrote there; expected run.dir on a disk that all machines share"
             )
 

@@ -13,7 +13,7 @@ from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.agreement import differences, versions
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.distributed.collectives import from_first, rank, tensors_from_first
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
@@ -129,7 +129,7 @@ def keep(
                 f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
                 "make room, and run again with run.resume=auto to go on from there"
             )
-    if fault := gather_objects(fault)[0]:
+    if fault := from_first(fault):
         raise CheckpointError(fault)
 
 
@@ -204,6 +204,8 @@ def resume(
 ) -> tuple[Snapshot | None, list[str]]:
     """Returns the newest undamaged checkpoint on every process; every process must call it.
 
+    The first process alone reads it, and hands it on.
+
     Args:
         folder: the run's `checkpoints/`.
         config: to go on under.
@@ -215,55 +217,61 @@ def resume(
         and damaged, and for what it was made with that differs and is allowed to.
 
     Raises:
-        CheckpointError: it was made from other data or with a configuration under which the run
-            would go on otherwise, or none is whole, or not all processes see it.
+        CheckpointError: on every process: it was made from other data or with a configuration under
+            which the run would go on otherwise, or none is whole.
     """
-    lines: list[str] = []
-    chosen = ""
-    candidates = complete(folder) if rank() == 0 else []
-    if rank() == 0 and not candidates and (torn := sorted(folder.glob("step-*"))):
+    snapshot, lines, fault = None, list[str](), ""
+    if rank() == 0:
+        try:
+            snapshot, lines = _newest(folder, config, data, watchdog)
+        except CheckpointError as error:
+            fault = str(error)
+    position, lines, fault = from_first((snapshot and snapshot.position, lines, fault))
+    if fault:
+        raise CheckpointError(fault)
+    if position is None:
+        return None, lines
+    mine = snapshot or Snapshot(position, {}, {}, {})
+    model, optimizer, memories = (tensors_from_first(getattr(mine, name)) for name in TENSORS)
+    return Snapshot(position, model, optimizer, memories, data), lines
+
+
+def _newest(
+    folder: Path, config: Config, data: str, watchdog: Watchdog
+) -> tuple[Snapshot | None, list[str]]:
+    """Reads the newest undamaged checkpoint on one process: see `resume`."""
+    lines, candidates = list[str](), complete(folder)
+    if not candidates and (torn := sorted(folder.glob("step-*"))):
         lines.append(f"{torn[-1]} is not complete: {COMPLETE} is missing")
-    while candidates and not chosen:
+    while candidates:
         path = candidates.pop()
         with watchdog.busy():
             fault = damage(path)
-        if fault:
-            going_on = f"going on from {candidates[-1].name}, the one before" if candidates else ""
-            lines.append(f"{path} is damaged ({fault}); {going_on or 'it was the last'}")
-        else:
-            chosen = path.name
-    chosen, lines = gather_objects((chosen, lines))[0]
-    if lines and not chosen:
+        if not fault:
+            return _read(path, config, data, watchdog, lines), lines
+        going_on = f"going on from {candidates[-1].name}, the one before" if candidates else ""
+        lines.append(f"{path} is damaged ({fault}); {going_on or 'it was the last'}")
+    if lines:
         raise CheckpointError(f"{'; '.join(lines)}; bring one back, or {ANEW}")
-    snapshot, fault, seen = None, "", ""
-    if chosen:
-        try:
-            manifest = CheckpointManifest.read(folder / chosen / STATE)
-            seen = manifest.fingerprint
-            refused = _changes(folder / chosen, manifest, config, data)
-            if refused and config.run.resume != "force":
-                raise CheckpointError(
-                    f"{folder / chosen} was made with {'; '.join(refused)}; run with "
-                    f"{folder / chosen / 'config.yaml'} and its data, with run.resume=force to go "
-                    "on all the same, or with run.resume=never"
-                )
-            with watchdog.busy():
-                snapshot = load(folder / chosen)
-            lines += [f"going on all the same: it was made with {line}" for line in refused]
-            other = differences(versions(), manifest.made_with) if manifest.made_with else []
-            if other:
-                lines.append(f"{chosen} was made with other versions: {'; '.join(other)}")
-        except CheckpointError as error:
-            fault = str(error)
-    for number, (other, theirs) in enumerate(gather_objects((fault, seen))):
-        if other:
-            raise CheckpointError(fault or f"rank {number}: {other}")
-        if theirs != seen:
-            raise CheckpointError(
-                f"{folder / chosen} on rank {number} is another than here; expected one folder "
-                "that all processes see"
-            )
-    return snapshot, lines
+    return None, lines
+
+
+def _read(path: Path, config: Config, data: str, watchdog: Watchdog, lines: list[str]) -> Snapshot:
+    """Reads a checkpoint that a run may go on from; adds to `lines` what differs."""
+    manifest = CheckpointManifest.read(path / STATE)
+    refused = _changes(path, manifest, config, data)
+    if refused and config.run.resume != "force":
+        raise CheckpointError(
+            f"{path} was made with {'; '.join(refused)}; run with {path / 'config.yaml'} and its "
+            "data, with run.resume=force to go on all the same, or with run.resume=never"
+        )
+    with watchdog.busy():
+        snapshot = load(path)
+    lines += [f"going on all the same: it was made with {line}" for line in refused]
+    other = differences(versions(), manifest.made_with) if manifest.made_with else []
+    if other:
+        lines.append(f"{path.name} was made with other versions: {'; '.join(other)}")
+    return snapshot
 
 
 def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:

@@ -78,7 +78,7 @@ class RunLock:
             Stopped: on every process: `stop` said so.
             TrainingError: on every process: nothing can be written to the folder.
         """
-        from heron.pipeline.distributed.collectives import gather_objects, rank
+        from heron.pipeline.distributed.collectives import from_first, rank
 
         error: TrainingError | Stopped | None = None
         if rank() == 0:
@@ -87,7 +87,7 @@ class RunLock:
                     self._lock(stop)
             except (TrainingError, Stopped) as caught:
                 error = caught
-        if (error := gather_objects(error)[0]) is not None:
+        if (error := from_first(error)) is not None:
             raise error
 
     def _lock(self, stop: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.distributed.collectives import gather_objects, rank
+from heron.pipeline.distributed.collectives import from_first, rank
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.shards.artefact import LARGEST, in_words
 from heron.shards.atomic import save_json
@@ -77,7 +77,7 @@ class Trackers:
                 self.kinds = {name: _kind(name) for name in config.tracking}
             except ValueError as error:
                 fault = str(error)
-        if fault := gather_objects(fault)[0]:
+        if fault := from_first(fault):
             raise TrainingError(fault)
 
     def start(self, start: int, step: int, scores: int) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Pat
     even = {"batch": {"labelled": 8, "unlabelled": 20}}  # no row of 40 is left over
     streams = open_streams(config(folder, **even))
     assert streams.unlabelled is not None
-    rows = np.sort(np.concatenate(streams.unlabelled.shards))
+    rows = streams.unlabelled.by_shard.whole
     bad = sorted(set(rows.tolist()) & {23, 24}) or [23]
     sound = open_streams(config(folder))
     seen: list[int] = []

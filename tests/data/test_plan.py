@@ -1,10 +1,17 @@
 """The order of rows is a function of (seed, epoch, canonical streams) and of nothing else."""
 
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Stream, default_streams, share, shares
+from heron.pipeline.data.plan import Stream, _bijection, default_streams, share, shares
+from heron.pipeline.data.rows import Listed, Marked, Marks
+
+FIRST = [51, 54, 44, 14, 17, 18, 35, 70, 36, 79, 75, 92]
+LATER = [69, 72, 65, 43, 82, 85, 53, 8, 0, 19, 35, 27]
 
 
 def stream(batch: int = 12, canonical: int = 4, window: int = 1000, seed: int = 0) -> Stream:
@@ -68,3 +75,81 @@ def test_bad_plans_name_the_remedy() -> None:
         stream(batch=102)
     with pytest.raises(ConfigError, match="5, which does not divide .* = 12; the nearest .* is 4"):
         stream(canonical=5)
+
+
+def test_the_order_of_streams_that_fit_the_window_stays() -> None:
+    """Published results and the reference losses stand on it."""
+    assert stream().at(0).tolist() == FIRST
+    assert stream(seed=3).at(17).tolist() == LATER
+
+
+def test_longer_streams_are_shuffled_within_windows() -> None:
+    """Any batch without those before, every row once, and few rows ever looked at."""
+    plan = long(window=7)
+    straight = [plan.at(t).tolist() for t in range(20)]
+    assert [long(window=7).at(t).tolist() for t in reversed(range(20))] == straight[::-1]
+    assert plan.many(np.arange(20)).tolist() == straight
+    assert [plan.at(3, slice(5, 9)).tolist()] == [straight[3][5:9]]
+    for epoch in range(2):
+        everything = np.concatenate(plan.order(epoch))
+        assert np.sort(everything).tolist() == list(range(101))
+        first = plan.steps_per_epoch * epoch
+        assert straight[first][:3] == plan.order(epoch)[0][:3].tolist()
+    assert long(seed=1).at(0).tolist() != straight[0] != long(window=13).at(0).tolist()
+
+
+def long(window: int = 7, seed: int = 0) -> Stream:
+    return stream(window=window, seed=seed)
+
+
+def test_the_bijection_gives_every_place_once_and_each_key_another_order() -> None:
+    seen = set()
+    for size in (1, 2, 5, 16, 17, 63, 64, 65):
+        for key in range(4):
+            places = np.arange(size)
+            found = _bijection(places, np.full(size, size), np.full(size, key))
+            assert np.sort(found).tolist() == places.tolist()
+            seen.add(tuple(found.tolist()))
+    assert len(seen) > 3 + 6 * 4 - 4
+    at = _bijection(np.arange(4096), np.full(4096, 4096), np.full(4096, 9))
+    assert abs(np.corrcoef(at[:-1], at[1:])[0, 1]) < 0.05 > abs(np.corrcoef(at, range(4096))[0, 1])
+
+
+def test_a_list_and_marks_are_planned_alike(tmp_path: Path) -> None:
+    starts, marks = np.array([0, 40, 55, 55, 101]), np.arange(101, dtype=np.uint8) % 3
+    np.save(tmp_path / "marks.npy", marks)
+    rows = np.flatnonzero(marks & 2)
+    listed = Listed.cut(rows, starts)
+    marked = pickle.loads(
+        pickle.dumps(Marked(starts, listed.sizes, Marks(tmp_path / "marks.npy"), 2))
+    )
+    assert [part.tolist() for part in marked] == [part.tolist() for part in listed]
+    assert marked.whole.tolist() == listed.whole.tolist() == rows.tolist()
+    plans = [Stream("labelled", shards, 6, 0, 3, window=4) for shards in (listed, marked)]
+    assert [[p.at(t).tolist() for t in range(12)] for p in plans[:1]] == [
+        [p.at(t).tolist() for t in range(12)] for p in plans[1:]
+    ]
+    for shards in (listed, marked, marked.joined(2)):
+        assert shards.has(np.array([0, 1, 2, 100, -1])).tolist() == [
+            False,
+            False,
+            True,
+            False,
+            False,
+        ]
+        assert list(shards.following(50)) == [*rows[rows > 50], *rows[rows < 50]]
+        assert [len(part) for part in shards[1:3]] == [5, 0]
+    assert marked.joined(3).total == np.count_nonzero(marks)
+
+
+def test_all_rows_of_shards_take_no_list() -> None:
+    """A billion rows in 100,000 shards, on any number of processes."""
+    starts = np.arange(100_001) * 10_000
+    plan = Stream("unlabelled", Marked(starts, np.diff(starts)), 4096, 0, 64, 16384)
+    t = 5 * plan.steps_per_epoch + 123_456
+    batch = plan.at(t)
+    assert len(set(batch.tolist())) == 4096 and batch.max() < 10**9
+    parts = [plan.at(t, share(4096, rank, 4096)) for rank in (0, 1, 77, 4095)]
+    assert [part.tolist() for part in parts] == [[batch[rank]] for rank in (0, 1, 77, 4095)]
+    assert len({row // 10_000 for row in batch.tolist()}) < 64 * 4
+    assert not plan._cache

@@ -244,8 +244,8 @@ def test_a_folder_that_not_all_processes_see(
     build_data(config.data, progress=False)
     labelled = open_streams(config).labelled
     assert isinstance(labelled, MinedStream)
-    answers = iter([[("", "what rank 0 wrote elsewhere")], [True, False]])
-    monkeypatch.setattr(miner_of, "gather_objects", lambda _: next(answers))
+    monkeypatch.setattr(miner_of, "from_first", lambda _: ("", "what rank 0 wrote elsewhere"))
+    monkeypatch.setattr(miner_of, "gather_told", lambda blind: ["", blind.replace("0", "1")])
     unused: Any = None
     with pytest.raises(CheckpointError, match=r"negatives is not one folder .*: rank 1 does not"):
         miner_of.Miner(config.negatives, labelled, unused, tmp_path).begin(0)
