@@ -17,14 +17,14 @@ from heron.pipeline.distributed.traffic import KINDS
 def test_counted_bytes_are_the_predicted(world: int, tmp_path: Path) -> None:
     """By hand: a share of 19 rows is 10 of 2 views of 8 floats, or 7 on three processes.
 
-    Gathered are the projections of 2 views, labels, paths, and the moments of 3 batch norms of
-    each; the gradients are one bucket.
+    Gathered are the projections of 2 views, labels, paths, and the moments of 3 batch norms, of
+    both views at once; the gradients are one bucket.
     """
     terms = Terms.model_validate(OBJECTIVES["hierarchical"][0])
     case = Case(terms, 19, 0, 16, (4, 6), 8)
     predicted, calls = predict(case, world)
     expected = {kind: n for kind, (n, _) in predicted.items()}
-    assert calls == {"gathered": 2 + 2 + 6, "scattered": 2, "statistics": 6, "gradients": 1}
+    assert calls == {"gathered": 2 + 2 + 3, "scattered": 2, "statistics": 3, "gradients": 1}
     rows = {2: 10, 3: 7}[world]
     assert expected["scattered"] == (world - 1) * rows * 2 * 8 * 4
     labels, moments = rows * (40 * 4 + 3 * 8), 4 * 2 * (9 + 13 + 17)

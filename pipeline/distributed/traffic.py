@@ -3,7 +3,7 @@
 Arithmetic only. `benchmarks.scaling` counts the same at torch's dispatcher, and both must agree.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.distributed.exchange import ShardSizes
+from heron.pipeline.distributed.sync_batchnorm import meetings
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.throughput import skeleton
@@ -117,14 +118,16 @@ def exchanges(
     moved.append(Exchange("gathered", "labels", own, labels))
     if "paths" in objective.needs.labelled:
         moved.append(Exchange("gathered", "paths", own, levels, INTEGER))
-    if channels := norms(model, shapes, [n for n in (own, rows - own) if n], labels):
-        moments = sum(2 * n + 1 for n in channels)
-        moved.append(Exchange("gathered", "moments", 1, moments, calls=len(channels)))
+    met = norms(model, shapes, [n for n in (own, rows - own) if n], labels)
+    channels = sum(map(sum, met))
+    if met:
+        moments = 2 * channels + sum(map(len, met))
+        moved.append(Exchange("gathered", "moments", 1, moments, calls=len(met)))
     moved += [
         Exchange("scattered", what, n, width, calls=calls) for what, n, width, calls in vectors
     ]
-    if channels:
-        moved.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(channels)))
+    if met:
+        moved.append(Exchange("statistics", "sums", 1, 2 * channels, calls=len(met)))
     weights = sum(parameter.numel() for parameter in model.parameters())
     buckets = -(-FLOAT * weights // BUCKET)
     return [*moved, Exchange("gradients", "gradients", 1, weights, calls=buckets)]
@@ -132,31 +135,23 @@ def exchanges(
 
 def norms(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], sizes: Sequence[int], labels: int
-) -> list[int]:
-    """Returns the channels of every batch norm that a forward passes, in order.
+) -> list[list[int]]:
+    """Returns the channels of the batch norms of each meeting of a forward, in order.
 
     A copy of the model that computes nothing is followed. `sizes` are the rows of each stream that
     there is; batch norm sees one at a time.
     """
-    passed: list[int] = []
-    step_features(model, shapes, sizes, labels, lambda norm: passed.append(norm.num_features))
+    meta, inputs, rng_keys = skeleton(model, shapes, sum(sizes))
+    pairs = zip(meta.modules(), model.modules(), strict=True)
+    learnt = [norm for norm, own in pairs if isinstance(norm, _BatchNorm) and own.training]
+    with meetings(learnt) as passed:
+        meta.embed(inputs, rng_keys, sizes, torch.empty(sum(sizes), labels, device="meta"))
     return passed
 
 
 def step_features(
-    model: Heterogeneous,
-    shapes: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    labels: int,
-    on_norm: Callable[[_BatchNorm], None] = lambda _: None,
+    model: Heterogeneous, shapes: Sequence[Sequence[int]], sizes: Sequence[int], labels: int
 ) -> Features:
-    """What a model makes of a batch in training, for its shapes: a copy computes nothing.
-
-    `on_norm` is called with every batch norm that is passed.
-    """
+    """What a model makes of a batch in training, for its shapes: a copy computes nothing."""
     meta, inputs, rng_keys = skeleton(model, shapes, sum(sizes))
-    for module in meta.modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_hook(lambda norm, *_: on_norm(norm))
-    targets = torch.empty(sum(sizes), labels, device="meta")
-    return meta.embed(inputs, rng_keys, sizes, targets)
+    return meta.embed(inputs, rng_keys, sizes, torch.empty(sum(sizes), labels, device="meta"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Term
 from heron.pipeline.config.training import Precision
+from heron.pipeline.distributed.sync_batchnorm import side_by_side
 from heron.pipeline.models.encoders import build_encoder, mlp
 
 # What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.
@@ -270,24 +272,24 @@ class Heterogeneous(nn.Module):
             classifier on S or on the first view's part of it; `projections`: z, a tensor a view;
             and what the parts of terms add. A name that no term asks for is not there.
         """
-        hidden, view_keys, nodes = [], [], []
-        there = [None] * len(inputs) if present is None else list(present.T)
-        for view, x in enumerate(inputs):
-            encoder = self.encoders[view % len(self.encoders)]
-            # Views that share an encoder have dropout masks of their own.
-            view_keys.append(rng_keys + view if len(self.encoders) == 1 else rng_keys)
-            if self._reads_nodes:
-                nodes.append(
-                    by_stream(node_features(encoder), sizes, x, view_keys[-1], present=there[view])
-                )
-                hidden.append(nodes[-1].sum(1))
-                continue
-            hidden.append(by_stream(encoder, sizes, x, view_keys[-1], present=there[view]))
-        projections = [
-            by_stream(self.projectors[view % len(self.projectors)], sizes, h, present=there[view])
-            for view, h in enumerate(hidden)
-            if len(self.projectors)
+        encoders = [self.encoders[view % len(self.encoders)] for view in range(len(inputs))]
+        # Views that share an encoder have dropout masks of their own.
+        view_keys = [
+            rng_keys + (view if len(self.encoders) == 1 else 0) for view in range(len(inputs))
         ]
+        given = [*zip(inputs, view_keys, strict=True)]
+        nodes: list[Tensor] = []
+        if self._reads_nodes:
+            nodes = by_stream([*map(node_features, encoders)], sizes, given, present)
+            hidden = [x.sum(1) for x in nodes]
+        else:
+            hidden = by_stream(encoders, sizes, given, present)
+        projections: list[Tensor] = []
+        if len(self.projectors):
+            projectors = [
+                self.projectors[view % len(self.projectors)] for view in range(len(hidden))
+            ]
+            projections = by_stream(projectors, sizes, [(h,) for h in hidden], present)
         if present is not None:
             share = present[:, : self.classified].sum(1, keepdim=True).clamp(min=1)
             hidden = [h * (min(self.classified, len(inputs)) / share) for h in hidden]
@@ -326,24 +328,41 @@ def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
 
 
 def by_stream(
-    module: Callable[..., Tensor],
+    modules: Sequence[Callable[..., Tensor]],
     sizes: Sequence[int],
-    *rows: Tensor,
+    inputs: Sequence[Sequence[Tensor]],
     present: Tensor | None = None,
-) -> Tensor:
-    """Calls a module on the rows of one stream at a time, and puts the results together.
-
-    With `present` [rows] it sees those rows alone; of the others the result is zeros.
+) -> list[Tensor]:
+    """Calls a module a view on the rows of one stream at a time, and puts each view's together.
 
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in
     HeroCon's code (on Scene, statistics of both together cost more than ten points of F1).
+
+    Args:
+        modules: one a view; they may be the same.
+        sizes: how many rows each stream has, in order.
+        inputs: of each view what its module takes, tensors [rows, ...].
+        present: which views each row has, [rows, views]; a module sees those rows alone, and of the
+            others the result is zeros. None: all of them.
     """
-    if present is not None:
-        at = present.nonzero()[:, 0]
-        counts = [int(part.sum()) for part in torch.split(present, list(sizes))]
-        found = by_stream(module, counts, *(x[at] for x in rows))
-        return found.new_zeros(len(present), *found.shape[1:]).index_copy(0, at, found)
-    return torch.cat([*map(module, *(torch.split(x, list(sizes)) for x in rows))])
+    calls, places = [], []
+    for view, (module, given) in enumerate(zip(modules, inputs, strict=True)):
+        counts, at = list(sizes), None
+        if present is not None:
+            at = present[:, view].nonzero()[:, 0]
+            counts = [int(part.sum()) for part in torch.split(present[:, view], counts)]
+            given = [x[at] for x in given]
+        calls += [
+            partial(module, *rows)
+            for rows in zip(*(torch.split(x, counts) for x in given), strict=True)
+        ]
+        places.append(at)
+    found = side_by_side(calls)
+    joined = [torch.cat(found[i : i + len(sizes)]) for i in range(0, len(found), len(sizes))]
+    return [
+        x if at is None else x.new_zeros(len(inputs[0][0]), *x.shape[1:]).index_copy(0, at, x)
+        for x, at in zip(joined, places, strict=True)
+    ]
 
 
 def head(config: Model, width: int) -> list[nn.Module]:

@@ -38,8 +38,8 @@ class SecondNetwork(nn.ModuleList):
         """
         encoder, classifier = self
         assert encoded.classifier is not None and encoded.logits is not None
-        pairs = zip(encoded.inputs, encoded.view_keys, strict=True)
-        hidden = [by_stream(encoder, encoded.sizes, x, rng_keys) for x, rng_keys in pairs]
+        given = [*zip(encoded.inputs, encoded.view_keys, strict=True)]
+        hidden = by_stream([encoder] * len(given), encoded.sizes, given)
         first = [encoded.logits, *map(encoded.classifier, encoded.hidden[1:])]
         second = [*map(classifier, hidden)]
         return {"networks": [*first, *second], "logits": [(first[0] + second[0]) / 2]}

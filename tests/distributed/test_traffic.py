@@ -24,15 +24,22 @@ def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heter
     return objective, Heterogeneous(config, SHAPES, 5, objective.terms)
 
 
-def test_batch_norms_that_a_step_meets_at() -> None:
-    """Of each view two convolutions of each part, then of each view the projector of each part."""
+def test_meetings_of_batch_norm() -> None:
+    """Two convolutions, then the projector; at each, both parts of both views at once."""
     _, model = built({"nt_xent": {}})
-    assert norms(model, SHAPES, [3, 2], 5) == [4, 6, 4, 6] * 2 + [8, 8] * 2
-    assert norms(model, SHAPES, [3], 5) == [4, 6] * 2 + [8] * 2
+    assert norms(model, SHAPES, [3, 2], 5) == [[4] * 4, [6] * 4, [8] * 4]
+    assert norms(model, SHAPES, [3], 5) == [[4] * 2, [6] * 2, [8] * 2]
     _, shared = built({"nt_xent": {}}, shared_encoder=True, shared_projector=True)
-    assert norms(shared, SHAPES, [3], 5) == [4, 6] * 2 + [8] * 2  # passed once a view all the same
+    assert norms(shared, SHAPES, [3], 5) == [[4] * 2, [6] * 2, [8] * 2]  # passed once a view
     _, bare = built({"nt_xent": {}}, projector="mlp")
-    assert norms(bare, SHAPES, [3], 5) == [4, 6] * 2
+    assert norms(bare, SHAPES, [3], 5) == [[4] * 2, [6] * 2]
+    bare.encoders[0].eval()  # frozen
+    assert norms(bare, SHAPES, [3, 2], 5) == [[4] * 2, [6] * 2]
+    encoders = {"other": {"kind": "cnn", "channels": [3, 5, 7]}}
+    config = Model.model_validate({"encoder": Cnn(channels=[4, 6]), "encoders": encoders})
+    terms = Terms.model_validate({"bce": {}}).terms()
+    unlike = Heterogeneous(config, SHAPES, 5, terms, ["one", "other"])
+    assert norms(unlike, SHAPES, [3], 5) == [[4, 3], [6, 5], [7]]
 
 
 def test_one_process_exchanges_nothing() -> None:
@@ -51,11 +58,11 @@ def test_what_terms_need_is_what_is_gathered() -> None:
         ("gathered", "weights"): (4 * 7 * 2 * 8, 2),
         ("gathered", "hidden"): (4 * 3 * 12, 1),
         ("gathered", "labels"): (4 * 3 * 5, 1),
-        ("gathered", "moments"): (4 * sum(2 * n + 1 for n in channels), 12),
+        ("gathered", "moments"): (4 * sum(2 * n + 1 for n in channels), 3),
         ("scattered", "projections"): (4 * 7 * 2 * 8, 2),
         ("scattered", "weights"): (4 * 7 * 2 * 8, 2),
         ("scattered", "hidden"): (4 * 3 * 12, 1),
-        ("statistics", "sums"): (4 * 2 * sum(channels), 12),
+        ("statistics", "sums"): (4 * 2 * sum(channels), 3),
         ("gradients", "gradients"): (4 * weights, 1),
     }
     inputs, inputs_model = built({"input_weighted_unsupervised": {}})
