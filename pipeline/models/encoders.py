@@ -52,8 +52,8 @@ class Encoder(nn.Module):
 class PooledResNet(nn.Module):
     """A `transformers.ResNetModel`, whose weights it holds as `network`, as a layer.
 
-    He et al. 2016; the first convolution is 3 x 3 and no max-pool follows, as H-SCL and others
-    have it for images of 32 x 32.
+    He et al. 2016, with the stride of a bottleneck in its 3 x 3 convolution. The first convolution
+    of a small stem is 3 x 3 and no max-pool follows, as H-SCL and others have it for 32 x 32.
     """
 
     def __init__(self, config: Resnet, channels: int) -> None:
@@ -72,6 +72,8 @@ class PooledResNet(nn.Module):
                 layer_type=config.layer,
             )
         )
+        if config.stem == "standard":
+            return
         first = nn.Conv2d(channels, stem, 3, config.stem_stride, padding=1, bias=False)
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
         self.network.embedder.embedder.convolution = first

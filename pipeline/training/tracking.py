@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # results are read without torch and accelerate
 START = "run.json"
 FACTS = (  # what of a result is no score
     *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
-    *("peak_memory_bytes", "strategy", "precision", "contrast", "version", "fingerprint"),
+    *("peak_memory_bytes", "strategy", "precision", "mfu", "contrast", "version", "fingerprint"),
 )
 
 
