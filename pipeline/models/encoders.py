@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
 from heron.pipeline.config.networks import Gin, Network
-from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
 from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network
 
@@ -30,7 +31,8 @@ class RowDropout(nn.Module):
         """Drop units of [rows, units] by the rows' keys; evaluation drops none."""
         if not self.training:
             return x
-        kept = uniforms(keys, self.salt, x.shape[1]) >= self.p
+        draw = opaque_uniforms if torch.compiler.is_compiling() else uniforms
+        kept = draw(keys, self.salt, x.shape[1]) >= self.p
         return x * kept / (1 - self.p)
 
 
