@@ -117,7 +117,8 @@ def is_done(config: Config) -> bool:
     if not (folder / "config.yaml").exists():
         return False
     kept = load_run_config(folder / "config.yaml")
-    if kept.model_copy(update={"run": config.run}) != config:
+    asked = config.in_precision(kept.train.precision)
+    if kept.model_copy(update={"run": config.run}) != asked:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"
         )

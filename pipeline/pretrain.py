@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from heron import __version__
-from heron.pipeline.config.errors import LOST, STOPPED, CheckpointError, ConfigError, Lost, Stopped
+from heron.pipeline.config.errors import (
+    LOST,
+    STOPPED,
+    CheckpointError,
+    ConfigError,
+    Lost,
+    Stopped,
+    TrainingError,
+)
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.config.shipped import find_config
 from heron.pipeline.data.batches import Batch, batches
@@ -30,10 +38,11 @@ from heron.pipeline.data.plan import shares
 from heron.pipeline.data.streams import build_data
 from heron.pipeline.data.views import Views
 from heron.pipeline.data.webdataset import open_data, share_of
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, globalise
-from heron.pipeline.distributed.launch import end, fail, prepare, start_processes
+from heron.pipeline.distributed.launch import end, fail, prepare, settle, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.evaluation import baselines, collapse
@@ -74,12 +83,18 @@ def pretrain(config: Config) -> dict[str, Any]:
         Stopped: a signal came, and the state is saved.
         Lost: another process is gone.
     """
+    config = settle(config)
     watchdog = Watchdog(config.train.timeout_s)
     run_lock = RunLock(Path(config.run.dir))
-    with StopSignals(config.data.workers > 0) as signals, watchdog, run_lock:
+    with StopSignals(readers(config.data) > 0) as signals, watchdog, run_lock:
         try:
             return train(config, watchdog, signals, run_lock)
         except RuntimeError as error:
+            if "deterministic implementation" in str(error):
+                raise TrainingError(
+                    f"train.deterministic is true, and a kernel has no numbers that repeat: {error}"
+                    "; expected another encoder, or train.deterministic: false"
+                ) from error
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
             raise Lost(f"{watchdog.autopsy()}; {error}") from error
@@ -175,6 +190,7 @@ class Trainer:
         # The arithmetic of graphs depends on the rows: it is not counted.
         counted = all(len(shape) != 4 for shape in shapes)
         precision = config.train.precision
+        assert precision != "auto"  # see `settle`
         self.peak = throughput.peak_flops(self.device, precision) if counted else None
         most = max(self.sizes.rows)
         self.flops = throughput.model_flops(model, shapes, most) if self.peak else 0
@@ -226,7 +242,7 @@ class Trainer:
         """Takes every step that is left, and scores the last weights."""
         rank, pin = self.accelerator.process_index, self.device.type == "cuda"
         mine = share_of(self.streams, self.config, rank, self.world, self.done)
-        source = batches(mine, self.done, self.steps, self.config.data.workers, pin=pin)
+        source = batches(mine, self.done, self.steps, readers(self.config.data), pin=pin)
         earlier = self._clear_folder() if self.main else None
         log = RunLog(self.folder, self.done, self.steps, self.main, self.trackers)
         with log as self.log, closing(source), self.miner or nullcontext():
@@ -334,6 +350,9 @@ class Trainer:
                 config, self.evaluator, self.streams.roles, scores, self._train_other
             )
         memory = throughput.peak_memory(self.device)
+        used = {}
+        if self.peak and self.steps:
+            used["mfu"] = throughput.mfu(self.flops * self.steps, self.train_seconds, self.peak)
         result: dict[str, Any] = {
             **scores,
             "steps": self.steps,
@@ -346,6 +365,7 @@ class Trainer:
             "peak_memory_bytes": memory if self.done < self.steps else None,
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,
+            **used,
             "contrast": fused.describe(self.device),
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data),

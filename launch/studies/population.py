@@ -148,7 +148,8 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
     donor, run = load_run_config(source / "config.yaml"), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED
     model = (source / "model.json").read_text()
-    texts = {"config.yaml": dump_config(config), "model.json": model}
+    own = dump_config(config.in_precision(donor.train.precision))
+    texts = {"config.yaml": own, "model.json": model}
     name = Path(donor.run.dir).name
     line = {"step": snapshot.position.step, "from": name, "values": dict(values)}
     with RunLock(run) as run_lock:

@@ -155,7 +155,9 @@ class Data(Section):
         canonical_streams: streams that a batch is drawn from, whatever the number of processes;
             null: the most, up to 64, that divide the batch.
         window_rows: rows that are shuffled together.
-        workers: processes that read beside each training process; 0: it reads itself.
+        workers: processes that read beside each training process; 0: it reads itself. auto: for
+            pictures beside a GPU the cores that a training process has to itself but one, 16 at
+            most, and beside a CPU a quarter of them; for what needs no decoding 1 and 0.
         verify: whether every shard's checksum is compared before the first step, once a file.
         draft: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if that enlarges no view.
         decode_size: side of the square that pictures of several sizes are decoded to; null: of one.
@@ -179,7 +181,7 @@ class Data(Section):
     epoch: Literal["labelled", "unlabelled"] = "unlabelled"
     canonical_streams: Natural | None = None
     window_rows: Natural = 16384
-    workers: Count = 0
+    workers: Count | Literal["auto"] = 0
     verify: bool = True
     draft: bool = True
     decode_size: Natural | None = None

@@ -21,7 +21,7 @@ from heron.pipeline.config.sections import (
     read_tree,
 )
 from heron.pipeline.config.terms import Terms
-from heron.pipeline.config.training import Evaluate, Negatives, Optim, Train
+from heron.pipeline.config.training import Evaluate, Negatives, Optim, Precision, Train
 from heron.shards.artefact import Count
 from heron.shards.dotted import suggest
 
@@ -93,6 +93,13 @@ class Config(Section):
                 "for validation, whose rows it is fitted on, or a number such as 0.4"
             )
         return self
+
+    def in_precision(self, precision: Precision) -> "Config":
+        """Returns the experiment with a precision in the stead of `auto`."""
+        if self.train.precision != "auto":
+            return self
+        train = self.train.model_copy(update={"precision": precision})
+        return self.model_copy(update={"train": train})
 
     @field_validator("tracking")
     @classmethod

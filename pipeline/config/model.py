@@ -116,20 +116,23 @@ class Vgg(Connected):
 
 
 class Resnet(Section):
-    """A ResNet for small images: 3 x 3 first convolution, no max-pool; default ResNet-18.
+    """A ResNet, by default ResNet-18 for small images.
 
     Attributes:
         kind: of the encoder.
         widths: channels out of each stage.
         depths: residual layers of each stage.
         layer: of two 3 x 3 convolutions, or a bottleneck of three.
-        stem_stride: of the first convolution; 2 halves the picture at once.
+        stem: `small` is a 3 x 3 convolution, for pictures of 32 x 32; `standard` is the 7 x 7
+            convolution of stride 2 and the max-pool of He et al. 2016, for 224 x 224.
+        stem_stride: of the first convolution of a small stem; 2 halves the picture at once.
     """
 
     kind: Literal["resnet"] = "resnet"
     widths: Sizes = [64, 128, 256, 512]
     depths: Sizes = [2, 2, 2, 2]
     layer: Literal["basic", "bottleneck"] = "basic"
+    stem: Literal["small", "standard"] = "small"
     stem_stride: Literal[1, 2] = 1
 
     @model_validator(mode="after")

@@ -69,7 +69,7 @@ class Negatives(Section):
     gpu: bool = False
 
 
-Precision = Literal["fp32", "bf16", "fp64"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
 class Train(Section):
@@ -82,8 +82,12 @@ class Train(Section):
         steps: steps at which a run ends at the latest; null: at the end of its epochs.
         micro_batch: most rows of a process that are embedded with a graph at a time; the gradient
             stays that of the whole batch. null: all.
-        precision: bf16 computes the model by autocast; fp64 has parameters, inputs and losses in
-            float64, which shows exactness.
+        precision: bf16 computes the model by autocast; tf32 is fp32 whose convolutions round their
+            factors to 11 bits, where a GPU can; fp64 has parameters, inputs and losses in float64,
+            which shows exactness. auto: bf16 on a GPU that has it, tf32 on another, fp32 on CPUs;
+            the run says which, and its config.yaml has that.
+        deterministic: whether only kernels are used whose numbers repeat; one that has none such
+            is refused. On CPUs numbers repeat anyway.
         measure_every_steps: steps between two measurements of collapse.
         evaluate_every_epochs: epochs between two evaluations; null: one at the end.
         save_every_epochs: epochs between two checkpoints; null: one at the end, or when a signal
@@ -97,7 +101,8 @@ class Train(Section):
     epochs: Natural = 1
     steps: Natural | None = None
     micro_batch: Natural | None = None
-    precision: Precision = "fp32"
+    precision: Precision = "auto"
+    deterministic: bool = False
     measure_every_steps: Natural = 100
     evaluate_every_epochs: Natural | None = None
     save_every_epochs: Natural | None = None

@@ -44,6 +44,23 @@ def uniforms(
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
+@torch.library.custom_op(
+    "heron::uniforms", mutates_args=(), schema="(Tensor a, int b, int c) -> Tensor"
+)
+def opaque_uniforms(rng_keys: Tensor, salt: int, count: int) -> Tensor:
+    """Returns `uniforms`, as one operation that a compiler leaves as it is.
+
+    What inductor makes of it for CPUs (torch 2.13) gives other numbers where a width is no multiple
+    of its vectors': whole numbers of 64 bits are multiplied.
+    """
+    return uniforms(rng_keys, salt, count)
+
+
+@opaque_uniforms.register_fake
+def _(rng_keys: Tensor, salt: int, count: int) -> Tensor:
+    return rng_keys.new_empty(len(rng_keys), count, dtype=torch.float32)
+
+
 def normals(rng_keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
     """Returns standard normal numbers (Box and Muller 1958); see `uniforms`.
 

@@ -28,6 +28,7 @@ from heron.pipeline.data.reader import OPEN, Reader
 from heron.pipeline.data.rows import ShardRows
 from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.texts import text_decoder
+from heron.pipeline.data.workers import readers
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
@@ -235,7 +236,7 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
         )
     if total <= limit:
         return OPEN
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (data.workers + 1)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (readers(data) + 1)
     return max(1, min(OPEN, limit // (2 * processes * largest)))
 
 

@@ -19,6 +19,7 @@ from heron.pipeline.data.endless import EndlessStreams, Sample, open_endless
 from heron.pipeline.data.plan import share
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.streams import Streams, open_streams
+from heron.pipeline.data.workers import readers
 from heron.shards.errors import ShardError
 
 MOST_BAD = 1000  # faults with no sample between them: then there is none to come
@@ -61,12 +62,13 @@ class EndlessBatches:
         self.start, self.on_error = start, config.data.on_error
         self.most = config.data.max_bad_fraction
         self.drawn = [s for s in (streams.labelled, streams.unlabelled) if s is not None]
-        readers = world * max(1, config.data.workers)
+        workers = readers(config.data)
+        needed = world * max(1, workers)
         for stream in self.drawn:
-            if not streams.config.resampled and len(stream.tars) < readers:
+            if not streams.config.resampled and len(stream.tars) < needed:
                 raise ConfigError(
-                    f"data.webdataset.{stream.name} has {len(stream.tars)} tars for {readers} "
-                    f"reading processes ({world} with {config.data.workers} workers each); "
+                    f"data.webdataset.{stream.name} has {len(stream.tars)} tars for {needed} "
+                    f"reading processes ({world} with {workers} workers each); "
                     "expected one for each at least; set data.webdataset.resampled, or fewer "
                     "workers"
                 )

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.training import Precision
+from heron.pipeline.data.workers import cores
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.agreement import agree, meeting, run_facts
 from heron.pipeline.distributed.strategy import Strategy
@@ -19,6 +21,16 @@ from heron.pipeline.distributed.watchdog import leave
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
+
+
+def settle(config: Config) -> Config:
+    """Returns an experiment with the precision that `auto` stands for on this machine."""
+    if config.train.precision != "auto":
+        return config
+    precision: Precision = "fp32"
+    if torch.cuda.is_available():
+        precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "tf32"
+    return config.in_precision(precision)
 
 
 def start_processes(config: Config, stop: Callable[[], object] = lambda: False) -> Accelerator:
@@ -46,7 +58,11 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
             "expected as many processes as GPUs; where a scheduler shows each process one GPU, "
             "have it show all (SLURM: --gpus-per-node instead of --gpus-per-task)"
         )
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32; bf16 is for speed
+    torch.backends.cudnn.allow_tf32 = config.train.precision == "tf32"  # else float32 is float32
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(config.train.deterministic)
+    torch.backends.cudnn.deterministic = config.train.deterministic
     # The watchdog ends a job that hangs; a collective waits as long as a process may work alone.
     backend = "gloo" if deepspeed and not gpu else None
     group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))
@@ -76,9 +92,7 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
         )
     agree(run_facts(config), config.train.timeout_s, stop)
     if accelerator.device.type == "cpu":
-        here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(config.train.cpu_threads or max(1, (cores or 1) // here))
+        torch.set_num_threads(config.train.cpu_threads or cores())
     return accelerator
 
 

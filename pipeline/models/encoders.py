@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
 from heron.pipeline.config.networks import Gin, Network
-from heron.pipeline.data.random_keys import uniforms
+from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
 from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network
 
@@ -30,7 +31,8 @@ class RowDropout(nn.Module):
         """Drop units of [rows, units] by the rows' keys; evaluation drops none."""
         if not self.training:
             return x
-        kept = uniforms(keys, self.salt, x.shape[1]) >= self.p
+        draw = opaque_uniforms if torch.compiler.is_compiling() else uniforms
+        kept = draw(keys, self.salt, x.shape[1]) >= self.p
         return x * kept / (1 - self.p)
 
 
@@ -52,8 +54,8 @@ class Encoder(nn.Module):
 class PooledResNet(nn.Module):
     """A `transformers.ResNetModel`, whose weights it holds as `network`, as a layer.
 
-    He et al. 2016; the first convolution is 3 x 3 and no max-pool follows, as H-SCL and others
-    have it for images of 32 x 32.
+    He et al. 2016, with the stride of a bottleneck in its 3 x 3 convolution. The first convolution
+    of a small stem is 3 x 3 and no max-pool follows, as H-SCL and others have it for 32 x 32.
     """
 
     def __init__(self, config: Resnet, channels: int) -> None:
@@ -72,6 +74,8 @@ class PooledResNet(nn.Module):
                 layer_type=config.layer,
             )
         )
+        if config.stem == "standard":
+            return
         first = nn.Conv2d(channels, stem, 3, config.stem_stride, padding=1, bias=False)
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
         self.network.embedder.embedder.convolution = first

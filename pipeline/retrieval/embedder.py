@@ -15,6 +15,7 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import VIEW, batches
 from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -146,7 +147,7 @@ class Embedder:
         source = _PartBatches(self.model, work, size)
         device = self.model.views.device
         pin = device.type == "cuda"
-        read = batches(source, 0, len(work), self.config.data.workers, pin)
+        read = batches(source, 0, len(work), readers(self.config.data), pin)
         writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as writer, closing(read):
             for number in missing:

@@ -3,6 +3,7 @@
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import Streams
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective
@@ -25,7 +26,7 @@ def preamble(
         f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
         + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
-        f"{strategy.describe()}, {config.train.precision}",
+        ", ".join([strategy.describe(), config.train.precision, *_beside(config)]),
     ]
     if objective.supervised and streams.unlabelled:
         spared = (
@@ -36,3 +37,13 @@ def preamble(
             spared += "; an epoch is then one of labelled rows"
         lines.append(spared)
     return "\n".join(lines)
+
+
+def _beside(config: Config) -> list[str]:
+    """Returns what else a step is computed and fed with, where it is not the plainest."""
+    said, workers = [], readers(config.data)
+    if config.train.deterministic:
+        said.append("deterministic kernels")
+    if workers:
+        said.append(f"{workers} reading process{'es' if workers > 1 else ''} each")
+    return said

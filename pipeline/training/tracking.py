@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import to_json
 from tqdm import tqdm
 
 from heron import __version__
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # results are read without torch and accelerate
 START = "run.json"
 FACTS = (  # what of a result is no score
     *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
-    *("peak_memory_bytes", "strategy", "precision", "contrast", "version", "fingerprint"),
+    *("peak_memory_bytes", "strategy", "precision", "mfu", "contrast", "version", "fingerprint"),
 )
 
 
@@ -136,11 +137,8 @@ def _commit() -> str | None:
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes result.json, all or nothing of it; a score that is not a number becomes null."""
-    clean = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()
-    }
     with atomic_write(folder / "result.json") as stream:
-        stream.write(json.dumps(clean, indent=1).encode() + b"\n")
+        stream.write(to_json(result, indent=1, inf_nan_mode="null") + b"\n")
 
 
 class Metrics(BaseModel):

@@ -1,14 +1,24 @@
 """Counted operations by hand, and which names the table knows."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Cnn, Linear, Model
+from heron.pipeline.config.model import Cnn, Linear, Model, Resnet
+from heron.pipeline.config.networks import Transformer
+from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.deepmtmv import Deepmtmv
 from heron.pipeline.training.throughput import mfu, model_flops, peak_flops, step_flops
+
+RESNET50: dict[str, Any] = {
+    "widths": [256, 512, 1024, 2048],
+    "depths": [3, 4, 6, 3],
+    "layer": "bottleneck",
+}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -99,3 +109,20 @@ def test_a_models_operations_are_those_of_its_products() -> None:
     assert model_flops(model, [[7], [9]], 11) == 3 * forward
     pictures = Heterogeneous(Model(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, {"bce": Bce()})
     assert model_flops(pictures, [[8, 6, 3]], 11) == 3 * 2 * 11 * (4 * 3 * 3 * 9 * 4 + 4 * 3)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "published"),
+    [
+        (Resnet(**RESNET50, stem="standard"), 4.1),  # He et al. 2016, Table 1, and torchvision
+        (Resnet(**RESNET50, stem_stride=2), 15.9),  # 3.9 times that: what `small` costs at 224
+        (Transformer(config={"model_type": "vit"}), 17.6),  # ViT-B/16, torchvision
+    ],
+)
+def test_published_encoders_cost_what_is_published(encoder: Any, published: float) -> None:
+    """In GFLOP of a picture of 224 x 224, which the literature counts a product and a sum as one."""
+    built, _ = build_encoder(encoder, [224, 224, 3], salt=0)
+    picture = torch.empty(1, 3, 224, 224, device="meta")
+    keys = torch.empty(1, dtype=torch.int64, device="meta")
+    module = built.to("meta").eval()
+    assert step_flops(lambda: module(picture, keys)) / 3 / 2e9 == pytest.approx(published, abs=0.05)
