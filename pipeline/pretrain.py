@@ -48,7 +48,7 @@ from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous, each
 from heron.pipeline.models.networks import described
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
@@ -64,7 +64,7 @@ from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
-from heron.pipeline.training.values import refuse_nonfinite, total
+from heron.pipeline.training.values import Told, refuse_nonfinite
 from heron.shards.errors import HeronError
 
 EXPECTED = (HeronError, OSError)
@@ -134,6 +134,8 @@ class Trainer:
         self.device = self.accelerator.device
         watchdog.start()
         self.trackers = Trackers(config, watchdog)
+        self.stop = False  # whether a signal has come to any process
+        self.unread: tuple[int, Told, dict[str, float], Features, dict[int, str]] | None = None
         torch.manual_seed(config.seed)
 
     def open_data(self) -> None:
@@ -255,15 +257,13 @@ class Trainer:
                 self.evaluate(self.done)  # the run that was cut short may not have come to it
             self.train_seconds = log.earlier_s
             for t in range(self.done, self.steps):
-                self.after(t, *self.step(t, source))
+                self.step(t, source)
+                self.after(t + 1)
             self._score()
         self.skipped.refuse()  # rows of the test set, with which the scores may not count
 
-    def step(self, t: int, source: Iterator[Batch]) -> tuple[dict[str, float], bool]:
-        """Reads, embeds, gathers, compares, descends.
-
-        Returns the values of the step, and whether a signal has come to any process.
-        """
+    def step(self, t: int, source: Iterator[Batch]) -> None:
+        """Reads, embeds, gathers, compares, descends; its numbers are read a step later."""
         config, strategy, objective = self.config, self.strategy, self.objective
         self.watchdog.beat(t)
         clock = time.perf_counter()
@@ -277,24 +277,21 @@ class Trainer:
         if self.normed:
             grad_cache.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
+        self.read()  # while a GPU is busy with these
         epoch = t / self.per_epoch
         whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
         loss, terms = objective(whole)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
-        values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
-        if values.pop("skipped"):
-            self._tell_skipped(collectives.gather_objects(batch.lost))
-        stop = values.pop("signals") > 0
-        refuse_nonfinite(values, t, self.saved, features)
+        told = Told(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
         backward(loss)
-        values["gradient_norm"] = strategy.gradient_norm()
-        refuse_nonfinite(values, t, self.saved, features)
+        told.close(gradient_norm=strategy.gradient_norm())
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         strategy.step(rate)
         after = StepEnd(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
         self.log.say(*objective.update(after))
         seconds = time.perf_counter() - clock
         self.train_seconds += seconds
+        values = dict[str, float]()
         if (share := throughput.mfu(self.flops, seconds, self.peak)) is not None:
             values["mfu"] = share
         often = config.train.measure_every_steps
@@ -303,21 +300,35 @@ class Trainer:
             values |= collapse.measure(z, whole.present)
         values |= {"lr": rate, "samples_per_s": sum(self.sizes.rows) / seconds}
         values |= {"data_wait_s": waited, "seconds": seconds}
-        return values, stop
+        self.unread = t, told, values, each(features, Tensor.detach), batch.lost
 
-    def after(self, t: int, values: dict[str, float], stop: bool) -> None:
-        """Records step t, and mines, saves and evaluates where that is due."""
-        config, log, now = self.config.train, self.log, t + 1
+    def read(self) -> None:
+        """Reads and records the numbers of the last step; stops where one is not finite."""
+        if self.unread is None:
+            return
+        (t, told, values, features, lost), self.unread = self.unread, None
+        found = told.read()
+        if found.pop("skipped"):
+            self._tell_skipped(collectives.gather_objects(lost))
+        self.stop |= found.pop("signals") > 0
+        refuse_nonfinite(found, t, self.saved, features)
         if "uniformity" in values and (reason := collapse.collapsed(values)):
-            log.say(f"step {t}: the embeddings have collapsed: {reason}")
-        log.step({"step": t, "epoch": t // self.per_epoch, **values})
+            self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
+        self.log.step({"step": t, "epoch": t // self.per_epoch, **found, **values})
+
+    def after(self, now: int) -> None:
+        """Mines, saves and evaluates where that is due after so many steps."""
+        config, mines = self.config.train, self.config.negatives.every_steps
+        every = config.save_every_steps
+        saves = now == self.steps or self._due(now, config.save_every_epochs)
+        saves |= every is not None and now % every == 0
+        if saves or self.stop or self._evaluates(now) or (self.miner and now % mines == 0):
+            self.read()  # or weights that a NaN has reached would be used
         if self.miner:
             self.miner.refresh(self.model, now)
-        every = config.save_every_steps
-        ends = now == self.steps or self._due(now, config.save_every_epochs)
-        if stop or ends or (every is not None and now % every == 0):
+        if self.stop or saves:
             self.save(now)
-        if stop and now < self.steps:
+        if self.stop and now < self.steps:
             raise Stopped(f"a signal came; step {now} of {self.steps} is saved in {self.saved}")
         if self._evaluates(now):
             self.evaluate(now)

@@ -7,7 +7,7 @@ gradients is that of one process with the whole batch; DistributedDataParallel t
 so the loss is multiplied by the number of processes before it goes back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,20 @@ def sum_over_processes(x: Tensor) -> Tensor:
     x = x.clone()
     dist.all_reduce(x)
     return x
+
+
+def begin_sum(x: Tensor) -> Callable[[], Tensor]:
+    """Begin `sum_over_processes` of a tensor; what is returned waits for it."""
+    if world_size() == 1:
+        return lambda: x
+    x = x.clone()
+    work = dist.all_reduce(x, async_op=True)
+
+    def end() -> Tensor:
+        work.wait()
+        return x
+
+    return end
 
 
 def stack(x: Tensor) -> Tensor:

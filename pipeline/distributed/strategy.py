@@ -64,10 +64,10 @@ class Strategy:
         """
         (value * world_size()).backward()  # type: ignore[no-untyped-call]
 
-    def gradient_norm(self) -> float:
+    def gradient_norm(self) -> Tensor | float:
         """Length of the gradient over all parameters; not finite if one of them is not."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients))
+        return nn.utils.get_total_norm(gradients)
 
     def step(self, rate: float) -> None:
         """Move the parameters at a learning rate, and clear the gradient."""

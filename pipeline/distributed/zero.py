@@ -92,7 +92,7 @@ class Zero(Strategy):
         """See `Strategy.backward`."""
         self._engine.backward(value * world_size())
 
-    def gradient_norm(self) -> float:
+    def gradient_norm(self) -> Tensor | float:
         """From the parts, before the step: DeepSpeed tells it after."""
         if not self.stage:
             return super().gradient_norm()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed import collectives
@@ -14,18 +15,39 @@ from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
 
-def total(scalars: Mapping[str, Any], device: torch.device) -> dict[str, float]:
-    """Returns the sums over processes of some scalars, tensors or numbers: one exchange."""
-    stacked = torch.stack(
-        [torch.as_tensor(x, device=device).detach().double() for x in scalars.values()]
-    )
-    return dict(zip(scalars, collectives.sum_over_processes(stacked).tolist(), strict=True))
+class Told:
+    """Numbers of a step on their way from the device; nothing waits for them before `read`."""
+
+    def __init__(self, scalars: Mapping[str, Any], device: torch.device) -> None:
+        """Begins the sums over processes of some scalars, tensors or numbers: one exchange."""
+        self.names, self.device = list(scalars), device
+        self._sums = collectives.begin_sum(self._stack(scalars))
+
+    def close(self, **own: Any) -> None:
+        """Adds numbers that all processes have alike, and begins the copy of all to the host."""
+        self.names += own
+        self._numbers = torch.cat([self._sums(), self._stack(own)])
+        if self.device.type == "cuda":
+            numbers, self._copied = self._numbers, torch.cuda.Event()
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._copied.record()
+
+    def read(self) -> dict[str, float]:
+        """Returns the numbers by name, when they have come."""
+        if self.device.type == "cuda":
+            self._copied.synchronize()
+        return dict(zip(self.names, self._numbers.tolist(), strict=True))
+
+    def _stack(self, scalars: Mapping[str, Any]) -> Tensor:
+        numbers = [torch.as_tensor(x, device=self.device) for x in scalars.values()]
+        return torch.stack([x.detach().double() for x in numbers])
 
 
 def refuse_nonfinite(
     values: Mapping[str, float], step: int, saved: Path, features: Features
 ) -> None:
-    """Stops before a NaN reaches the weights; all processes see the same values."""
+    """Stops before what is not finite is saved; all processes see the same values."""
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
         named = [name for name in wrong if name != "loss"] or ["loss"]
@@ -33,7 +55,7 @@ def refuse_nonfinite(
         where = nonfinite(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
-            f"{'; '.join(where)}; the weights were not touched; last checkpoint: "
+            f"{'; '.join(where)}; nothing later was saved; last checkpoint: "
             f"{checkpoints[-1] if checkpoints else 'none'}; lower optim.lr or raise tau, "
             "and check the data with `heron shards verify`"
         )

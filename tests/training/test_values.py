@@ -1,4 +1,4 @@
-"""What is not finite, or refused by a term, stops a run before it reaches the weights, by name."""
+"""What is not finite, or refused by a term, stops a run before it is saved, by name."""
 
 import math
 from pathlib import Path
@@ -13,6 +13,7 @@ from heron.pipeline.distributed import collectives
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.tracking import read_metrics
 from heron.pipeline.training.values import refuse_nonfinite
 from tests import ranks
@@ -30,10 +31,29 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     monkeypatch.setattr(Bce, "loss", broken)
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     config = frames(tmp_path, objective=terms)
-    with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan; .* last checkpoint: none"):
+    with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan, .* last checkpoint: none"):
         pretrain(config)
     done = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in row]
     assert len(done) == 2  # what was done before is kept
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_step_with_a_nan_is_not_saved(
+    last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are read a step later, and yet before a checkpoint, also that of the end."""
+    real, calls = Bce.loss, iter(range(9))
+
+    def broken(*args: Any) -> Tensor:
+        return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(Bce, "loss", broken)
+    length = {"steps": 3} if last else {"steps": 9, "save_every_steps": 1}
+    terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
+    with pytest.raises(TrainingError, match="step 2: loss/bce is nan.*; nothing later was saved"):
+        pretrain(frames(tmp_path, objective=terms, train=length))
+    kept = [path.name for path in complete(tmp_path / "run/checkpoints")]
+    assert kept == ([] if last else ["step-00000001", "step-00000002"])
 
 
 def test_a_term_that_refuses_its_input_is_named(tmp_path: Path) -> None:
