@@ -50,6 +50,7 @@ from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous, each
 from heron.pipeline.models.networks import described
+from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
@@ -70,6 +71,7 @@ from heron.shards.errors import HeronError
 EXPECTED = (HeronError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
 DEFAULT = "faces"
+COMPILER = "inductor"  # behind torch.compile
 
 
 def pretrain(config: Config) -> dict[str, Any]:
@@ -207,6 +209,13 @@ class Trainer:
         self.micro_batches = grad_cache.count(micro_batch, self.sizes, self.normed)
         for module in (model, *self.objective.memories.values()):
             synchronise(module)
+        if config.train.activation_checkpointing:
+            for encoder in model.encoders:
+                recompute_blocks(encoder)
+        if config.train.compile:
+            self._refuse_shapes()
+            model.compile_encoders(COMPILER)
+            self.views.compile(COMPILER)
         self.model = model
 
     def resume(self) -> None:
@@ -415,6 +424,16 @@ class Trainer:
     def _train_other(self, other: Config) -> dict[str, Any]:
         with RunLock(Path(other.run.dir)) as run_lock:
             return train(other, self.watchdog, self.signals, run_lock)
+
+    def _refuse_shapes(self) -> None:
+        """Refuses to compile what has other shapes at every step."""
+        graphs = any(len(shape) == 4 for shape in self.views.shapes)
+        if graphs or self.streams.missing:
+            what = "a view holds graphs" if graphs else "rows lack views"
+            raise ConfigError(
+                f"train.compile is true, and {what}, so that every step would be compiled anew; "
+                "expected false"
+            )
 
     def _clear_folder(self) -> Path | None:
         """Sets an earlier run's files aside, and says where its checkpoints went."""

@@ -86,6 +86,10 @@ class Train(Section):
             factors to 11 bits, where a GPU can; fp64 has parameters, inputs and losses in float64,
             which shows exactness. auto: bf16 on a GPU that has it, tf32 on another, fp32 on CPUs;
             the run says which, and its config.yaml has that.
+        compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
+            numbers are the same to rounding. Evaluation stays as it is.
+        activation_checkpointing: whether the blocks of encoders keep their input alone, and compute
+            the rest again in backward: less memory, the same numbers, a second forward.
         deterministic: whether only kernels are used whose numbers repeat; one that has none such
             is refused. On CPUs numbers repeat anyway.
         measure_every_steps: steps between two measurements of collapse.
@@ -102,6 +106,8 @@ class Train(Section):
     steps: Natural | None = None
     micro_batch: Natural | None = None
     precision: Precision = "auto"
+    compile: bool = False
+    activation_checkpointing: bool = False
     deterministic: bool = False
     measure_every_steps: Natural = 100
     evaluate_every_epochs: Natural | None = None
@@ -110,6 +116,15 @@ class Train(Section):
     keep_checkpoints: Natural = 2
     timeout_s: Natural = 600
     cpu_threads: Natural | None = None
+
+    @model_validator(mode="after")
+    def _compiled_or_recomputed(self) -> "Train":
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "compile and activation_checkpointing are both true; a compiled graph chooses by "
+                "itself what it computes again: set one of them to false"
+            )
+        return self
 
 
 class Evaluate(Section):

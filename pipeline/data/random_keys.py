@@ -44,9 +44,10 @@ def uniforms(
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
-@torch.library.custom_op(
-    "heron::uniforms", mutates_args=(), schema="(Tensor a, int b, int c) -> Tensor"
-)
+_SCHEMA = "(Tensor rng_keys, int salt, int count) -> Tensor"
+
+
+@torch.library.custom_op("heron::uniforms", mutates_args=(), schema=_SCHEMA)
 def opaque_uniforms(rng_keys: Tensor, salt: int, count: int) -> Tensor:
     """Returns `uniforms`, as one operation that a compiler leaves as it is.
 

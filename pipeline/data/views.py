@@ -14,11 +14,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from heron.pipeline.config.augmentations import (
-    Blur,
-    Color,
-    Crop,
     DropNodes,
-    Flip,
     MaskNodes,
     Noise,
     OwnAugmentation,
@@ -40,6 +36,12 @@ GRAPHS = {
     "perturb_edges": perturb_edges,
     "mask_nodes": mask_nodes,
     "subgraph": subgraph,
+}
+PICTURES: dict[str, Callable[..., Tensor]] = {
+    "crop": crop,
+    "color": color,
+    "flip": flip,
+    "blur": blur,
 }
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
 SALTS |= {name: 5 + place for place, name in enumerate(GRAPHS)}
@@ -74,6 +76,7 @@ class Views:
             input_shape(known.view(view.stored), view, known.vocabulary(view.stored))
             for view in config.views
         ]
+        self._pictures = PICTURES
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         for view in config.views:
             stored = known.view(view.stored)
@@ -81,6 +84,13 @@ class Views:
                 mean = torch.tensor(stored.mean, device=device)
                 std = torch.tensor(stored.std, device=device)
                 self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
+
+    def compile(self, backend: str) -> None:
+        """Compiles the augmentations of pictures; their random numbers are drawn as ever."""
+        self._pictures = {
+            name: torch.compile(change, backend=backend, dynamic=False)
+            for name, change in PICTURES.items()
+        }
 
     def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
         """Returns the model's inputs: a tensor for each of the `first` views; None: of all.
@@ -118,15 +128,8 @@ class Views:
                     x = GRAPHS[name](x, self.shapes[number][0], options.share, draw)
                     continue
                 draws = uniforms(batch.rng_keys, salt, DRAWS)
-                match options:
-                    case Crop():
-                        x = crop(x, options, draws, size)
-                    case Color():
-                        x = color(x, options, draws)
-                    case Flip():
-                        x = flip(x, options, draws)
-                    case Blur():
-                        x = blur(x, options, draws)
+                change = self._pictures[name]
+                x = change(x, options, draws, *([size] if name == "crop" else []))
             if image:  # convolutions run faster on channels-last memory
                 x = x.contiguous(memory_format=torch.channels_last)
             inputs.append(x)

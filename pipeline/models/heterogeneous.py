@@ -17,6 +17,7 @@ from heron.pipeline.models.encoders import build_encoder, mlp
 
 # What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.
 Features = dict[str, list[Tensor]]
+GRAPHS = 64  # of an encoder's code: a shape of each stream, with and without a graph, for each view
 
 
 def each(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
@@ -105,9 +106,11 @@ class Heterogeneous(nn.Module):
         projection_width: of z and H(z).
         precision: "bf16" computes in bfloat16 by autocast; parameters and features are float32.
             "fp64" computes in float64, which `double()` has made of the parameters.
+        compiled: whether the encoders are compiled in training.
     """
 
     precision: Precision = "fp32"
+    compiled = False
 
     def __init__(
         self,
@@ -222,6 +225,18 @@ class Heterogeneous(nn.Module):
             if not unneeded():
                 self._parts = kept
 
+    def compile_encoders(self, backend: str) -> None:
+        """Compiles each encoder in place: names of parameters, copies and files stay as they are.
+
+        A graph is of one shape, so that a run that goes on has those of one that never stopped.
+        """
+        from torch._dynamo import config  # here: it takes seconds
+
+        config.recompile_limit = max(config.recompile_limit, GRAPHS)
+        for encoder in self.encoders:
+            encoder.compile(backend=backend, dynamic=False)
+        self.compiled = True
+
     def branch(self, view: int) -> tuple[nn.Module, nn.Module]:
         """Returns the encoder and the projector of a view."""
         projector = self.projectors[view % len(self.projectors)]
@@ -236,6 +251,19 @@ class Heterogeneous(nn.Module):
         present: Tensor | None = None,
     ) -> Features:
         """Encodes one tensor a view; see `embed`, which this runs in `precision`."""
+        if self.compiled and not self.training and not torch.compiler.is_compiling():
+            with torch.compiler.set_stance("force_eager"):
+                return self._in_precision(inputs, rng_keys, sizes, targets, present)
+        return self._in_precision(inputs, rng_keys, sizes, targets, present)
+
+    def _in_precision(
+        self,
+        inputs: Sequence[Tensor],
+        rng_keys: Tensor,
+        sizes: Sequence[int],
+        targets: Tensor | None,
+        present: Tensor | None,
+    ) -> Features:
         if self.precision == "fp64":
             inputs = [x.double() if x.is_floating_point() else x for x in inputs]
             targets = None if targets is None else targets.double()

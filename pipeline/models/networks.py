@@ -86,7 +86,7 @@ class TransformerEncoder(NetworkEncoder):
         there = ids >= 0
         mask = None  # of a copy that computes nothing: to look into one would fail
         if not ids.is_meta:
-            if not torch.compiler.is_exporting():  # a graph has one width
+            if not torch.compiler.is_compiling():  # a graph has one width
                 longest = max(1, int(there.sum(1).max())) if len(ids) else 1
                 ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
             mask = there.long()

@@ -333,7 +333,8 @@ def _decisive(config: Config) -> dict[str, Any]:
     where = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*where, "on_error", "max_bad_fraction"):
         del tree["data"][key]
-    kept = "precision", "micro_batch", *(("epochs",) if config.optim.schedule == "cosine" else ())
+    kept = ["precision", "micro_batch", "compile"]
+    kept += ["epochs"] if config.optim.schedule == "cosine" else []
     tree["train"] = {key: getattr(config.train, key) for key in kept}
     return tree
 

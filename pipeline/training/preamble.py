@@ -42,6 +42,10 @@ def preamble(
 def _beside(config: Config) -> list[str]:
     """Returns what else a step is computed and fed with, where it is not the plainest."""
     said, workers = [], readers(config.data)
+    if config.train.compile:
+        said.append("compiled")
+    if config.train.activation_checkpointing:
+        said.append("activations computed again")
     if config.train.deterministic:
         said.append("deterministic kernels")
     if workers:

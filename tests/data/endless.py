@@ -11,6 +11,7 @@ from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.batches import Batch, batches
 from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.webdataset import open_data, share_of
+from heron.pipeline.data.workers import readers
 from tests.experiments import merge
 from tests.shards import others
 
@@ -63,7 +64,7 @@ def opened(config: Config) -> EndlessStreams:
 def steps(config: Config, count: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
     """Copies of the first batches of a process: their memory is used again."""
     source = share_of(open_data(config), config, rank, world, start)
-    found = batches(source, start, start + count, config.data.workers, pin=False)
+    found = batches(source, start, start + count, readers(config.data), pin=False)
     return [batch.to(torch.device("cpu"))._each(torch.clone) for batch in found]
 
 

@@ -120,7 +120,7 @@ def test_a_models_operations_are_those_of_its_products() -> None:
     ],
 )
 def test_published_encoders_cost_what_is_published(encoder: Any, published: float) -> None:
-    """In GFLOP of a picture of 224 x 224, which the literature counts a product and a sum as one."""
+    """In GFLOP of a picture of 224 x 224, a product and a sum counted as one."""
     built, _ = build_encoder(encoder, [224, 224, 3], salt=0)
     picture = torch.empty(1, 3, 224, 224, device="meta")
     keys = torch.empty(1, dtype=torch.int64, device="meta")
