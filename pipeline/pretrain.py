@@ -262,7 +262,8 @@ class Trainer:
             grad_cache.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
         epoch = t / self.per_epoch
-        whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
+        half = config.train.precision == "bf16"
+        whole = globalise(features, batch, inputs, self.sizes, objective, epoch, half)
         loss, terms = objective(whole)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
         values = total(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
