@@ -110,7 +110,9 @@ def gather_all(tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> lis
     """
     if len(sizes[0]) == 1:
         return [x.detach() for x in tensors]
-    parts = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
+    # Copied: one row that stands for several cannot be read as bytes.
+    flat = [x.new_empty(x.numel()).copy_(x.detach().reshape(-1)) for x in tensors]
+    parts = [x.view(torch.uint8) for x in flat]
     widths = [x.element_size() * x[:0].new_empty(1, *x.shape[1:]).numel() for x in tensors]
     bytes_of = [[n * w for n in of_one] for of_one, w in zip(sizes, widths, strict=True)]
     lengths = [sum(of_process) for of_process in zip(*bytes_of, strict=True)]

@@ -37,8 +37,8 @@ class Pairs:
         floor: pairs with a smaller logit are left out.
     """
 
-    anchors: Sequence[Float[Tensor, "anchors _"]]
-    keys: Sequence[Float[Tensor, "keys _"]]
+    anchors: Sequence[Float[Tensor, "_ _"]]
+    keys: Sequence[Float[Tensor, "_ _"]]
     anchor_tag: Int[Tensor, " anchors"] | None = None
     key_tag: Int[Tensor, " keys"] | None = None
     exclude: Int[Tensor, "anchors excluded"] | None = None
