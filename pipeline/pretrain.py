@@ -288,7 +288,8 @@ class Trainer:
         features, backward = grad_cache.embed(strategy, inputs, batch, micro)
         self.read()  # while a GPU is busy with these
         epoch = t / self.per_epoch
-        whole = globalise(features, batch, inputs, self.sizes, objective, epoch)
+        half = config.train.precision == "bf16"
+        whole = globalise(features, batch, inputs, self.sizes, objective, epoch, half)
         loss, terms = objective(whole)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
         told = Told(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)

@@ -5,7 +5,6 @@ over processes that DistributedDataParallel takes, is that of one process with a
 """
 
 import copy
-import itertools
 import math
 import zlib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_wi
 from heron.pipeline.config.sections import check
 from heron.pipeline.config.terms import Term
 from heron.pipeline.distributed import collectives
+from heron.pipeline.distributed.exchange import ShardSizes, exchange, shared
 from heron.pipeline.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.memory import Memory
@@ -109,6 +109,7 @@ class Loss(nn.Module):
         first = next(iter(known.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets
         self._refuse(known, targets)
+        half = {name: xs[0].dtype for name, xs in known.items() if xs[0].dtype in HALF}
         known = {n: [x.float() if x.dtype in HALF else x for x in xs] for n, xs in known.items()}
         first = next(iter(known.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
@@ -119,24 +120,24 @@ class Loss(nn.Module):
             known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
         world, rank = (collectives.world_size(), collectives.rank()) if self.gather else (1, 0)
         sizes = [len(first)] if world == 1 else _sizes(known, targets, sizes)
-        gather = partial(collectives.gather, sizes=sizes) if world > 1 else _alone
-        ends = [0, *itertools.accumulate(sizes)]
-        own, needs = slice(ends[rank], ends[rank + 1]), self.term.requires()
+        every = ShardSizes(sizes, [0] * len(sizes))
+        labelled_at = torch.arange(sum(sizes), device=first.device)
+        needs = self.term.requires()
+        scopes, (targets,) = exchange(known, needs, every, labelled_at, targets, types=half)
+        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         batch = GlobalBatch(
             own=ByName("own", known),
-            gathered=ByName("gathered", {n: [*map(gather, known[n])] for n in needs.gathered}),
-            gathered_labelled=ByName(
-                "labelled", {n: [*map(gather, known[n])] for n in needs.labelled}
-            ),
-            targets=gather(targets) if targets.shape[1] else targets.new_zeros(ends[-1], 0),
+            **scopes,
+            targets=targets,
             rows=own,
             labelled=own,
-            labelled_at=torch.arange(ends[-1], device=first.device),
+            labelled_at=labelled_at,
             inputs=known.get("inputs", []),
             indices=nothing if indices is None else indices,
             rng_keys=rng_keys,
             epoch=epoch,
-            gather_labelled=gather,
+            gather_labelled=partial(collectives.gather, sizes=sizes),
+            shared=shared(every),
         )
         with torch.autocast(first.device.type, enabled=False):
             share = self.share(batch)
@@ -200,10 +201,6 @@ class Loss(nn.Module):
                 f"features are {_types(given)} and its own parameters {_types(kinds)}; expected "
                 "the same: loss.double(), loss.float(), or features of its type"
             )
-
-
-def _alone(x: Tensor) -> Tensor:
-    return x
 
 
 def _types(kinds: set[torch.dtype]) -> str:

@@ -9,6 +9,7 @@ from torch.nn.functional import one_hot
 from heron.launch.studies.workload import Setting, Workload
 from heron.pipeline.distributed.traffic import step_features
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.present import OwnRows
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
 PAIRS = 2**22  # of rows, at least: fewer take no time that a clock can measure
@@ -84,12 +85,25 @@ def _batch(
         return [leaf(count, width) for width in widths[name]]
 
     needs, own_rows = objective.needs, slice(0, share)
-    scopes = (needs.own, share), (needs.gathered, rows), (needs.labelled, labelled)
+    scopes = (
+        (needs.own, share),
+        (needs.gathered, rows),
+        (needs.labelled, labelled),
+        (needs.vectors, rows),
+        (needs.labelled_vectors, labelled),
+    )
     parts = [{name: leaves(name, count) for name in names} for names, count in scopes]
+
+    def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
+        return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))
+
     batch = GlobalBatch(
         own=ByName("own", parts[0]),
         gathered=ByName("gathered", parts[1]),
         gathered_labelled=ByName("labelled", parts[2]),
+        vectors=ByName("vectors", parts[3]),
+        labelled_vectors=ByName("labelled_vectors", parts[4]),
+        shared=(told(own_rows, rows), told(slice(0, own), labelled)) if share < rows else None,
         targets=targets.to(device),
         rows=own_rows,
         labelled=slice(0, own),

@@ -41,8 +41,12 @@ class Needs:
     """What a term's loss reads, by name: features of the model, `inputs`, or `paths`.
 
     Attributes:
-        gathered: of all rows of all processes, such as `projections`.
-        labelled: of the labelled rows of all processes, such as `hidden`.
+        gathered: of all rows of all processes, such as `projections`; differentiable, whatever the
+            loss makes of them: in backward every row is sent what each process found for it.
+        labelled: of the labelled rows of all processes, such as `hidden`; likewise.
+        vectors: of all rows of all processes, of which the own rows alone have a gradient: for a
+            loss that finds their whole gradient, as `objectives.mutual` does; nothing is sent back.
+        labelled_vectors: of the labelled rows, likewise.
         own: of this process's rows alone, such as `logits`.
         labels: the kinds of labels that the term is defined for; none: it looks at no label.
         views: the fewest views that it is defined for.
@@ -53,10 +57,12 @@ class Needs:
     own: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     views: int = 1
+    vectors: tuple[str, ...] = ()
+    labelled_vectors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses a name where names are expected, which Python would take letter by letter."""
-        for name in ("gathered", "labelled", "own", "labels"):
+        for name in ("gathered", "labelled", "own", "labels", "vectors", "labelled_vectors"):
             if not isinstance(getattr(self, name), tuple):
                 raise TypeError(
                     f"Needs.{name} is {getattr(self, name)!r}; expected a tuple of names"
@@ -69,7 +75,8 @@ class Needs:
     @property
     def features(self) -> set[str]:
         """Everything that is read of any row."""
-        return {*self.gathered, *self.labelled, *self.own}
+        own = {*self.gathered, *self.labelled, *self.own}
+        return {*own, *self.vectors, *self.labelled_vectors}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Every exchange between processes; the only file that touches torch.distributed.
 
-A process owns its rows as anchors and sees the vectors of all. `gather` hands out those vectors
-with their gradient: its backward sums over processes what each found for a row. With each
-process's loss being its anchors' share of the global mean, the sum over processes of parameter
-gradients is that of one process with the whole batch; DistributedDataParallel takes their mean,
-so the loss is multiplied by the number of processes before it goes back.
+A process owns its rows as anchors and sees the vectors of all, which `gather_all` hands out. A
+term that finds the whole gradient of its own rows takes them by `of_own`; for any other, `summed`
+adds up in backward what each process found for a row. With each process's loss being its anchors'
+share of the global mean, the sum over processes of parameter gradients is that of one process with
+the whole batch; DistributedDataParallel takes their mean, so the loss is multiplied by the number
+of processes before it goes back.
 """
 
 from collections.abc import Callable, Sequence
@@ -143,30 +144,87 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-class _Gather(torch.autograd.Function):
+def gather_all(tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """All processes' rows of several tensors, in order of rank, by one collective.
+
+    They travel as the bytes that they are, of any types; only where processes have different
+    shares is there anything to fill up.
+
+    Args:
+        tensors: this process's rows, [own rows, ...] each.
+        sizes: of each tensor, every process's number of rows; known from the plan, so it is not
+            exchanged. One number, of this process alone, exchanges nothing.
+
+    Returns:
+        [sum of the sizes, ...] each, without gradient.
+    """
+    if len(sizes[0]) == 1:
+        return [x.detach() for x in tensors]
+    # Copied: one row that stands for several cannot be read as bytes.
+    flat = [x.new_empty(x.numel()).copy_(x.detach().reshape(-1)) for x in tensors]
+    parts = [x.view(torch.uint8) for x in flat]
+    widths = [x.element_size() * x[:0].new_empty(1, *x.shape[1:]).numel() for x in tensors]
+    bytes_of = [[n * w for n in of_one] for of_one, w in zip(sizes, widths, strict=True)]
+    lengths = [sum(of_process) for of_process in zip(*bytes_of, strict=True)]
+    longest = max(lengths)
+    if lengths[rank()] < longest:
+        parts.append(parts[0].new_zeros(longest - lengths[rank()]))
+    whole = parts[0].new_empty(len(lengths), longest)
+    _all_gather(whole.view(-1), torch.cat(parts))
+    found, starts = [], [0] * len(lengths)
+    for x, of_one, rows in zip(tensors, bytes_of, sizes, strict=True):
+        ends = [start + n for start, n in zip(starts, of_one, strict=True)]
+        own = [part[a:b] for part, a, b in zip(whole, starts, ends, strict=True)]
+        found.append(torch.cat(own).view(x.dtype).view(sum(rows), *x.shape[1:]))
+        starts = ends
+    return found
+
+
+class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, sizes: Sequence[int]) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, whole: Tensor, sizes: Sequence[int]) -> Tensor:
         ctx.sizes = sizes  # type: ignore[attr-defined]
-        longest = max(sizes)
-        padded = x.new_zeros(longest, *x.shape[1:])
-        padded[: len(x)] = x
-        parts = x.new_empty(len(sizes) * longest, *x.shape[1:])
-        _all_gather(parts, padded)
-        whole = [parts[i * longest : i * longest + size] for i, size in enumerate(sizes)]
-        return torch.cat(whole)
+        return whole.view_as(whole)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         sizes: Sequence[int] = ctx.sizes  # type: ignore[attr-defined]
-        longest = max(sizes)
-        padded = grad.new_zeros(len(sizes), longest, *grad.shape[1:])
-        for slot, part in zip(padded, torch.split(grad, list(sizes)), strict=True):
-            slot[: len(part)] = part
+        longest, grad = max(sizes), grad.contiguous()
+        if min(sizes) < longest:
+            parts = torch.split(grad, list(sizes))
+            filled = [torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])]) for x in parts]
+            grad = torch.cat(filled)
         own = grad.new_empty(longest, *grad.shape[1:])
-        _reduce_scatter(own, padded.flatten(0, 1))
-        return own[: sizes[dist.get_rank()]], None
+        _reduce_scatter(own, grad)
+        return own[: sizes[dist.get_rank()]], None, None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, whole: Tensor, rows: slice) -> Tensor:
+        ctx.rows = rows  # type: ignore[attr-defined]
+        return whole.view_as(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0][ctx.rows], None, None  # type: ignore[attr-defined]
+
+
+def summed(x: Tensor, whole: Tensor, sizes: Sequence[int]) -> Tensor:
+    """What `gather_all` found of x, differentiable: a row's gradient is summed over processes."""
+    if len(sizes) == 1 or not x.requires_grad:
+        return x if len(sizes) == 1 else whole
+    result: Tensor = _Summed.apply(x, whole, sizes)  # type: ignore[no-untyped-call]
+    return result
+
+
+def of_own(x: Tensor, whole: Tensor, rows: slice) -> Tensor:
+    """What `gather_all` found of x, differentiable: own rows take what is found here, alone."""
+    result: Tensor = _Own.apply(x, whole, rows)  # type: ignore[no-untyped-call]
+    return result
 
 
 def gather(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -174,12 +232,9 @@ def gather(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
     Args:
         x: this process's rows, [own rows, ...].
-        sizes: every process's number of rows; known from the plan, so it is not exchanged.
+        sizes: every process's number of rows; see `gather_all`.
 
     Returns:
         [sum(sizes), ...]. In backward each row's gradient is summed over the processes.
     """
-    if world_size() == 1:
-        return x
-    result: Tensor = _Gather.apply(x.contiguous(), sizes)  # type: ignore[no-untyped-call]
-    return result
+    return summed(x, gather_all([x], [sizes])[0], sizes)

@@ -1,20 +1,30 @@
 """What the processes of a step exchange of its rows."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NoReturn
+from types import MappingProxyType
+from typing import NoReturn, TypedDict
 
 import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.terms import Needs
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.distributed.collectives import gather, gather_objects, rank
+from heron.pipeline.distributed.collectives import (
+    gather,
+    gather_all,
+    gather_objects,
+    of_own,
+    rank,
+    summed,
+)
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
+from heron.pipeline.objectives.present import OwnRows
 
 ALWAYS = "hidden", "inputs", "logits", "paths", "projections"  # what a term may ask for
 
@@ -56,8 +66,9 @@ def globalise(
     sizes: ShardSizes,
     objective: Objective,
     epoch: float = 0.0,
+    half: bool = False,
 ) -> GlobalBatch:
-    """Gathers what the terms need of all processes' rows, and nothing else.
+    """Gathers what the terms need of all processes' rows, and nothing else, in one collective.
 
     Args:
         features: of this process's rows, the labelled ones first.
@@ -66,6 +77,7 @@ def globalise(
         sizes: the rows of every process.
         objective: its terms say what they need.
         epoch: now; a fraction of it counts.
+        half: round vectors to bfloat16, in which they travel; on one process, too.
 
     Returns:
         The global batch, differentiable back to every process's features.
@@ -73,7 +85,7 @@ def globalise(
     Raises:
         ConfigError: a term needs what neither the model nor the batch has.
     """
-    count, needs = sizes.labelled[rank()], objective.needs
+    needs = objective.needs
     known = dict(features)
     if "inputs" in needs.features:  # a copy of pictures, whose memory is channels-last
         known["inputs"] = [x.flatten(1) for x in inputs]
@@ -84,30 +96,119 @@ def globalise(
     targets = batch.targets
     if any(x.dtype == torch.float64 for tensors in features.values() for x in tensors):
         targets = targets.double()  # or losses of logits and labels would be rounded to float32
+    labelled_at = sizes.labelled_at.to(batch.targets.device)
+    of_rows = [] if batch.present is None else [batch.present]
+    vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
+    types = dict.fromkeys(vectors, torch.bfloat16)
+    scopes, (targets, *present) = exchange(
+        known, needs, sizes, labelled_at, targets, of_rows, types
+    )
     return GlobalBatch(
         own=ByName("own", known),
-        gathered=ByName(
-            "gathered",
-            {name: [gather(x, sizes.rows) for x in known[name]] for name in needs.gathered},
-        ),
-        gathered_labelled=ByName(
-            "labelled",
-            {
-                name: [gather(x[:count], sizes.labelled) for x in known[name]]
-                for name in needs.labelled
-            },
-        ),
-        targets=gather(targets, sizes.labelled),
+        **scopes,
+        targets=targets,
         rows=_own(sizes.rows),
         labelled=_own(sizes.labelled),
-        labelled_at=sizes.labelled_at.to(batch.targets.device),
+        labelled_at=labelled_at,
         inputs=inputs,
         indices=batch.indices,
         rng_keys=batch.rng_keys,
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
-        present=None if batch.present is None else gather(batch.present.byte(), sizes.rows) > 0,
+        present=present[0] if present else None,
+        shared=shared(sizes),
     )
+
+
+class Scopes(TypedDict):
+    """The fields of `GlobalBatch` that hold features of all rows."""
+
+    gathered: ByName
+    gathered_labelled: ByName
+    vectors: ByName
+    labelled_vectors: ByName
+
+
+def shared(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:
+    """The own rows, and the own labelled ones, where other processes have some too."""
+    if len(sizes.rows) == 1:
+        return None
+
+    def own(of: list[int]) -> OwnRows:
+        return OwnRows(_own(of), lambda x: gather_all([x], [of])[0])
+
+    return own(sizes.rows), own(list(sizes.labelled))
+
+
+def exchange(
+    known: Features,
+    needs: Needs,
+    sizes: ShardSizes,
+    labelled_at: Tensor,
+    targets: Tensor,
+    of_rows: Sequence[Tensor] = (),
+    types: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> tuple[Scopes, list[Tensor]]:
+    """Gathers features of all rows, and of the labelled ones, in one collective.
+
+    Labelled rows of a feature that is gathered of all rows are taken from these.
+
+    Args:
+        known: features of this process's rows, the labelled ones first.
+        needs: what is wanted of them.
+        sizes: the rows of every process.
+        labelled_at: where the labelled rows lie among all rows.
+        targets: labels of this process's labelled rows.
+        of_rows: further tensors of this process's rows, without gradient.
+        types: in which features travel, by name, and to which they are rounded on any number of
+            processes, one too; of others, their own.
+
+    Returns:
+        The fields of `GlobalBatch` that hold features, and `targets` and `of_rows` of all rows.
+    """
+    rows, labelled_sizes = sizes.rows, list(sizes.labelled)
+    count = labelled_sizes[_place(rows)]
+    all_rows = dict.fromkeys((*needs.gathered, *needs.vectors))
+    wanted = [(n, False) for n in all_rows]
+    few = dict.fromkeys((*needs.labelled, *needs.labelled_vectors))
+    wanted += [(n, True) for n in few if n not in all_rows]
+
+    own: list[Tensor] = []
+    of: list[tuple[str, bool]] = []
+    for name, labelled in wanted:
+        own += [x[:count] if labelled else x for x in known[name]]
+        of += [(name, labelled)] * len(known[name])
+    travel = [x.detach().to(types.get(name, x.dtype)) for x, (name, _) in zip(own, of, strict=True)]
+    others = [targets, *of_rows]
+    each = [labelled_sizes if labelled else rows for _, labelled in of]
+    found = gather_all([*travel, *others], [*each, labelled_sizes, *[rows] * len(of_rows)])
+    whole = [y.to(x.dtype) for x, y in zip(own, found, strict=False)]
+
+    def joined(x: Tensor, y: Tensor, of_rows: list[int], summing: bool) -> Tensor:
+        if not x.requires_grad:
+            return y
+        if summing and len(rows) > 1:
+            return summed(x, y, of_rows)
+        return of_own(x, y, _own(of_rows))
+
+    def scope(name: str, asked: Sequence[str], labelled: bool, summing: bool) -> ByName:
+        made: dict[str, list[Tensor]] = {feature: [] for feature in asked}
+        for x, y, (feature, few) in zip(own, whole, of, strict=True):
+            if feature in made and (labelled or not few):
+                if len(rows) == 1 and feature not in types:
+                    y = x
+                else:
+                    y = joined(x, y, labelled_sizes if few else rows, summing)
+                made[feature].append(y.index_select(0, labelled_at) if labelled > few else y)
+        return ByName(name, made)
+
+    scopes: Scopes = {
+        "gathered": scope("gathered", needs.gathered, False, True),
+        "gathered_labelled": scope("labelled", needs.labelled, True, True),
+        "vectors": scope("vectors", needs.vectors, False, False),
+        "labelled_vectors": scope("labelled_vectors", needs.labelled_vectors, True, False),
+    }
+    return scopes, found[len(own) :]
 
 
 def _refuse(objective: Objective, known: Features) -> NoReturn:
@@ -137,4 +238,9 @@ def nonfinite(features: Features) -> list[str]:
 def _own(sizes: Sequence[int]) -> slice:
     """This process's rows in the order of `gather`."""
     ends = list(itertools.accumulate(sizes, initial=0))
-    return slice(ends[rank()], ends[rank() + 1])
+    return slice(ends[_place(sizes)], ends[_place(sizes) + 1])
+
+
+def _place(sizes: Sequence[int]) -> int:
+    """This process's number among those that exchange; one may do without the others."""
+    return rank() if len(sizes) > 1 else 0

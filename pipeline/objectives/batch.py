@@ -1,11 +1,13 @@
 """What the terms of the objective see of a step."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from heron.pipeline.objectives.present import OwnRows, Rows
 
 
 class ByName(dict[str, list[Tensor]]):
@@ -36,7 +38,8 @@ class GlobalBatch:
 
     Attributes:
         own: features of this process's rows.
-        gathered: features of all rows of all processes, as the terms need them.
+        gathered: features of all rows of all processes, as the terms need them; differentiable:
+            in backward every row is sent what each process found for it.
         gathered_labelled: features of the labelled rows of all processes, likewise.
         targets: labels of all labelled rows, 0/1, [all labelled, labels].
         rows: the own rows among all rows.
@@ -51,6 +54,9 @@ class GlobalBatch:
         widths: `model.matryoshka`, where the term takes them itself; none: all of a projection.
         present: which views each of all rows has, [all rows, views]; None: all of them. Features of
             a view that a row lacks are zeros.
+        vectors: features of all rows, of which `own_rows` alone have a gradient; see `Needs`.
+        labelled_vectors: features of all labelled rows, of which `own_labelled_rows` have one.
+        shared: the own rows, and the own labelled ones, where other processes have some too.
     """
 
     own: ByName
@@ -67,6 +73,9 @@ class GlobalBatch:
     gather_labelled: Callable[[Tensor], Tensor]
     widths: Sequence[int] = ()
     present: Tensor | None = None
+    vectors: ByName = field(default_factory=lambda: ByName("vectors", {}))
+    labelled_vectors: ByName = field(default_factory=lambda: ByName("labelled_vectors", {}))
+    shared: tuple[OwnRows, OwnRows] | None = None
 
     def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
         """Returns the mean of a loss over the widths; it is given the columns to compare."""
@@ -83,6 +92,8 @@ class GlobalBatch:
             own=self.own.prefix(names, width),
             gathered=self.gathered.prefix(names, width),
             gathered_labelled=self.gathered_labelled.prefix(names, width),
+            vectors=self.vectors.prefix(names, width),
+            labelled_vectors=self.labelled_vectors.prefix(names, width),
             widths=(),
         )
 
@@ -111,6 +122,16 @@ class GlobalBatch:
         """The projections z of all rows, a tensor a view."""
         return self.gathered["projections"]
 
+    @property
+    def own_rows(self) -> Rows:
+        """The rows of which `vectors` have a gradient."""
+        return self.rows if self.shared is None else self.shared[0]
+
+    @property
+    def own_labelled_rows(self) -> Rows:
+        """The labelled rows of which `labelled_vectors` have a gradient."""
+        return self.labelled if self.shared is None else self.shared[1]
+
     @cached_property
     def labelled_projections(self) -> list[Tensor]:
         """The projections of all labelled rows, a tensor a view."""
@@ -135,9 +156,9 @@ class GlobalBatch:
         """
         if self.unknown is None:
             return self.labelled_present
-        views = len(self.projections)
         present = self.labelled_present
         if present is None:
+            views = len(self.own["projections"])
             present = self.targets.new_ones(len(self.targets), views, dtype=torch.bool)
         return present & ~self.unknown.any(1, keepdim=True)
 

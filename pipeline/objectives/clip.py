@@ -13,10 +13,10 @@ from heron.pipeline.config.sections import Positive
 from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
-from heron.pipeline.objectives.present import Present, lay, pair_count
-from heron.pipeline.objectives.unsupervised import other_views
+from heron.pipeline.objectives.mutual import Mutual
+from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay
+from heron.pipeline.objectives.unsupervised import cross_view
 
 MOST = 100.0  # times a cosine: CLIP's bound
 
@@ -50,7 +50,7 @@ class Clip(Term):
 
     tau: Temperature = 0.07
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), own=("clip_scale",), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), own=("clip_scale",), views=2)
     missing_views: ClassVar[bool] = True
     repels_all: ClassVar[bool] = True
 
@@ -60,8 +60,8 @@ class Clip(Term):
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""
-        scale = batch.own["clip_scale"][0]
-        return clip(batch.projections, scale, rows=batch.rows, present=batch.present)
+        z, scale = batch.vectors["projections"], batch.own["clip_scale"][0]
+        return clip(z, scale, rows=batch.own_rows, present=batch.present)
 
 
 class Siglip(Term):
@@ -76,7 +76,7 @@ class Siglip(Term):
     bias: float = -10.0
 
     needs: ClassVar[Needs] = Needs(
-        gathered=("projections",), own=("siglip_scale", "siglip_bias"), views=2
+        vectors=("projections",), own=("siglip_scale", "siglip_bias"), views=2
     )
     missing_views: ClassVar[bool] = True
 
@@ -87,14 +87,15 @@ class Siglip(Term):
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `siglip`."""
         own = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
-        return siglip(batch.projections, *own, rows=batch.rows, present=batch.present)
+        z, rows = batch.vectors["projections"], batch.own_rows
+        return siglip(z, *own, rows=rows, present=batch.present)
 
 
 def clip(
     z: Sequence[Float[Tensor, "batch dim"]],
     scale: Float[Tensor, " own"],
     *,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views.
@@ -107,9 +108,8 @@ def clip(
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        scale: s, of each row in `rows`.
-        rows: the rows whose anchors are summed here; the loss is still divided by the count of the
-            whole batch.
+        scale: s, of each row in `rows`; the same of all.
+        rows: as of `nt_xent`.
         present: which views each row has: i and k run over rows with both views and with v, and
             the mean over the (i, u, v) that there are.
 
@@ -120,23 +120,19 @@ def clip(
         ValueError: fewer than two views.
     """
     vectors = _views(z, "clip", working_dtype(z[0].dtype, 1 / MOST))
-    count, batch = len(vectors), max(len(vectors[0]), 1)
-    total = batch * count * (count - 1)
-    if present is not None:
-        total = pair_count(present, range(count))
-
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
-        return (sums[:, 0].log() - per_anchor[0]).sum() / total
-
-    shares = []
-    for u, vector in enumerate(vectors):
-        anchors = vector[rows] * scale.to(vector.dtype)[:, None]
-        for v in other_views(u, count):
-            both = slice(None) if present is None else present[rows, u] & present[rows, v]
-            positive = (anchors[both] * vectors[v][rows][both]).sum(1)
-            pairs = Pairs([anchors[both]], [lay(vectors, present, among=[v])])
-            shares.append(contrast(pairs, finish, [positive]))
-    return torch.stack(shares).sum()
+    own, scale = as_slice(rows), scale.to(vectors[0].dtype)
+    start, stop, _ = own.indices(len(vectors[0]))
+    if isinstance(rows, OwnRows):
+        others = rows.gather(scale.detach())
+        scale = torch.cat([others[:start], scale, others[stop:]])
+    elif Mutual.of(rows, len(vectors[0]), [], [], []) is None:  # then keys need no scale
+        scale = torch.nn.functional.pad(scale, (start, len(vectors[0]) - stop), value=1.0)
+        head = [v * scale[:, None] for v in vectors], vectors
+        return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
+    # Half of the scale on either side, so that logits turned over have the same.
+    halves = [v * scale.sqrt()[:, None] for v in vectors]
+    head = halves, halves
+    return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
 
 
 def siglip(
@@ -144,7 +140,7 @@ def siglip(
     scale: Float[Tensor, " own"],
     bias: Float[Tensor, " own"],
     *,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views.
@@ -165,24 +161,42 @@ def siglip(
         present: which views each row has.
     """
     vectors = _views(z, "siglip", working_dtype(z[0].dtype, 1.0))
-    batch, count = len(vectors[0]), len(vectors)
+    batch, count, own, dtype = len(vectors[0]), len(vectors), as_slice(rows), vectors[0].dtype
     mean = 2 / (max(batch, 1) * count * (count - 1))
     if present is not None:
         mean = 1 / max(sum(int(present[:, u].sum()) * (count - 1 - u) for u in range(count)), 1)
 
-    shares = [bias.sum() * 0]
-    for u in range(count):
-        anchors = vectors[u][rows] * scale.to(vectors[u].dtype)[:, None]
-        here = slice(None) if present is None else present[rows, u]
-        of_rows = [bias.to(anchors.dtype)[here]]
-        for v in range(u + 1, count):
-            places = torch.arange(batch, device=anchors.device)
-            if present is not None:
-                places = torch.where(present[:, v], present[:, v].cumsum(0) - 1, -1)
-            rule = _pairwise(places[rows][here], mean)
-            keys = lay(vectors, present, among=[v])
-            shares.append(blockwise(rule, [anchors[here]], [keys], of_rows).to(bias.dtype))
-    return torch.stack(shares).sum()
+    def share(own: slice, keys: slice, factor: Tensor, offset: Tensor, vectors: Views) -> Tensor:
+        """The loss of the pairs of some rows' anchors and some rows' keys."""
+        among = range(batch)[keys]
+        shares = [offset.sum() * 0]
+        for u in range(count):
+            anchors = vectors[0][u][own] * factor[:, None]
+            here = slice(None) if present is None else present[own, u]
+            for v in range(u + 1, count):
+                places = torch.arange(batch, device=anchors.device)
+                there = (places >= among.start) & (places < among.stop)
+                if present is not None:
+                    there &= present[:, v]
+                places = torch.where(there, there.cumsum(0) - 1, -1)
+                kept = None if present is None else present[keys]
+                far = lay([x[keys] for x in vectors[1]], kept, among=[v])
+                rule = _pairwise(places[own][here], mean)
+                shares.append(blockwise(rule, [anchors[here]], [far], [offset[here]]))
+        return torch.stack(shares).sum()
+
+    scale, bias = scale.to(dtype), bias.to(dtype)
+    if not isinstance(rows, OwnRows):
+        return share(own, slice(None), scale, bias, (vectors, vectors)).to(bias.dtype)
+    # What own anchors find, and then what the anchors of all find for own keys: its gradient.
+    constant = [view.detach() for view in vectors]
+    found = share(own, slice(None), scale, bias, (vectors, constant))
+    factor, offset = rows.gather(torch.stack([scale, bias], 1).detach()).unbind(1)
+    pull = share(slice(None), own, factor, offset, (constant, vectors))
+    return found + pull - pull.detach()
+
+
+Views = tuple[Sequence[Tensor], Sequence[Tensor]]  # on the anchors' side, and on the keys'
 
 
 def _pairwise(places: Tensor, mean: float) -> Rule:

@@ -1,7 +1,8 @@
 """ComCo: positives that look alike, negatives whose complementary label sets them far apart."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,13 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from heron.pipeline.config.sections import Natural
-from heron.pipeline.config.terms import Temperature
+from heron.pipeline.config.terms import Needs, Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked, log1m_exp
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import strips, unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.pairs import Pairs
 from heron.shards.artefact import Count
 
 
@@ -34,6 +36,8 @@ class Comco(MomentumTerm):
     neighbours: Natural = 1
     neighbour_epochs: Count = 100
     warmup_epochs: Count = 1
+
+    needs: ClassVar[Needs] = replace(MomentumTerm.needs, gathered=("projections",))
 
     def memory(self, run: RunSpec) -> MomentumQueue:
         """Returns a queue of keys, each with its class and its complementary labels."""
@@ -149,7 +153,7 @@ def comco(
     counted = wrong[positive, far[:, None]] if select else torch.ones_like(is_one)
     mean = 1 / max(batch, 1)
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         logits, is_one, counted = per_anchor
         total = sums[:, 0] + (is_one * (1 - counted) * logits.exp()).sum(1)
         attraction = (is_one * logits).sum(1) / is_one.sum(1)

@@ -69,10 +69,14 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 or 2 / tau > 60 else torch.float32
 
 
+def strip_elements(device: torch.device) -> int:
+    """Logits that a strip holds, about."""
+    return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
+
+
 def strips(n_anchors: int, n_keys: int, device: torch.device, part: int = 1) -> Iterator[slice]:
     """Cut the anchors into strips whose logits hold about ``STRIP_ELEMENTS / part`` elements."""
-    elements = STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"]) // part
-    step = max(MIN_STRIP_ROWS, elements // max(n_keys, 1))
+    step = max(MIN_STRIP_ROWS, strip_elements(device) // part // max(n_keys, 1))
     for start in range(0, n_anchors, step):
         yield slice(start, min(start + step, n_anchors))
 
@@ -95,35 +99,6 @@ def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " b
         )
     names, number = torch.unique(label, return_inverse=True)
     return number, len(names)
-
-
-def class_members(
-    of_key: Int[Tensor, " keys"],
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A function that lists the pairs of some anchors with all keys of their class but themselves.
-
-    Args:
-        of_key: the class of every key, numbers from 0 on.
-
-    Returns:
-        (class of each anchor, each anchor's own place among the keys) -> (place among the
-        anchors, key) of every pair; only such pairs are visited, never all.
-    """
-    order = torch.argsort(of_key, stable=True)
-    size = torch.bincount(of_key)
-    start = torch.cumsum(size, 0) - size
-
-    def pairs(of_anchor: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        length = size[of_anchor]
-        anchor = torch.repeat_interleave(torch.arange(len(own), device=own.device), length)
-        first = torch.repeat_interleave(
-            start[of_anchor] - (torch.cumsum(length, 0) - length), length
-        )
-        key = order[first + torch.arange(len(anchor), device=own.device)]
-        other = key != own[anchor]
-        return anchor[other], key[other]
-
-    return pairs
 
 
 class _Blockwise(torch.autograd.Function):

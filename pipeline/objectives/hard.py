@@ -1,8 +1,7 @@
 """Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,9 +13,19 @@ from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast, fused_sums, is_fused
-from heron.pipeline.objectives.engine import class_members, class_numbers
-from heron.pipeline.objectives.present import Present, lay, own_places, pair_count
+from heron.pipeline.objectives.classes import Classes, class_losses
+from heron.pipeline.objectives.contrast import contrast, fused_sums
+from heron.pipeline.objectives.engine import class_numbers
+from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
+from heron.pipeline.objectives.pairs import Pairs, is_fused
+from heron.pipeline.objectives.present import (
+    Present,
+    Rows,
+    as_slice,
+    lay,
+    own_places,
+    pair_count,
+)
 from heron.pipeline.objectives.unsupervised import own_views, unit_views
 from heron.pipeline.objectives.unsupervised import positives as augmentations
 
@@ -45,7 +54,7 @@ class Hard(Term):
     positives: Positives = "label"
     detach: bool = False
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
@@ -59,19 +68,22 @@ class Hard(Term):
         return self
 
     def requires(self) -> Needs:
-        """Labels where it is supervised."""
-        return replace(self.needs, labels=KNOWN) if self.supervised else self.needs
+        """Labelled rows, with their labels, where it is supervised."""
+        if not self.supervised:
+            return self.needs
+        compared = ("projections",)
+        return Needs(own=compared, labelled_vectors=compared, labels=KNOWN, views=2)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hard`."""
         start, end = self.threshold_start, self.threshold_end
         least = start + min(batch.epoch / self.threshold_epochs, 1.0) * (end - start)
-        label, z, rows, present = None, batch.projections, batch.rows, batch.present
+        label, rows, present = None, batch.own_rows, batch.present
         if self.supervised:
-            label, z, rows = batch.classes, batch.labelled_projections, batch.labelled
-            present = batch.class_present
+            label, rows, present = batch.classes, batch.own_labelled_rows, batch.class_present
+        compared = batch.labelled_vectors if self.supervised else batch.vectors
         return hard(
-            z,
+            compared["projections"],
             label,
             tau=self.tau,
             hardening=self.hardening,
@@ -90,11 +102,12 @@ class Debiased(Term):
     tau: Temperature = 0.5
     tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `debiased`."""
-        return debiased(batch.projections, tau=self.tau, tau_plus=self.tau_plus, rows=batch.rows)
+        z, rows = batch.vectors["projections"], batch.own_rows
+        return debiased(z, tau=self.tau, tau_plus=self.tau_plus, rows=rows)
 
 
 def hard(
@@ -107,7 +120,7 @@ def hard(
     threshold: float = 1.0,
     positives: Positives = "label",
     detach: bool = False,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""UCL, SCL, H-UCL and H-SCL: negatives tilted towards the anchor (H-SCL, Eq. 3 and 4).
@@ -131,7 +144,8 @@ def hard(
         threshold: of e^g, tau_h of Eq. 4.
         positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
         detach: let no gradient flow through eta.
-        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
         present: which views each sample has: anchors, positives and negatives are these alone, and
             M is the number of those of other samples.
 
@@ -147,8 +161,10 @@ def hard(
     count, batch = len(z), z[0].shape[0]
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    anchors, keys = lay(vectors, present, rows), lay(vectors, present)
-    of_anchor, of_key = lay([admit] * count, present, rows), lay([admit] * count, present)
+    own_slice = as_slice(rows)
+    mutual = Mutual.of(rows, batch, [0], [0], [range(count)], present)
+    anchors, keys = lay(vectors, present, own_slice), lay(vectors, present)
+    of_anchor, of_key = lay([admit] * count, present, own_slice), lay([admit] * count, present)
     few = label is None and present is None  # keys that are left out
     sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
@@ -157,7 +173,7 @@ def hard(
         [keys],
         anchor_tag=of_anchor,
         key_tag=of_key,
-        exclude=own_views(samples[rows], batch, count).repeat(count, 1) if few else None,
+        exclude=own_views(samples[own_slice], batch, count).repeat(count, 1) if few else None,
         moments=(1.0,) if plain else (1 + power, power),
         slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
@@ -172,51 +188,32 @@ def hard(
     known = [(len(keys) - sizes)[of_anchor].to(keys.dtype)]
     if present is not None:  # the log of M, of each anchor
         others = (len(keys) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
-        known.append(lay([others] * count, present, rows))
+        known.append(lay([others] * count, present, own_slice))
     if positives == "augmentation":
         mean = 1 / (count * (count - 1) * max(batch, 1))
         if present is not None:
             mean = 1 / pair_count(present, range(count))
 
-        def by_view(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+        def by_view(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
             positive, *there = per_anchor[half:]
             loss = _softplus(log_total(sums, per_anchor[:half])[:, None] - positive)
             return (loss * there[0] if there else loss).sum() * mean
 
         half = len(known)
-        pairs_of_views = augmentations(vectors, range(count), tau, rows, present)
-        return contrast(pairs, by_view, [*known, *pairs_of_views])
-    own = own_places(batch, count, present, rows, keys.device)
+        pairs_of_views = augmentations(vectors, range(count), tau, own_slice, present)
+        return contrast(pairs, by_view, [*known, *pairs_of_views], mutual=mutual)
+    own = own_places(batch, count, present, own_slice, keys.device)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
-    return _same_class(pairs, log_total, known, own, mean)
-
-
-def _same_class(
-    pairs: Pairs,
-    log_total: Callable[[Tensor, Sequence[Tensor]], Tensor],
-    known: Sequence[Tensor],
-    own: Tensor,
-    mean: float,
-) -> Tensor:
-    """Sums log(1 + M E_q / f+) over the pairs of one class; `own` are the anchors' keys."""
-    (anchors,), (keys,) = pairs.anchors, pairs.keys
-    of_anchor, of_key = pairs.anchor_tag, pairs.key_tag
-    assert of_anchor is not None and of_key is not None
-    if is_fused(keys):
+    if is_fused(keys) and mutual is None:
         total = log_total(fused_sums(pairs), known)
         tags = of_anchor.int(), of_key.int(), own.int()
-        return fused.tagged_pair_losses(anchors, keys, total, *tags, torch.full_like(total, mean))
-    members = class_members(of_key)
-
-    def match(strip: slice) -> tuple[Tensor, Tensor]:
-        return members(of_anchor[strip], own[strip])
-
-    def by_label(sums: Tensor, per_anchor: Sequence[Tensor], matches: Matches | None) -> Tensor:
-        assert matches is not None
-        total = log_total(sums, per_anchor)
-        return _softplus(total[matches.anchor] - matches.logits).sum() * mean
-
-    return contrast(pairs, by_label, known, match)
+        weight = torch.full_like(total, mean)
+        return fused.tagged_pair_losses(pairs.anchors[0], keys, total, *tags, weight)
+    total = log_total(mutual_sums(pairs, mutual)[0], known)
+    weight, least = keys.new_full((len(keys), 1), mean), keys.new_full((1,), -math.inf)
+    classes = Classes([of_key], weight, own, soft=True)
+    told = everyone(mutual, total)
+    return class_losses(pairs.anchors[0], keys, total, least, classes, rows, told)
 
 
 def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:
@@ -233,7 +230,7 @@ def debiased(
     *,
     tau: float = 0.5,
     tau_plus: float = 0.1,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8).
 
@@ -245,7 +242,8 @@ def debiased(
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
         tau: temperature, > 0.
         tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -258,19 +256,21 @@ def debiased(
     samples = torch.arange(batch, device=z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         (positive,) = per_anchor
         rest = debias(sums, positive, negatives, tau, tau_plus)
         return torch.log1p(rest * torch.exp(-positive)).sum() * mean
 
+    own = as_slice(rows)
     pairs = Pairs(
-        [torch.cat([view[rows] for view in vectors]) / tau],
+        [torch.cat([view[own] for view in vectors]) / tau],
         [torch.cat(vectors)],
-        anchor_tag=samples[rows].repeat(count),
+        anchor_tag=samples[own].repeat(count),
         key_tag=samples.repeat(count),
-        exclude=own_views(samples[rows], batch, count).repeat(count, 1),
+        exclude=own_views(samples[own], batch, count).repeat(count, 1),
     )
-    return contrast(pairs, finish, augmentations(vectors, range(count), tau, rows, None))
+    known = augmentations(vectors, range(count), tau, own, None)
+    return contrast(pairs, finish, known, mutual=Mutual.of(rows, batch, [0], [0], [range(count)]))
 
 
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:

@@ -15,6 +15,7 @@ from heron.pipeline.data.random_keys import normals
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
+from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 
 SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
 LEAST_STD = 0.1  # D_SKL divides by its square, and with the authors' 1e-7 overflowed
@@ -88,7 +89,7 @@ class Mib(Term):
     beta_epochs: Natural = 100
 
     needs: ClassVar[Needs] = Needs(
-        gathered=("critics",), own=("projections", "means", "stds"), views=2
+        vectors=("critics",), own=("projections", "means", "stds"), views=2
     )
     nested: ClassVar[tuple[str, ...] | None] = ()  # a width has bottlenecks of its own
 
@@ -101,7 +102,7 @@ class Mib(Term):
         """See `mib`; beta grows as in the paper's experiments."""
         share = min(batch.epoch / self.beta_epochs, 1.0)
         beta = self.beta_start * (self.beta / self.beta_start) ** share
-        own, critics = batch.own, batch.gathered["critics"]
+        own, critics = batch.own, batch.vectors["critics"]
         views = len(own["projections"])
         losses = [
             mib(
@@ -109,7 +110,7 @@ class Mib(Term):
                 own["means"][at : at + views],
                 own["stds"][at : at + views],
                 beta=beta,
-                rows=batch.rows,
+                rows=batch.own_rows,
             )
             for at in range(0, len(critics), views)
         ]
@@ -122,7 +123,7 @@ def mib(
     stds: Sequence[Float[Tensor, "rows code"]],
     *,
     beta: float = 1.0,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""The multi-view information bottleneck (Federici et al. 2020, Section 3.2, L_MIB).
 
@@ -142,7 +143,7 @@ def mib(
         means: of p(z|v) of this process's rows, one tensor a view.
         stds: standard deviations, as the means.
         beta: weight of D_SKL, >= 0.
-        rows: this process's rows in the batch.
+        rows: this process's rows in the batch, as of `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -154,28 +155,37 @@ def mib(
         raise ValueError(f"mib has {len(critics)} view; expected at least 2")
     couples = list(itertools.combinations(range(len(critics)), 2))
     batch = len(critics[0])
-    own = torch.arange(batch, device=critics[0].device)[rows, None]
+    own, places = as_slice(rows), torch.arange(batch, device=critics[0].device)
     parts = []
     for u, v in couples:
         apart = _divergence(means[u], stds[u], means[v], stds[v])
-        parts.append(_minus_information(critics[u][rows], critics[v], own))
+        if not isinstance(rows, OwnRows):
+            parts.append(_minus_information(critics[u][own], critics[v], places[own], batch))
+        else:  # what own anchors find; then what the anchors of all find for own keys: a gradient
+            constant = critics[u].detach(), critics[v].detach()
+            parts.append(_minus_information(critics[u][own], constant[1], places[own], batch))
+            mine = torch.where((places >= own.start) & (places < own.stop), places - own.start, -1)
+            pull = _minus_information(constant[0], critics[v][own], mine, batch)
+            parts.append(pull - pull.detach())
         parts.append(beta * apart / max(batch, 1))
     return torch.stack(parts).sum() / len(couples)
 
 
-def _minus_information(anchors: Tensor, keys: Tensor, own: Tensor) -> Tensor:
-    """The share of some anchors in -I; `own` is an anchor's place among the keys, [anchors, 1]."""
-    batch = len(keys)
+def _minus_information(anchors: Tensor, keys: Tensor, own: Tensor, batch: int) -> Tensor:
+    """The share of some pairs in -I; `own` is an anchor's place among the keys, -1: none."""
     of_positive, of_negative = 1 / max(batch, 1), 1 / max(batch * (batch - 1), 1)
 
     def rule(rows: slice, logits: Sequence[Tensor], _: Sequence[Tensor]) -> RuleResult:
         (strip,) = logits
-        positive = strip.gather(1, own[rows])
+        anchor = (own[rows] >= 0).nonzero()[:, 0]
+        at = anchor, own[rows][anchor]
+        positive = strip[at]
         loss = F.softplus(-positive).sum() * of_positive
-        loss = loss + F.softplus(strip).scatter_(1, own[rows], 0.0).sum() * of_negative
+        each = F.softplus(strip)
+        each[at] = 0.0
         slope = strip.sigmoid_().mul_(of_negative)
-        slope.scatter_(1, own[rows], -of_positive * torch.sigmoid(-positive))
-        return loss, [slope], []
+        slope[at] = -of_positive * torch.sigmoid(-positive)
+        return loss + each.sum() * of_negative, [slope], []
 
     return blockwise(rule, [anchors], [keys])
 

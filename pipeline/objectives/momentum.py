@@ -150,9 +150,7 @@ class MomentumTerm(Term):
     queue: Natural = 8192
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
 
-    needs: ClassVar[Needs] = Needs(
-        gathered=("projections",), own=("logits",), labels=WRONG, views=2
-    )
+    needs: ClassVar[Needs] = Needs(own=("logits", "projections"), labels=WRONG, views=2)
     nested: ClassVar[tuple[str, ...] | None] = ()  # keys are made, and enqueued, once and whole
 
     def refuse(self, name: str, setting: TermSetting) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from heron.pipeline.config.terms import Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.hard import debias
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm
+from heron.pipeline.objectives.pairs import Pairs
 
 Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
 
@@ -30,7 +31,7 @@ class Mulco(MomentumTerm):
         keys, posteriors = memory.embed(batch), batch.logits.detach().softmax(1)
         memory.offer(batch.gather_labelled(keys), batch.gather_labelled(posteriors))
         queue, of_queue = memory.queue()
-        q = batch.labelled_projections[0][batch.labelled]
+        q = batch.own_labelled("projections")[0]
 
         def compared(part: slice) -> Tensor:
             return mulco(
@@ -108,7 +109,7 @@ def mulco(
         pairs = Pairs([anchors], [others], anchor_weight=ybar.to(dtype), key_weight=prob_queue)
     prior = 1 / prob_q.shape[1] if tau_plus is None else tau_plus
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         positive = per_anchor[0][:, None]
         rest = debias(sums, positive, len(others), tau, prior) if kind == "debiased" else sums
         return torch.log1p(rest * torch.exp(-positive)).sum() * mean

@@ -41,7 +41,13 @@ class Objective:
         def union(scope: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys(name for one in needs for name in getattr(one, scope)))
 
-        self.needs = Needs(union("gathered"), union("labelled"), union("own"))
+        self.needs = Needs(
+            gathered=union("gathered"),
+            labelled=union("labelled"),
+            own=union("own"),
+            vectors=union("vectors"),
+            labelled_vectors=union("labelled_vectors"),
+        )
         self.memories: dict[str, Memory] = {}
 
     @property

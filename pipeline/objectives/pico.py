@@ -1,6 +1,7 @@
 """PiCO: a classifier of pseudo-targets, and contrast of what is taken for one class."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -10,13 +11,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heron.pipeline.config.sections import Natural, Share
-from heron.pipeline.config.terms import Temperature
+from heron.pipeline.config.terms import Needs, Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.mulco import mulco
+from heron.pipeline.objectives.mutual import Mutual
+from heron.pipeline.objectives.pairs import Pairs
+from heron.pipeline.objectives.present import Rows, as_slice
 from heron.shards.artefact import Count
 
 
@@ -131,6 +135,7 @@ class Pico(MomentumTerm):
     phi_epochs: Natural = 200
     warmup_epochs: Count = 1
 
+    needs: ClassVar[Needs] = replace(MomentumTerm.needs, labelled_vectors=("projections",))
     remembers_rows: ClassVar[bool] = True
 
     def memory(self, run: RunSpec) -> PicoMemory:
@@ -143,7 +148,7 @@ class Pico(MomentumTerm):
         posteriors = batch.logits.detach().softmax(1)
         posteriors = posteriors.masked_fill(batch.own_targets == 1, -torch.inf)
         classes = batch.gather_labelled(posteriors.argmax(1))
-        q, warm = batch.labelled_projections[0], batch.epoch < self.warmup_epochs
+        q, warm = batch.labelled_vectors["projections"][0], batch.epoch < self.warmup_epochs
         indices = batch.indices[: len(keys)]
         labels = memory.disambiguation
         directions = unit(q.detach())
@@ -163,7 +168,8 @@ class Pico(MomentumTerm):
             if not warm:
                 vectors = q[:, part], all_keys[:, part], queue[:, part]
                 of_keys = of_queue.argmax(1)
-                return pico(*vectors, classes, of_keys, tau=self.tau, rows=batch.labelled)
+                rows = batch.own_labelled_rows
+                return pico(*vectors, classes, of_keys, tau=self.tau, rows=rows)
             return mulco(  # MoCo: a sample's own key alone is positive
                 q[batch.labelled, part],
                 keys[:, part],
@@ -203,7 +209,7 @@ def pico(
     queue_classes: Int[Tensor, " queue"],
     *,
     tau: float = 0.07,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""PiCO's L_cont (Wang et al. 2022, Eq. 2 and 3).
 
@@ -221,7 +227,8 @@ def pico(
         classes: the most probable candidate of each sample.
         queue_classes: those of the queue's samples when they were put there.
         tau: temperature, > 0.
-        rows: the samples whose queries are summed here; counts are those of the whole batch.
+        rows: the samples whose queries are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -233,19 +240,25 @@ def pico(
     queries = unit(q).to(dtype)
     others = torch.cat([queries, unit(keys.detach()).to(dtype), unit(queue.detach()).to(dtype)])
     of_other = torch.cat([classes, classes, queue_classes])
-    own = torch.arange(len(q), device=q.device)[rows]
-    anchors, same = queries[rows], classes[rows]
+    own = torch.arange(len(q), device=q.device)[as_slice(rows)]
+    anchors, same = queries[own], classes[own]
 
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
+    mutual = Mutual.of(rows, len(q), [0], [0], [[0]])
     count = int(of_other.max()) + 1 if len(of_other) else 0
     positives = (torch.bincount(of_other, minlength=count)[same] - 1).to(dtype)
-    sums_by_class = others.new_zeros(count, others.shape[1]).index_add(0, of_other, others)
-    attraction = (anchors * (sums_by_class[same] - anchors)).sum(1) / (tau * positives)
+    nothing = others.new_zeros(count, others.shape[1])
+    rest = nothing.index_add(0, of_other, others)[same] - anchors
+    attraction = (anchors * rest).sum(1) / (tau * positives)
+    if mutual is not None:  # it is a positive of its class's queries, too
+        rest = rest + nothing.index_add(0, classes, queries)[same] - anchors
+        slope = (anchors * rest.detach()).sum(1) / (tau * positives)
+        attraction = attraction.detach() + slope - slope.detach()
     mean = 1 / max(len(q), 1)
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         return (sums[:, 0].log() - per_anchor[0]).sum() * mean
 
     number = torch.arange(len(others), device=q.device)
     pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=number, exclude=own[:, None])
-    return contrast(pairs, finish, [attraction])
+    return contrast(pairs, finish, [attraction], mutual=mutual)

@@ -1,9 +1,10 @@
 """Anchors and keys laid end to end, of rows that may lack views."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Present = Bool[Tensor, "batch views"] | None  # which views each row has; None: all of them
@@ -42,3 +43,63 @@ def pair_count(present: Bool[Tensor, "batch views"], among: Sequence[int]) -> in
     """Pairs of an anchor in the views `among` and another view of its row, at least 1."""
     others = present.sum(1) - 1
     return max(int(sum((others * present[:, u]).sum() for u in among)), 1)
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """One process's rows of a batch whose vectors it sees without the others' gradient.
+
+    A row is an anchor where it lives and a key of every process's anchors. With what these found
+    for their sums (a few numbers an anchor) its whole gradient is taken where it lives, so no
+    process finds, or sends, that of another's rows.
+
+    Attributes:
+        slice: the own rows among all rows.
+        gather: numbers of the own rows, [own rows, ...], to those of all rows; without gradient.
+            Every process must call it.
+    """
+
+    slice: slice
+    gather: Callable[[Tensor], Tensor]
+
+
+Rows = slice | OwnRows
+
+
+def as_slice(rows: Rows) -> slice:
+    """The rows whose anchors are summed here."""
+    return rows.slice if isinstance(rows, OwnRows) else rows
+
+
+def spread(
+    own: Sequence[Float[Tensor, "anchors numbers"]],
+    rows: OwnRows,
+    present: Present,
+    among: Sequence[Sequence[int]],
+) -> list[Float[Tensor, "_ numbers"]]:
+    """Numbers of the own anchors of some heads to those of all anchors, in one collective.
+
+    Args:
+        own: a tensor a head; its anchors are as `lay` has them.
+        rows: the own rows.
+        present: which views each row has.
+        among: the views of each head's anchors.
+    """
+    by_row, count = [], rows.slice.stop - rows.slice.start
+    for numbers, views in zip(own, among, strict=True):
+        if present is None:
+            by_view = numbers.view(len(views), count, numbers.shape[1])
+        else:
+            there = present[rows.slice][:, list(views)].T
+            by_view = numbers.new_zeros(*there.shape, numbers.shape[1])
+            by_view[there] = numbers
+        by_row.append(by_view.transpose(0, 1).flatten(1))
+    whole = rows.gather(torch.cat(by_row, 1))
+    found = torch.split(whole, [x.shape[1] for x in by_row], 1)
+    return [
+        lay(
+            torch.chunk(part, len(views), 1),
+            None if present is None else present[:, list(views)],
+        )
+        for part, views in zip(found, among, strict=True)
+    ]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.unsupervised import WeightNet
 
 
@@ -96,7 +97,7 @@ def single_view_unsupervised(
     samples = torch.arange(batch, device=z[0].device)
     mean = 1 / (len(z) * max(batch, 1))
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         return torch.log1p(math.e / 2 * sums * torch.exp(-per_anchor[0])).sum() * mean
 
     shares = []

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
-from heron.pipeline.objectives.present import Present, lay, own_places
+from heron.pipeline.objectives.mutual import Mutual
+from heron.pipeline.objectives.pairs import Pairs
+from heron.pipeline.objectives.present import Present, Rows, as_slice, lay, own_places
 
 
 class Supcon(Term):
@@ -19,15 +21,16 @@ class Supcon(Term):
 
     tau: Temperature = 0.1
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(
+        own=("projections",), labelled_vectors=("projections",), labels=KNOWN
+    )
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `supcon`."""
-        z = batch.labelled_projections
-        present = batch.class_present
-        return supcon(z, batch.classes, tau=self.tau, rows=batch.labelled, present=present)
+        z, rows = batch.labelled_vectors["projections"], batch.own_labelled_rows
+        return supcon(z, batch.classes, tau=self.tau, rows=rows, present=batch.class_present)
 
 
 def supcon(
@@ -35,7 +38,7 @@ def supcon(
     label: Shaped[Tensor, "..."],
     *,
     tau: float = 0.1,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""SupCon's L_out (Khosla et al. 2020, Eq. 2).
@@ -53,7 +56,8 @@ def supcon(
         z: projections of the labelled samples of the whole batch, [batch, dim], one a view.
         label: their classes, any whole numbers, [batch].
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
         present: which views each sample has, over which i, A(i) and P(i) run.
 
     Returns:
@@ -68,21 +72,26 @@ def supcon(
     vectors = [unit(view).to(dtype) for view in z]
     keys, classes = lay(vectors, present), lay([number] * len(z), present)
     place = torch.arange(len(keys), device=keys.device)
-    anchors = lay(vectors, present, rows)
-    own = own_places(batch, len(z), present, rows, keys.device)
+    anchors = lay(vectors, present, as_slice(rows))
+    own = own_places(batch, len(z), present, as_slice(rows), keys.device)
     same = classes[own]
 
     members = torch.bincount(classes, minlength=count)
-    whole = keys.new_zeros(count, keys.shape[1]).index_add(0, classes, keys)
+    mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
+    of_class = keys if mutual is None else keys.detach()
+    whole = keys.new_zeros(count, keys.shape[1]).index_add(0, classes, of_class)
     others = (members[same] - 1).to(dtype)
-    attraction = (anchors * (whole[same] - anchors)).sum(1) / (tau * others.clamp(min=1))
+    rest = whole[same] - (anchors if mutual is None else anchors.detach())
+    attraction = (anchors * rest).sum(1) / (tau * others.clamp(min=1))
+    if mutual is not None:  # a row is as much its positives' positive as they are its
+        attraction = 2 * attraction - attraction.detach()
     mean = 1 / max(len(keys), 1)
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         attraction, others = per_anchor
         some = others > 0
         total = torch.where(some, sums[:, 0], 1.0)
         return torch.where(some, total.log() - attraction, 0.0).sum() * mean
 
     pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=place, exclude=own[:, None])
-    return contrast(pairs, finish, [attraction, others])
+    return contrast(pairs, finish, [attraction, others], mutual=mutual)

@@ -1,17 +1,19 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import is_fused
-from heron.pipeline.objectives.engine import RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
+from heron.pipeline.objectives.pairs import is_fused
+from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 
 Distance = Literal["hamming", "indicator"]
 
@@ -23,19 +25,19 @@ class WeightedSupervised(Term):
     distance: Distance = "hamming"
     self_pairs: bool = False
 
-    needs: ClassVar[Needs] = Needs(labelled=("hidden",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(labelled_vectors=("hidden",), labels=KNOWN)
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_supervised`."""
         return weighted_supervised(
-            batch.gathered_labelled["hidden"][0],
+            batch.labelled_vectors["hidden"][0],
             batch.targets,
             tau=self.tau,
             distance=self.distance,
             self_pairs=self.self_pairs,
-            rows=batch.labelled,
+            rows=batch.own_labelled_rows,
         )
 
 
@@ -46,7 +48,7 @@ def weighted_supervised(
     tau: float = 1.0,
     distance: Distance = "hamming",
     self_pairs: bool = False,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7).
 
@@ -79,7 +81,8 @@ def weighted_supervised(
         distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
         self_pairs: keep the pairs i = j, as the authors' code does.
-        rows: the samples whose anchors are summed here; counts are those of the whole batch.
+        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, 0 and differentiable when there is
@@ -104,19 +107,79 @@ def weighted_supervised(
     count = y.sum(0)
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    numbers = _numbers(rows, y)
+    own = as_slice(rows)
+    numbers = torch.arange(len(y), device=y.device)
     if is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE:
-        anchors, own = s[rows] / tau, y[rows]
-        total = fused.log_sums(fused.label_sums(anchors, s, own, y, distance))
-        numbers = torch.full_like(numbers, -1) if self_pairs else numbers
-        return fused.pair_losses(anchors, s, total, own, y, weight, numbers.int(), distance)
+        return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
     stated = None if known is None else known.to(dtype)
-    rule = _PairRule(y, y[rows], weight, distance, self_pairs, numbers, stated, rows)
-    return blockwise(rule, [s[rows] / tau], [s])
+    rule = _PairRule(y, y[own], weight, distance, self_pairs, numbers[own], stated, own)
+    if isinstance(rows, OwnRows):
+        loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
+        return loss
+    return blockwise(rule, [s[own] / tau], [s])
 
 
-def _numbers(rows: slice, y: Tensor) -> Tensor:
-    return torch.arange(y.shape[0], device=y.device)[rows]
+def _by_kernels(
+    s: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    tau: float,
+    distance: Distance,
+    self_pairs: bool,
+    rows: Rows,
+) -> Tensor:
+    """L_s of unit vectors by fused kernels."""
+    own = as_slice(rows)
+    number = torch.arange(len(y), dtype=torch.int32, device=y.device)
+    number = torch.full_like(number, -1) if self_pairs else number
+    anchors, keys = s[own] / tau, s.detach() if isinstance(rows, OwnRows) else s
+    sums = fused.label_sums(anchors, keys, y[own], y, distance)
+    total = fused.log_sums(sums)
+    loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, number[own], distance)
+    if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
+        return loss
+    # What the anchors of all find for own keys: a gradient, whose value is taken away again.
+    (slope,) = torch.autograd.grad(loss, sums, retain_graph=True)
+    found, slope = rows.gather(torch.cat([sums.detach(), slope], 1)).chunk(2, 1)
+    every, mine, own_y = s.detach() / tau, s[own], y[own]
+    number = torch.where((number >= own.start) & (number < own.stop), number - own.start, -1)
+    pull = (fused.label_sums(every, mine, y, own_y, distance) * slope).sum()
+    total = fused.log_sums(found)
+    pull = pull + fused.pair_losses(every, mine, total, y, own_y, weight, number, distance)
+    return loss + pull - pull.detach()
+
+
+class _SharedPairs(torch.autograd.Function):
+    """L_s of own anchors with the whole gradient of their rows; two passes, as of `mutual`.
+
+    The first finds each own anchor's D of every label and the loss's slope by it, which all
+    processes then tell each other; the second what is owed to the rows as anchors and as keys.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
+        own = anchors.new_zeros(2, len(anchors), rule.labels)
+        parts = list(strips(len(anchors), len(keys), anchors.device))
+        for part in parts:
+            share, own[0, part], own[1, part] = rule.found(part, anchors[part] @ keys.T)
+            loss += share
+        gradient = torch.zeros_like(anchors)
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            everyone = rows.gather(own.transpose(0, 1).contiguous()).unbind(1)
+            for part in parts:
+                slope = rule.owed(part, anchors[part] @ keys.T, own[:, part], everyone)
+                torch.mm(slope, keys, out=gradient[part])
+        ctx.save_for_backward(gradient)
+        return loss.to(anchors.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0] * gradient, None, None, None
 
 
 class _PairRule:
@@ -164,29 +227,13 @@ class _PairRule:
     def __call__(
         self, rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]
     ) -> RuleResult:
-        f = logits[0].exp_()
-        dist = self.distances(rows)
-        repulsion = dist * f  # gamma f
+        repulsion, inverse = self.weighed(rows, logits[0])
         total = repulsion @ self.negative  # D, anchors x labels
-        if self.distance == "hamming":
-            f.mul_(dist.mul_(-1 / self.labels).add_(1))  # sigma f
-        inverse = f.reciprocal_()
-        if not self.self_pairs:
-            inverse.scatter_(1, self.numbers[rows, None], 0.0)  # ratio 0: no loss, no gradient
-
-        loss = inverse.new_zeros(())
-        d_total = torch.zeros_like(total)
+        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         attraction = torch.zeros_like(inverse)
-        for a, (members, weight) in enumerate(zip(self.members, self.weight, strict=True)):
-            anchors = self.anchor_y[rows, a].nonzero()[:, 0]
-            if weight == 0 or anchors.numel() == 0:
-                continue
-            # One flat index serves the gather and the scatter: an order of magnitude faster on a
-            # CPU than indexing with a pair of index vectors.
-            place = (anchors[:, None] * f.shape[1] + members).view(-1)
-            shape = (len(anchors), len(members))
+        for a, weight, anchors, _, place in self.pairs(rows):
             d = total[anchors, a, None]
-            pair_inverse = inverse.view(-1).index_select(0, place).view(shape)
+            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
             ratio = pair_inverse * d  # x = D / (sigma f)
             loss += ratio.log1p().sum() * weight
             shrink = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
@@ -194,3 +241,56 @@ class _PairRule:
             attraction.view(-1).scatter_add_(0, place, shrink.mul_(d).view(-1))  # x / (1 + x)
         d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
         return loss, [d_logits], []
+
+    def found(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of a strip, D, and the loss's slope by D."""
+        repulsion, inverse = self.weighed(rows, logits)
+        total = repulsion @ self.negative
+        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
+        for a, weight, anchors, _, place in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
+            ratio = pair_inverse * total[anchors, a, None]
+            loss += ratio.log1p().sum() * weight
+            d_total[anchors, a] = pair_inverse.div_(ratio.add_(1)).sum(1).mul_(weight)
+        return loss, total, d_total
+
+    def owed(self, rows: slice, logits: Tensor, own: Tensor, everyone: Sequence[Tensor]) -> Tensor:
+        """The slope by the logits of a strip, of its rows as anchors and as keys of all.
+
+        `own` and `everyone` are D and its slope, of the strip's anchors and of all.
+        """
+        repulsion, inverse = self.weighed(rows, logits)
+        slope = own[1] @ self.negative.T
+        slope.addmm_(self.negative[self.numbers[rows]], everyone[1].T).mul_(repulsion)
+        for a, weight, anchors, members, place in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
+            pulls = torch.zeros_like(pair_inverse)
+            for d in (own[0][anchors, a, None], everyone[0][None, members, a]):
+                ratio = pair_inverse * d
+                pulls.addcdiv_(ratio, ratio + 1, value=-weight)
+            slope.view(-1).scatter_add_(0, place, pulls.view(-1))
+        return slope
+
+    def weighed(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a strip gamma f, and 1 / (sigma f), which is 0 of no pair."""
+        f = logits.exp_()
+        dist = self.distances(rows)
+        repulsion = dist * f
+        if self.distance == "hamming":
+            f.mul_(dist.mul_(-1 / self.labels).add_(1))
+        inverse = f.reciprocal_()
+        if not self.self_pairs:
+            inverse.scatter_(1, self.numbers[rows, None], 0.0)  # ratio 0: no loss, no gradient
+        return repulsion, inverse
+
+    def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
+        """The pairs inside each P(a): a, its weight, rows of the strip, keys, places in the strip.
+
+        One flat index serves the gather and the scatter: an order of magnitude faster on a CPU than
+        indexing with a pair of index vectors.
+        """
+        for a, (members, weight) in enumerate(zip(self.members, self.weight, strict=True)):
+            anchors = self.anchor_y[rows, a].nonzero()[:, 0]
+            if weight != 0 and anchors.numel():
+                place = (anchors[:, None] * len(self.negative) + members).view(-1)
+                yield a, weight, anchors, members, place

@@ -1,5 +1,6 @@
 """Unsupervised contrastive terms: views of a sample attract, other samples repel."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.contrast import Matches, Pairs, contrast
+from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.present import Present, lay, pair_count
+from heron.pipeline.objectives.mutual import Mutual, mutual_sums
+from heron.pipeline.objectives.pairs import Pairs
+from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay, pair_count
 
 Anchors = Literal["first", "all"]
 Negatives = Literal["all_views", "cross_view"]
@@ -24,13 +27,14 @@ class NtXent(Term):
 
     tau: Temperature = 0.5
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `nt_xent`."""
-        return nt_xent(batch.projections, tau=self.tau, rows=batch.rows, present=batch.present)
+        z = batch.vectors["projections"]
+        return nt_xent(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
 
 
 class Cmc(Term):
@@ -42,14 +46,15 @@ class Cmc(Term):
 
     tau: Temperature = 0.5
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections",), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `cmc`."""
-        return cmc(batch.projections, tau=self.tau, rows=batch.rows, present=batch.present)
+        z = batch.vectors["projections"]
+        return cmc(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
 
 
 class WeightNet(nn.Sequential):
@@ -71,7 +76,7 @@ class WeightedUnsupervised(Term):
     anchors: Anchors = "all"
     negatives: Negatives = "all_views"
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), views=2)
+    needs: ClassVar[Needs] = Needs(vectors=("projections", "weights"), views=2)
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights")
     repels_all: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
@@ -83,12 +88,12 @@ class WeightedUnsupervised(Term):
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_unsupervised`."""
         return weighted_unsupervised(
-            batch.projections,
-            batch.gathered["weights"],
+            batch.vectors["projections"],
+            batch.vectors["weights"],
             tau=self.tau,
             anchors=self.anchors,
             negatives=self.negatives,
-            rows=batch.rows,
+            rows=batch.own_rows,
             present=batch.present,
         )
 
@@ -114,7 +119,7 @@ def nt_xent(
     z: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 0.5,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), for any number of views; InfoNCE, UCL.
@@ -128,7 +133,8 @@ def nt_xent(
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
         tau: temperature, > 0.
         rows: the samples whose anchors are summed here; the loss is still divided by the count of
-            the whole batch, so that the shares of all processes add up to the loss.
+            the whole batch, so that the shares of all processes add up to the loss. Of `OwnRows`
+            the gradient is that of the whole loss, with respect to these rows alone.
         present: which views each sample has: i, u, v and k, j run over these, and the mean over
             the pairs that there are.
 
@@ -140,14 +146,14 @@ def nt_xent(
     """
     vectors = unit_views(z, tau, "nt_xent")
     head = [v / tau for v in vectors], vectors
-    return _own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
+    return own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
 
 
 def cmc(
     z: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 0.5,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3 over all pairs of views).
@@ -160,7 +166,7 @@ def cmc(
     """
     vectors = unit_views(z, tau, "cmc")
     head = [v / tau for v in vectors], vectors
-    return _cross_view(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
+    return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
 
 
 def weighted_unsupervised(
@@ -170,7 +176,7 @@ def weighted_unsupervised(
     tau: float = 1.0,
     anchors: Anchors = "all",
     negatives: Negatives = "all_views",
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5).
@@ -196,8 +202,7 @@ def weighted_unsupervised(
         negatives: `all_views` of the other samples (the paper), or `cross_view`: only the
             positive's view of them, the positive pair weighted by g like the negatives and not
             counted again (the authors' code, up to a constant).
-        rows: the samples whose anchors are summed here; the loss is still divided by the count of
-            the whole batch, so that the shares of all processes add up to the loss.
+        rows: see `nt_xent`.
         present: see `nt_xent`.
 
     Returns:
@@ -210,9 +215,11 @@ def weighted_unsupervised(
     weights = [unit(weight).to(vectors[0].dtype) for weight in h]
     p = [v / tau - weight for v, weight in zip(vectors, weights, strict=True)]
     among = range(1 if anchors == "first" else len(z))
-    term = _own_excluded if negatives == "all_views" else _cross_view
     heads: list[Head] = [(vectors, p), (p, vectors)]
-    return term(vectors, heads, among, tau, math.e / 2, rows, present) / len(among)
+    if negatives == "all_views":
+        return own_excluded(vectors, heads, among, tau, math.e / 2, rows, present) / len(among)
+    near = [v / tau for v in vectors]
+    return cross_view((near, vectors), heads, among, math.e / 2, rows, present) / len(among)
 
 
 def input_weighted_unsupervised(
@@ -221,7 +228,7 @@ def input_weighted_unsupervised(
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""HCL's weighted unsupervised loss (2021, Eq. 4): L_u with weights from the raw inputs.
 
@@ -234,7 +241,7 @@ def input_weighted_unsupervised(
         x: raw inputs, one tensor [batch, width of the view] a view; no gradient is taken.
         tau: temperature, > 0.
         anchors: `all` views are anchors, or the `first` only.
-        rows: see `weighted_unsupervised`.
+        rows: see `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -245,6 +252,10 @@ def input_weighted_unsupervised(
     vectors = unit_views(z, tau, "input_weighted_unsupervised")
     raw = [unit(view.detach().flatten(1)).to(vectors[0].dtype) for view in x]
     among = range(1 if anchors == "first" else len(z))
+    if len(among) == len(z) and len({view.shape for view in raw}) == 1:
+        near = [torch.cat([v / tau, -own], 1) for v, own in zip(vectors, raw, strict=True)]
+        far = [torch.cat(pair, 1) for pair in zip(vectors, raw, strict=True)]
+        return own_excluded(vectors, [(near, far)], among, tau, math.e, rows) / len(among)
     shares = []
     for u in among:
         near = [torch.cat([v / tau, -raw[u]], 1) for v in vectors]
@@ -252,81 +263,116 @@ def input_weighted_unsupervised(
             torch.cat([v, own if own.shape == raw[u].shape else raw[u]], 1)
             for v, own in zip(vectors, raw, strict=True)
         ]
-        shares.append(_own_excluded(vectors, [(near, far)], [u], tau, math.e, rows))
+        shares.append(own_excluded(vectors, [(near, far)], [u], tau, math.e, rows))
     return torch.stack(shares).sum() / len(among)
 
 
-# The vectors of each view that stand on the anchors' side and on the keys' side of a head.
+# The vectors of each view that stand on the anchors' side and on the keys' side of a head. Turned
+# over (keys on the anchors' side), the first of several heads is the last, the second the last but
+# one; a head alone is symmetric.
 Head = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
-def _own_excluded(
+def own_excluded(
     vectors: Sequence[Tensor],
     heads: Sequence[Head],
     among: Sequence[int],
     tau: float,
     scale: float,
-    rows: slice,
+    rows: Rows,
     present: Present = None,
 ) -> Tensor:
     """Sum over the anchor views `among` of the mean of log1p(scale D / f+).
 
     D is the sum over the heads and over all views of the other samples.
     """
-    count, batch = len(vectors), vectors[0].shape[0]
+    count, batch, own = len(vectors), vectors[0].shape[0], as_slice(rows)
     samples = torch.arange(batch, device=vectors[0].device)
-    mean, exclude = 1 / ((count - 1) * max(batch, 1)), None
-    if present is None:
-        exclude = own_views(samples[rows], batch, count).repeat(len(among), 1)
-    else:
+    mean = 1 / ((count - 1) * max(batch, 1))
+    if present is not None:
         mean = len(among) / pair_count(present, among)
+    counted, every = among, list(range(count))
+    if isinstance(rows, OwnRows):
+        among = (
+            every  # a view that is no anchor is a key, of which its own row is told the gradient
+        )
+    mutual = None
+    if list(among) == every:
+        mirror = range(len(heads))[::-1]
+        mutual = Mutual.of(rows, batch, mirror, [0] * len(heads), [every], present)
+    known = positives(vectors, among, tau, own, present)
+    if len(counted) < len(among):
+        weigh = [x.new_full((batch,), float(u in counted)) for u, x in enumerate(vectors)]
+        anchor = lay(weigh, present, own, among)[:, None]
+        known = [known[0], anchor * (known[1] if len(known) > 1 else torch.ones_like(known[0]))]
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         loss = torch.log1p(scale * sums * torch.exp(-per_anchor[0]))
-        return (loss if present is None else loss * per_anchor[1]).sum() * mean
+        return (loss * per_anchor[1] if len(per_anchor) > 1 else loss).sum() * mean
 
+    few = own_views(samples[own], batch, count).repeat(len(among), 1) if present is None else None
     pairs = Pairs(
-        [lay(near, present, rows, among) for near, _ in heads],
+        [lay(near, present, own, among) for near, _ in heads],
         [lay(far, present) for _, far in heads],
-        anchor_tag=lay([samples] * count, present, rows, among),
+        anchor_tag=lay([samples] * count, present, own, among),
         key_tag=lay([samples] * count, present),
-        exclude=exclude,
+        exclude=few,
     )
-    return contrast(pairs, finish, positives(vectors, among, tau, rows, present))
+    return contrast(pairs, finish, known, mutual=mutual)
 
 
-def _cross_view(
-    vectors: Sequence[Tensor],
+def cross_view(
+    attraction: Head,
     heads: Sequence[Head],
     among: Sequence[int],
-    tau: float,
     scale: float,
-    rows: slice,
+    rows: Rows,
     present: Present = None,
 ) -> Tensor:
     """Sum over the anchor views `among` of the mean of log(scale D) - log f+.
 
     D is the sum over the heads and over the samples' other view v, the positive among them; every
-    v makes a loss of its own.
+    v makes a loss of its own. `attraction` makes log f+, of a row's own views.
     """
-    count, batch = len(vectors), vectors[0].shape[0]
+    near, far = attraction
+    count, batch, own = len(near), near[0].shape[0], as_slice(rows)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
         mean = len(among) / pair_count(present, among)
 
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor], _: Matches | None) -> Tensor:
-        return (torch.log(scale * sums) - per_anchor[0]).sum() * mean
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
+        positive, *there = (x[:, None] for x in per_anchor)
+        if there:
+            sums = torch.where(there[0] > 0, sums, 1 / scale)
+        loss = torch.log(scale * sums) - positive
+        return (loss * there[0] if there else loss).sum() * mean
+
+    def pairs(ways: Sequence[tuple[int, int]]) -> Pairs:
+        return Pairs(
+            [lay(vectors, present, own, [u]) for u, _ in ways for vectors, _ in heads],
+            [lay(vectors, present, among=[v]) for _, v in ways for _, vectors in heads],
+        )
+
+    def known(u: int, v: int) -> list[Tensor]:  # the positive's logit, and whether there is one
+        positive = (near[u][own] * far[v][own]).sum(1)
+        if present is None:
+            return [positive]
+        here = present[own, u]
+        return [positive[here], present[own, v][here].to(positive)]
 
     shares = []
-    for u in among:
-        for v in other_views(u, count):
-            both = slice(None) if present is None else present[rows, u] & present[rows, v]
-            positive = (vectors[u][rows][both] * vectors[v][rows][both]).sum(1) / tau
-            pairs = Pairs(
-                [near[u][rows][both] for near, _ in heads],
-                [lay(far, present, among=[v]) for _, far in heads],
-            )
-            shares.append(contrast(pairs, finish, [positive[:, None]]))
+    for couple in itertools.combinations(range(count), 2):
+        ways = [couple, couple[::-1]]
+        mirror, way = range(2 * len(heads))[::-1], [0] * len(heads) + [1] * len(heads)
+        mutual = Mutual.of(rows, batch, mirror, way, [[u] for u in couple], present)
+        sums = [] if mutual is None else mutual_sums(pairs(ways), mutual)
+        for at, (u, v) in enumerate(ways):
+            if u not in among:
+                continue
+            if mutual is None:
+                shares.append(contrast(pairs([(u, v)]), finish, known(u, v)))
+            else:
+                shares.append(finish(sums[at], known(u, v)))
     return torch.stack(shares).sum()
 
 

@@ -54,6 +54,11 @@ def batch(known: Mapping[str, list[Tensor]], rows: slice = slice(0, BATCH)) -> G
         own=ByName("own", own),
         gathered=ByName("gathered", known),
         gathered_labelled=ByName("labelled", labelled),
+        vectors=ByName("vectors", known),
+        labelled_vectors=ByName(
+            "labelled_vectors",
+            labelled | {"projections": [z[:LABELLED] for z in known["projections"]]},
+        ),
         targets=torch.eye(3).double()[LABEL],
         rows=rows,
         labelled=slice(min(here.start, LABELLED), min(here.stop, LABELLED)),

@@ -309,8 +309,9 @@ def test_a_pair_is_timed_on_the_objective_alone(
 
     def counted(batch: Any) -> Any:
         share = batch.rows.stop - batch.rows.start
-        rows = len(batch.projections[0])
-        assert len(batch.own_targets) == 6 and len(batch.gathered["weights"]) == 2
+        known = batch.vectors or batch.gathered
+        rows = len(known["projections"][0])
+        assert len(batch.own_targets) == 6 and len(known["weights"]) == 2
         seen.append((share, rows))
         clock["now"] += 7.0 + share * rows
         return objective(batch)

@@ -1,0 +1,254 @@
+"""Sums over pairs of rows that are each other's anchor and key, with a row's whole gradient.
+
+Every row of such a term is an anchor, and a key of all others. Where the logits of head h are those
+of its mirror h' turned over, l_ik = l'_ki (of one head that is symmetric, h' = h), and s_i is the
+derivative of the loss by anchor i's sum,
+
+    d loss / d a_i = sum_k (s_i + s'_k) e_ik b_k
+
+is all that row i is owed, as an anchor and as a key. It takes one's own rows, all vectors and all
+s: so on several processes no gradient of another's row is found or sent, only a number an anchor.
+A pass makes the sums, a second the gradient: three products. On one process either pass visits each
+pair once for both of its rows: two products of a symmetric head, four of a head and its mirror.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.engine import MIN_STRIP_ROWS, strip_elements, strips
+from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
+from heron.pipeline.objectives.present import OwnRows, Present, Rows, spread
+
+
+@dataclass(frozen=True)
+class Mutual:
+    """How the pairs of a `Pairs` mirror each other; see this file.
+
+    The anchors of a head are the own rows; its keys begin with all rows that are anchors of its
+    mirror, in order, and those that follow take no gradient. Which pairs count, and how much, is
+    the same seen from either row; no row is compared with itself where a head is its own mirror.
+
+    Attributes:
+        mirror: of each head.
+        way: of each head, numbers from 0 on; the sums of heads of one way are added.
+        spread: numbers of the own anchors, a tensor a way, to those of all anchors; None: these
+            are all.
+    """
+
+    mirror: Sequence[int]
+    way: Sequence[int]
+    spread: Callable[[Sequence[Tensor]], list[Tensor]] | None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        batch: int,
+        mirror: Sequence[int],
+        way: Sequence[int],
+        among: Sequence[Sequence[int]],
+        present: Present = None,
+    ) -> "Mutual | None":
+        """Of ways whose anchors are the views `among` of some rows, as `lay` has them.
+
+        None where the rows are a part of the batch, and what others find is not told: then the
+        gradient of their share is wanted with respect to all rows.
+        """
+        if isinstance(rows, OwnRows):
+            return cls(mirror, way, lambda own: spread(own, rows, present, among))
+        return cls(mirror, way, None) if rows.indices(batch) == (0, batch, 1) else None
+
+
+def everyone(mutual: Mutual | None, numbers: Tensor) -> Tensor | None:
+    """Numbers of the own anchors of one way, [anchors], of all anchors; without gradient.
+
+    None without `mutual`. Every process must take part.
+    """
+    if mutual is None or mutual.spread is None:
+        return None if mutual is None else numbers.detach()
+    return mutual.spread([numbers.detach()[:, None]])[0][:, 0]
+
+
+def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ moments"]]:
+    """The sums of each way's own anchors, differentiable once.
+
+    With `mutual` their gradient with respect to the anchors is all that is owed to the rows, and
+    keys take none; in backward every process must take part. Without, heads are of one way, and
+    the gradient of the sums is taken with respect to anchors and keys.
+    """
+    count = len(pairs.anchors)
+    keys = pairs.keys if mutual is None else [k.detach() for k in pairs.keys]
+    sums: tuple[Tensor, ...] = _Sums.apply(  # type: ignore[no-untyped-call]
+        replace(pairs, anchors=[], keys=[]), mutual, count, *pairs.anchors, *keys
+    )
+    return list(sums)
+
+
+class _Sums(torch.autograd.Function):
+    """The sums, then in backward the gradient: logits are computed twice and never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, pairs: Pairs, mutual: Mutual | None, heads: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*tensors)
+        ctx.given = pairs, mutual  # type: ignore[attr-defined]
+        anchors, keys = tensors[:heads], tensors[heads:]
+        if mutual is not None and is_fused(anchors[0]):
+            both = zip(anchors, keys, strict=True)
+            return _by_way([_fused(pairs, a, k) for a, k in both], mutual)
+        sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
+        for strip in _visits(mutual, anchors, keys):
+            h, rows, first = strip.head, strip.rows, strip.first
+            for r, part in enumerate(summands(pairs, rows, strip.logits, first)):
+                sums[h][rows, r] += part.sum(1)
+                if strip.turned is not None:
+                    served, columns = strip.turned
+                    sums[strip.mirror][served, r] += part[:, columns].sum(0)
+        return _by_way(sums, mutual)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        pairs, mutual = ctx.given  # type: ignore[attr-defined]
+        tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        heads = len(tensors) // 2
+        anchors, keys = tensors[:heads], tensors[heads:]
+        slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
+        of_ways = [d * slopes.to(d) for d in d_sums]
+        own = [of_ways[0]] * heads if mutual is None else [of_ways[way] for way in mutual.way]
+        of_keys: list[Tensor] = []
+        if mutual is not None:
+            everyone = of_ways if mutual.spread is None else mutual.spread(of_ways)
+            turned = [everyone[mutual.way[m]] for m in mutual.mirror]
+            of_keys = [_padded(x, len(k)) for x, k in zip(turned, keys, strict=True)]
+            if is_fused(anchors[0]):
+                given = zip(anchors, keys, own, of_keys, strict=True)
+                found = [_fused_gradient(pairs, *head) for head in given]
+                return None, None, None, *found, *[None] * heads
+        d_anchors = [torch.zeros_like(a) for a in anchors]
+        d_keys = [torch.zeros_like(k) if mutual is None else None for k in keys]
+        buffer = anchors[0].new_empty(0)
+        for strip in _visits(mutual, anchors, keys):
+            h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
+            if of_keys and len(buffer) < logits.numel():
+                buffer = logits.new_empty(logits.numel())
+            parts = summands(pairs, rows, logits, first)
+            for r, part in enumerate(parts):
+                if not of_keys:
+                    part.mul_(own[h][rows, r, None])
+                    continue
+                slope = buffer[: logits.numel()].view_as(logits)
+                part.mul_(torch.add(own[h][rows, r, None], of_keys[h][None, first:, r], out=slope))
+            for part in parts[1:]:
+                parts[0].add_(part)
+            d_anchors[h][rows].addmm_(parts[0], keys[h][first:])
+            if (of_key := d_keys[h]) is not None:
+                of_key.addmm_(parts[0].T, anchors[h][rows])
+            if strip.turned is not None:
+                m, (served, columns) = strip.mirror, strip.turned
+                d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
+        return None, None, None, *d_anchors, *d_keys
+
+
+def _by_way(sums: Sequence[Tensor], mutual: Mutual | None) -> tuple[Tensor, ...]:
+    found: list[Tensor] = []
+    ways = [0] * len(sums) if mutual is None else mutual.way
+    for part, way in zip(sums, ways, strict=True):
+        found[way:] = [found[way] + part if way < len(found) else part]
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """Logits of some anchors of a head with its keys from `first` on, in the last strip's memory.
+
+    Where it is visited for both rows of a pair, `turned` are the anchors of the mirror that are
+    served, and their columns.
+    """
+
+    head: int
+    rows: slice
+    first: int
+    logits: Tensor
+    mirror: int = 0
+    turned: tuple[slice, slice] | None = None
+
+
+def _visits(
+    mutual: Mutual | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
+) -> Iterator[_Strip]:
+    """All strips of all heads.
+
+    On one process a head and its mirror are visited once, and of a symmetric head the keys from
+    the strip's first anchor on.
+    """
+    alone = mutual is not None and mutual.spread is None
+    for h, (a, k) in enumerate(zip(anchors, keys, strict=True)):
+        m = mutual.mirror[h] if mutual is not None else h
+        if alone and m < h:
+            continue
+        half = alone and m == h
+        buffer = a.new_empty(0)
+        for rows in _triangle(len(a), len(k), a) if half else strips(len(a), len(k), a.device):
+            first = rows.start if half else 0
+            count = (rows.stop - rows.start) * (len(k) - first)
+            if len(buffer) < count:
+                buffer = a.new_empty(count)
+            strip = buffer[:count].view(rows.stop - rows.start, len(k) - first)
+            torch.mm(a[rows], k[first:].T, out=strip)
+            end, last = rows.stop if half else 0, len(anchors[m])
+            if alone and end < last:
+                turned = slice(end, last), slice(end - first, last - first)
+                yield _Strip(h, rows, first, strip, m, turned)
+            else:
+                yield _Strip(h, rows, first, strip)
+
+
+def _triangle(n_anchors: int, n_keys: int, like: Tensor) -> Iterator[slice]:
+    """Strips whose keys begin at their first anchor, all of about as many logits."""
+    start = 0
+    while start < n_anchors:
+        step = max(MIN_STRIP_ROWS, strip_elements(like.device) // max(n_keys - start, 1))
+        yield slice(start, start := min(start + step, n_anchors))
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])])
+
+
+def _fused(pairs: Pairs, anchors: Tensor, keys: Tensor, turned: bool = False) -> Tensor:
+    """The sums by kernels; `turned`: those of the keys over the anchors."""
+    sides = (anchors, pairs.anchor_tag), (keys, pairs.key_tag)
+    (rows, row_tag), (columns, column_tag) = sides[::-1] if turned else sides
+    return fused.exponential_sums(
+        rows,
+        columns,
+        moments=pairs.moments,
+        floor=pairs.floor,
+        anchor_tag=None if row_tag is None else row_tag.int(),
+        key_tag=None if column_tag is None else column_tag.int(),
+        anchor_weight=None,
+        key_weight=None,
+    )
+
+
+def _fused_gradient(
+    pairs: Pairs, anchors: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor
+) -> Tensor:
+    """sum_k (own_i + of_keys_k) e_ik b_k by kernels, for the anchors; a moment has a column each.
+
+    It stands for one kernel of three products: `own` and `of_keys` have the slopes inside.
+    """
+    moments = torch.tensor(pairs.moments, dtype=own.dtype, device=own.device)
+    moments = torch.where(moments == 0, 1.0, moments)  # a count has no gradient
+    with torch.enable_grad():
+        leaf = anchors.detach().requires_grad_()
+        sums = [_fused(pairs, leaf, keys), _fused(pairs, leaf, keys, turned=True)]
+    return torch.autograd.grad(sums, leaf, [own / moments, of_keys / moments])[0]
