@@ -11,7 +11,13 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.pipeline.objectives.fused.tiles import add_product, load_tile, product, store_tile
+from heron.pipeline.objectives.fused.tiles import (
+    add_product,
+    load_part,
+    load_tile,
+    product,
+    store_part,
+)
 
 
 @triton.jit
@@ -67,7 +73,7 @@ def label_sum_kernel(
             total = add_product(total, high, y_label)
             repulsion -= high
         total = add_product(total, repulsion, y_label)
-    store_tile(sums + line, total, first, n, ROWS, WIDTH)
+    store_part(sums + line, total, first, 0, n, ROWS, WIDTH, WIDTH)
 
 
 @triton.jit
@@ -87,6 +93,7 @@ def label_gradient_kernel(
     end,
     per_split,
     D: tl.constexpr,
+    OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     INDICATOR: tl.constexpr,
     ROWS_ARE_ANCHORS: tl.constexpr,
@@ -96,7 +103,9 @@ def label_gradient_kernel(
 ):
     """The gradient of a block of x, by a loop over y: of anchors over keys, or the reverse."""
     first, split = tl.program_id(0) * ROWS, tl.program_id(1)
+    part = tl.program_id(2) * OUT  # of the gradient's columns: 512 do not fit the registers
     rows = first + tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, OUT), tl.float32)
     x = load_tile(x_vectors, first, ROWS, D)
     label = load_tile(x_label, first, ROWS, WIDTH)
     size = tl.load(x_size + rows, mask=rows < n, other=0.0)
@@ -109,7 +118,6 @@ def label_gradient_kernel(
     start = begin + split * per_split
     stop = tl.minimum(start + per_split, end)
     line = split.to(tl.int64) * n * D
-    total = tl.zeros((ROWS, D), tl.float32)
     for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         y = load_tile(y_vectors, column, COLUMNS, D)
@@ -124,5 +132,6 @@ def label_gradient_kernel(
         pull = product(mix, mix_y)
         if TWICE:
             pull = tl.dot(rest, tl.trans(rest_y), pull, input_precision="ieee")
-        total = add_product(total, change * pull, y)
-    store_tile(gradient + line, total, first, n, ROWS, D)
+        y_part = y if OUT == D else load_part(y_vectors, column, part, COLUMNS, OUT, D)
+        total = add_product(total, change * pull, y_part)
+    store_part(gradient + line, total, first, part, n, ROWS, OUT, D)

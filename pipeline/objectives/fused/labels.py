@@ -176,15 +176,15 @@ def _gradient(
     kind: Precision = "ieee" if precision == "ieee" else "bf16"
     high = layout.narrowed(grad, kind)
     rest = layout.narrowed(grad - grad.bfloat16().float(), kind) if precision == "fp16" else None
-    cut = layout.blocks("label_gradient", precision, d)
+    cut, out = layout.blocks("label_gradient", precision, d), min(d, layout.WIDEST_PART)
 
     def chain(begin: int, end: int) -> Tensor:
         parts, per_part = layout.splits(n, end - begin, cut)
         gradient = x.new_empty(parts, n, d, dtype=torch.float32)
         layout.launch(
-            label_gradient_kernel, (-(-n // cut.rows), parts), cut, x,
+            label_gradient_kernel, (-(-n // cut.rows), parts, d // out), cut, x,
             x, y, *labels, high, rest, gradient, n, begin, end, per_part,
-            D=d, WIDTH=high.shape[1], INDICATOR=indicator, ROWS_ARE_ANCHORS=of_anchors,
+            D=d, OUT=out, WIDTH=high.shape[1], INDICATOR=indicator, ROWS_ARE_ANCHORS=of_anchors,
             TWICE=rest is not None, ROWS=cut.rows, COLUMNS=cut.columns,
         )  # fmt: skip
         return gradient.sum(0) if parts > 1 else gradient[0]

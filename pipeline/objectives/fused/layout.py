@@ -16,10 +16,11 @@ from heron.pipeline.objectives.fused.switch import enabled, interpreted, require
 Precision = Literal["fp16", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
 WIDEST = 512  # columns of vectors that a tile holds
+WIDEST_PART = 256  # columns of a gradient that a program makes beside labels
 WIDEST_SIDE = 128  # columns of labels or pair weights that it holds beside them
 LOG2E = 1.4426950408889634
 
-# Keys whose products the matrix units add up by themselves. They cut float32 off where others round,
+# Keys whose products the matrix units add up by themselves. They cut float32 off, others round it,
 # so that a sum over a million keys comes out 1e-3 too small, one over as many as these 1e-4. The
 # sums of chains are added up as usual, a launch each: within a kernel that would cost registers.
 CHAIN = 65_536
@@ -43,17 +44,19 @@ class Tiling:
     stages: int
 
 
-Kind = Literal["sum", "pull", "label", "label_gradient", "pair"]
+Kind = Literal["sum", "pull", "label", "label_gradient", "pair", "label_pair"]
 
 # For vectors of up to 128, 256 and 512 columns. Chosen for Hopper by `benchmarks.kernels`: no tile
-# spills registers (255 a thread; a gradient of rows x columns of vectors stays in them), and most
-# leave a multiprocessor's 227 KiB to two programs. `pair` has short rows: a class, not the batch.
+# spills registers (255 a thread; a gradient of rows x columns of vectors stays in them), and up to
+# 256 columns a multiprocessor's 227 KiB hold two programs, up to 128 three. `pair` has short rows: a
+# class, not the batch.
 BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
-    "sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
-    "pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
-    "label": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
-    "label_gradient": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
-    "pair": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
+    "sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "label": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "label_gradient": (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
+    "pair": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "label_pair": (Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
 }
 TALLEST = 128  # rows or columns of any tile, a power of two
 COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one a label, are added up
@@ -79,7 +82,7 @@ def blocks(kind: Kind, precision: Precision, width: int) -> Tiling:
     """The tile of a kernel.
 
     Args:
-        kind: what a program keeps: sums alone, a gradient, either for labels, or for pairs.
+        kind: what a program keeps: sums, a gradient, either for labels, or pairs without and with.
         precision: of the products.
         width: columns of the vectors.
     """

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.fused.tiles import (
     log2,
     product,
     reciprocal,
-    store_tile,
+    store_part,
     touch,
 )
 
@@ -88,6 +88,7 @@ def pair_kernel(
     link,  # which chain of the entries of y, of those that a block visits
     labels,
     D: tl.constexpr,
+    OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     HAMMING: tl.constexpr,
     ROWS_ARE_ANCHORS: tl.constexpr,
@@ -97,15 +98,15 @@ def pair_kernel(
     COLUMNS: tl.constexpr,
 ):
     """A block of entries of x against all of y that share a tag with any of them."""
-    block = tl.program_id(0)
+    block, part = tl.program_id(0), tl.program_id(1) * OUT  # a part of the gradient's columns
     entries = block * ROWS + tl.arange(0, ROWS)
     inside = entries < n
     rows = tl.load(x_row + entries, mask=inside, other=0)
     tag = tl.load(x_tag + entries, mask=inside, other=0)
     own = tl.load(x_own + entries, mask=inside, other=0)
-    x = gather_rows(x_vectors, rows, D)
+    x = gather_rows(x_vectors, rows, 0, D, D)
     if HAMMING:
-        label = gather_rows(x_label, rows, WIDTH)
+        label = gather_rows(x_label, rows, 0, WIDTH, WIDTH)
         size = tl.load(x_size + rows)
     if ROWS_ARE_ANCHORS:
         total = tl.load(log_total + entries, mask=inside, other=0.0)[:, None]
@@ -113,12 +114,12 @@ def pair_kernel(
     share = tl.load(shares + entries, mask=inside, other=0.0)
     start = tl.load(first_y + block * ROWS) // COLUMNS * COLUMNS + link * CHAIN
     stop = tl.load(last_y + tl.minimum(block * ROWS + ROWS, n) - 1)
-    change = tl.zeros((ROWS, D), tl.float32)
+    change = tl.zeros((ROWS, OUT), tl.float32)
     for column in range(start, tl.minimum(start + CHAIN, stop), COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         y_inside = columns < stop
         y_rows = tl.load(y_row + columns, mask=y_inside, other=0)
-        y = gather_rows(y_vectors, y_rows, D)
+        y = gather_rows(y_vectors, y_rows, 0, D, D)
         if not ROWS_ARE_ANCHORS:
             total = tl.load(log_total + columns, mask=y_inside, other=0.0)[None, :]
         tile = only_pairs(
@@ -128,11 +129,11 @@ def pair_kernel(
         # ratio = D / (sigma f), shrunk = ratio / (1 + ratio), by one reciprocal for both.
         ratio = tl.exp2(tile)
         if HAMMING:
-            label_y = gather_rows(y_label, y_rows, WIDTH)
+            label_y = gather_rows(y_label, y_rows, 0, WIDTH, WIDTH)
             size_y = tl.load(y_size + y_rows)
-            part = 1 / labels
-            sigma = (1 - part * size)[:, None] - (part * size_y)[None, :]
-            sigma -= 2 * part * product(label, label_y)
+            unit = 1 / labels
+            sigma = (1 - unit * size)[:, None] - (unit * size_y)[None, :]
+            sigma -= 2 * unit * product(label, label_y)
             sigma = tl.maximum(sigma, 0.001)  # a pair has 1 / labels at the least
             both = sigma + ratio
             if ROWS_ARE_ANCHORS:
@@ -149,12 +150,13 @@ def pair_kernel(
                 share += tl.sum(shrunk, 1)
             else:
                 shrunk *= tl.load(weight + columns, mask=y_inside, other=0.0)[None, :]
-            change = add_product(change, shrunk, y)
+            y_part = y if OUT == D else gather_rows(y_vectors, y_rows, part, OUT, D)
+            change = add_product(change, shrunk, y_part)
     if GRADIENT:
         if ROWS_ARE_ANCHORS:
             change *= tl.load(weight + entries, mask=inside, other=0.0)[:, None]
-        store_tile(gradient, change, block * ROWS, n, ROWS, D)
-    if ROWS_ARE_ANCHORS:
+        store_part(gradient, change, block * ROWS, part, n, ROWS, OUT, D)
+    if ROWS_ARE_ANCHORS and part == 0:
         tl.store(losses + entries, loss, mask=inside)
         tl.store(shares + entries, share, mask=inside)
 
@@ -179,4 +181,4 @@ def collect_kernel(
         entry = tl.load(place + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
         spot = entry.to(tl.int64)[:, None] * D + columns
         total += tl.load(of_entries + spot, mask=(entry >= 0)[:, None], other=0.0)
-    store_tile(of_rows, total, first, n, ROWS, D)
+    store_part(of_rows, total, first, 0, n, ROWS, D, D)

@@ -234,7 +234,8 @@ def _visit(
     sides = [(job.anchors, job.own), (job.keys, job.keys.row)]
     (own, x_own), (others, y_own) = sides if of_anchors else sides[::-1]
     n, m, d = len(own.row), len(others.row), x.shape[1]
-    cut = layout.blocks("pair", job.precision, d)
+    kind: layout.Kind = "pair" if job.sides is None else "label_pair"
+    cut, out = layout.blocks(kind, job.precision, d), min(d, layout.WIDEST_PART)
     of_rows = x.new_zeros(count, d, dtype=torch.float32)
     if n == 0 or m == 0:
         return *x.new_zeros(2, n, dtype=torch.float32), of_rows
@@ -254,11 +255,11 @@ def _visit(
     def chain(link: int) -> Tensor:
         of_entries = x.new_empty(n if gradient else 0, d, dtype=torch.float32)
         layout.launch(
-            pair_kernel, (-(-n // cut.rows),), cut, x,
+            pair_kernel, (-(-n // cut.rows), d // out if gradient else 1), cut, x,
             x, y, own.row, others.row, own.tag, others.tag, x_own, y_own, *tags, *owns,
             first, last, *labels, total, weight, losses, shares, of_entries, n, m, link,
             float(job.labels),
-            D=d, ROWS=cut.rows, COLUMNS=cut.columns, CHAIN=layout.CHAIN,
+            D=d, OUT=out, ROWS=cut.rows, COLUMNS=cut.columns, CHAIN=layout.CHAIN,
             WIDTH=0 if job.sides is None else job.sides.key.shape[1],
             HAMMING=job.sides is not None, ROWS_ARE_ANCHORS=of_anchors, GRADIENT=gradient,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from heron.pipeline.objectives.fused.tiles import (
     add_product,
     load_tile,
     product,
-    store_tile,
+    store_part,
     touch,
 )
 
@@ -196,4 +196,4 @@ def pull_kernel(
             change *= product(weight, load_tile(y_weight, column, COLUMNS, WIDTH))
         total = add_product(total, change, y)
     line = split.to(tl.int64) * n * D
-    store_tile(pulls + line, total, block * ROWS, n, ROWS, D)
+    store_part(pulls + line, total, block * ROWS, 0, n, ROWS, D, D)

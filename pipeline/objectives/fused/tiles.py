@@ -24,27 +24,36 @@ INTERPRETED = tl.constexpr(interpreted())
 @no_type_check
 def load_tile(pointer, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Rows from `start` on of a matrix of WIDTH columns, whose rows fill whole tiles."""
+    return load_part(pointer, start, 0, ROWS, WIDTH, WIDTH)
+
+
+@triton.jit
+@no_type_check
+def load_part(pointer, start, first, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr):
+    """OUT of their columns, from `first` on."""
     # The start in 64 bits: eight million rows of 256 pass what 32 bits can count. The rest does not
     # change from tile to tile.
-    corner = pointer + tl.full((), WIDTH, tl.int64) * start
-    return tl.load(corner + tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
+    corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
+    return tl.load(corner + tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, OUT)[None, :])
 
 
 @triton.jit
 @no_type_check
-def gather_rows(pointer, rows, WIDTH: tl.constexpr):
-    """Some rows of a matrix of WIDTH columns."""
-    place = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return tl.load(pointer + place)
+def gather_rows(pointer, rows, first, OUT: tl.constexpr, WIDTH: tl.constexpr):
+    """OUT columns, from `first` on, of some rows of a matrix of WIDTH columns."""
+    place = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
+    return tl.load(pointer + first + place)
 
 
 @triton.jit
 @no_type_check
-def store_tile(pointer, tile, start, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Write a tile to rows below n, from `start` on, of a matrix of WIDTH columns."""
-    corner = pointer + tl.full((), WIDTH, tl.int64) * start
+def store_part(
+    pointer, tile, start, first, n, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Write a tile where `load_part` would read it, but for rows from n on."""
+    corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
     rows = tl.arange(0, ROWS)
-    place = rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    place = rows[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
     tl.store(corner + place, tile, mask=(start + rows < n)[:, None])
 
 
