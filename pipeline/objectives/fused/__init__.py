@@ -10,12 +10,13 @@ L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether
 """
 
 from heron.pipeline.objectives.fused.labels import label_sums, log_sums
-from heron.pipeline.objectives.fused.layout import WIDEST_SIDE, Precision, describe
+from heron.pipeline.objectives.fused.layout import WIDEST, WIDEST_SIDE, Precision, describe, prefer
 from heron.pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
 from heron.pipeline.objectives.fused.sums import exponential_sums
 from heron.pipeline.objectives.fused.switch import available, enabled
 
 __all__ = [
+    "WIDEST",
     "WIDEST_SIDE",
     "Precision",
     "available",
@@ -25,5 +26,6 @@ __all__ = [
     "label_sums",
     "log_sums",
     "pair_losses",
+    "prefer",
     "tagged_pair_losses",
 ]

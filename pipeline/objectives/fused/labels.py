@@ -24,8 +24,8 @@ def label_sums(
 
     .. math:: D_{ia} = \sum_k dist(y_i, y_k) \exp(l_{ik}) (1 - y_{ka})
 
-    A pair takes one product of vectors and two of labels here, and in either gradient two of
-    each.
+    A pair takes one product of vectors and two of labels here (three in `fp16`), and in either
+    gradient two of each (two and three).
 
     Args:
         anchors: with 1 / tau already inside, |logits| < 80.
@@ -40,7 +40,8 @@ def label_sums(
         no negative: take its logarithm by `log_sums`.
 
     Raises:
-        ValueError: widths that do not agree, an unknown distance, or more than 128 labels.
+        ValueError: widths that do not agree or above 512, an unknown distance, or more than 128
+            labels.
         TypeError: float64 vectors.
         TrainingError: no GPU, or no Triton.
     """
@@ -87,12 +88,9 @@ class Sides:
                 f"most {layout.WIDEST_SIDE}: for classes of which a row has one, use tags"
             )
         anchor_y, key_y = anchor_y.detach().float(), key_y.detach().float()
-        return cls(
-            layout.operand(anchor_y, precision),
-            layout.operand(1 - key_y, precision),
-            -anchor_y.sum(1),
-            key_y.sum(1),
-        )
+        kind: Precision = "ieee" if precision == "ieee" else "bf16"
+        a, k, _ = layout.operands(anchor_y, 1 - key_y, kind)
+        return cls(a, k, -anchor_y.sum(1), key_y.sum(1))
 
 
 class _LabelSums(torch.autograd.Function):
@@ -109,70 +107,86 @@ class _LabelSums(torch.autograd.Function):
     ) -> Tensor:
         from heron.pipeline.objectives.fused.label_kernels import label_sum_kernel
 
-        width = layout.widths(anchors.shape[1], precision)
-        a, k = (layout.operand(x, precision, width.padded) for x in (anchors, keys))
-        ctx.save_for_backward(a, k)
+        a, k, power = layout.operands(anchors, keys, precision, layout.LOG2E)
+        n, m, labels = len(anchors), len(keys), sides.anchor.shape[1]
+        cut = layout.blocks("label", precision, a.shape[1])
+
+        def chain(begin: int, end: int) -> Tensor:
+            parts, per_part = layout.splits(n, end - begin, cut)
+            sums = a.new_empty(parts, n, labels, dtype=torch.float32)
+            layout.launch(
+                label_sum_kernel, (-(-n // cut.rows), parts), cut, a,
+                a, k, sides.anchor, sides.key, sides.anchor_size, sides.key_size, sums,
+                n, begin, end, per_part,
+                D=a.shape[1], WIDTH=labels, INDICATOR=indicator, TWICE=precision == "fp16",
+                ROWS=cut.rows, COLUMNS=cut.columns,
+            )  # fmt: skip
+            return sums.sum(0)
+
+        if n and m:
+            sums = layout.total(chain(*keys) for keys in layout.chains(m))
+        else:
+            sums = a.new_zeros(n, labels, dtype=torch.float32)
+        ctx.save_for_backward(a, k, power, sums)
         ctx.options = sides, indicator, precision  # type: ignore[attr-defined]
-        ctx.types = anchors.dtype, keys.dtype, anchors.shape[1]  # type: ignore[attr-defined]
-        n, m, labels = len(a), len(k), sides.anchor.shape[1]
-        if n == 0 or m == 0:
-            return a.new_zeros(n, labels, dtype=torch.float32)
-        cut = layout.blocks("label", precision, width.out + 2 * labels)
-        parts, per_part = layout.splits(n, m, cut)
-        sums = a.new_empty(parts, n, labels, dtype=torch.float32)
-        layout.launch(
-            label_sum_kernel, (-(-n // cut.rows), parts), cut, a,
-            a, k, sides.anchor, sides.key, sides.anchor_size, sides.key_size, sums,
-            n, m, per_part,
-            D=width.padded, CHUNK=width.chunk, WIDTH=labels, INDICATOR=indicator,
-            PRECISION=precision, ROWS=cut.rows, COLUMNS=cut.columns,
-        )  # fmt: skip
-        return sums.sum(0)
+        ctx.types = anchors.dtype, keys.dtype, keys.shape  # type: ignore[attr-defined]
+        return sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        a, k = ctx.saved_tensors  # type: ignore[attr-defined]
+        a, k, power, sums = ctx.saved_tensors  # type: ignore[attr-defined]
         sides, indicator, precision = ctx.options  # type: ignore[attr-defined]
-        anchor_type, key_type, d = ctx.types  # type: ignore[attr-defined]
+        anchor_type, key_type, (m, d) = ctx.types  # type: ignore[attr-defined]
         for_anchors, for_keys, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
-        grad = layout.operand(grad_outputs[0], precision)
+        grad, n = grad_outputs[0], len(grad_outputs[0])
+        bound = (grad.abs() * sums).sum(1)  # of what an anchor does to any key
         d_anchors = d_keys = None
         if for_anchors:
             labels = sides.anchor, sides.key, sides.anchor_size, sides.key_size
-            d_anchors = _gradient(a, k, labels, grad, indicator, precision, rows_are_anchors=True)
-            d_anchors = d_anchors[:, :d].to(anchor_type)
+            room = layout.headroom(bound)[:, None]
+            options = labels, grad * room, indicator, precision
+            d_anchors = _gradient(a, k, (n, m), *options, of_anchors=True)
+            d_anchors = (d_anchors * (power / room))[:, :d].to(anchor_type)
         if for_keys:
             labels = sides.key, sides.anchor, sides.key_size, sides.anchor_size
-            d_keys = _gradient(k, a, labels, grad, indicator, precision, rows_are_anchors=False)
-            d_keys = d_keys[:, :d].to(key_type)
+            room = layout.headroom(bound.amax()) if n else power
+            options = labels, grad * room, indicator, precision
+            d_keys = _gradient(k, a, (m, n), *options, of_anchors=False)
+            d_keys = (d_keys * (1 / (layout.LOG2E * power * room)))[:, :d].to(key_type)
         return d_anchors, d_keys, None, None, None
 
 
 def _gradient(
     x: Tensor,
     y: Tensor,
+    sizes: tuple[int, int],
     labels: tuple[Tensor, Tensor, Tensor, Tensor],
     grad: Tensor,
     indicator: bool,
     precision: Precision,
     *,
-    rows_are_anchors: bool,
+    of_anchors: bool,
 ) -> Tensor:
     from heron.pipeline.objectives.fused.label_kernels import label_gradient_kernel
 
-    n, m = len(x), len(y)
+    (n, m), d = sizes, x.shape[1]
     if n == 0 or m == 0:
-        return x.new_zeros(x.shape, dtype=torch.float32)
-    width = layout.widths(x.shape[1], precision)
-    # A row holds its labels and the gradient of their sums beside its vector.
-    cut = layout.blocks("label", precision, width.out + 2 * grad.shape[1])
-    parts, per_part = layout.splits(n, m, cut)
-    gradient = x.new_empty(parts, *x.shape, dtype=torch.float32)
-    layout.launch(
-        label_gradient_kernel, (-(-n // cut.rows), parts, x.shape[1] // width.out), cut, x,
-        x, y, *labels, grad, gradient, n, m, per_part,
-        D=width.padded, CHUNK=width.chunk, OUT=width.out, WIDTH=grad.shape[1], INDICATOR=indicator,
-        ROWS_ARE_ANCHORS=rows_are_anchors, PRECISION=precision, ROWS=cut.rows, COLUMNS=cut.columns,
-    )  # fmt: skip
-    return gradient.sum(0)
+        return x.new_zeros(n, d, dtype=torch.float32)
+    kind: Precision = "ieee" if precision == "ieee" else "bf16"
+    high = layout.narrowed(grad, kind)
+    rest = layout.narrowed(grad - grad.bfloat16().float(), kind) if precision == "fp16" else None
+    cut, out = layout.blocks("label_gradient", precision, d), min(d, layout.WIDEST_PART)
+
+    def chain(begin: int, end: int) -> Tensor:
+        parts, per_part = layout.splits(n, end - begin, cut)
+        gradient = x.new_empty(parts, n, d, dtype=torch.float32)
+        layout.launch(
+            label_gradient_kernel, (-(-n // cut.rows), parts, d // out), cut, x,
+            x, y, *labels, high, rest, gradient, n, begin, end, per_part,
+            D=d, OUT=out, WIDTH=high.shape[1], INDICATOR=indicator, ROWS_ARE_ANCHORS=of_anchors,
+            TWICE=rest is not None, ROWS=cut.rows, COLUMNS=cut.columns,
+        )  # fmt: skip
+        return gradient.sum(0) if parts > 1 else gradient[0]
+
+    return layout.total(chain(*keys) for keys in layout.chains(m))

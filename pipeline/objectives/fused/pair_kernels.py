@@ -10,8 +10,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.pipeline.objectives.fused.label_kernels import distances
-from heron.pipeline.objectives.fused.tiles import LOG2E, add_product, load_rows, logits, store_rows
+from heron.pipeline.objectives.fused.tiles import (
+    LN2,
+    add_product,
+    gather_rows,
+    log2,
+    product,
+    reciprocal,
+    store_part,
+    touch,
+)
 
 
 @triton.jit
@@ -20,29 +28,33 @@ def log1p(x):
     """log(1 + x), by its series where 1 + x would round x away."""
     small = tl.minimum(x, 0.02)
     series = small * (1 - small * (0.5 - small * (1 / 3 - small * 0.25)))
-    return tl.where(x < 0.02, series, tl.log(1 + x))
+    return tl.where(x < 0.02, series, LN2 * log2(1 + x))
 
 
 @triton.jit
 @no_type_check
-def of_anchors(log_total, own, weight, entries, inside, AXIS: tl.constexpr):
-    """Of anchors' entries log D, the key row that is the anchor itself and the weight, expanded."""
-    total = tl.expand_dims(tl.load(log_total + entries, mask=inside, other=0.0), AXIS)
-    number = tl.expand_dims(tl.load(own + entries, mask=inside, other=-1), AXIS)
-    return total, number, tl.expand_dims(tl.load(weight + entries, mask=inside, other=0.0), AXIS)
-
-
-@triton.jit
-@no_type_check
-def sigma(
-    label, size, y_label, y_size, rows, keep, inside, labels,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+def only_pairs(
+    tile, x_tag, y_tag, x_own, y_own, x_range, y_range, x_ranges, y_ranges, x_tile, x_tiles,
+    y_tiles, column, stop, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """1 - hamming / labels of the pairs to keep, which share a label, so that it is above 0."""
-    label_y = load_rows(y_label, rows, inside, 0, WIDTH, WIDTH)
-    size_y = tl.load(y_size + rows, mask=inside, other=0.0)
-    hamming = distances(label, label_y, size, size_y, False, PRECISION)
-    return tl.where(keep, 1 - hamming / labels, 1.0)
+    """log2(D / f) of a tile, -inf where there is no pair: another label, or the anchor itself.
+
+    Most tiles lie within one label and off the diagonal: they are spared the comparisons.
+    """
+    y_tile = column // COLUMNS
+    low, high = tl.load(y_range + y_tile), tl.load(y_range + y_tiles + y_tile)
+    special = (low != high) | (low != tl.load(x_range + x_tile)) | (column + COLUMNS > stop)
+    special = special | (low != tl.load(x_range + x_tiles + x_tile))
+    special = special | touch(x_ranges, y_ranges, x_tile, x_tiles, y_tile, y_tiles)
+    if special:
+        columns = column + tl.arange(0, COLUMNS)
+        inside = columns < stop
+        tag = tl.load(y_tag + columns, mask=inside, other=0)
+        own = tl.load(y_own + columns, mask=inside, other=-1)
+        keep = inside[None, :] & (x_tag[:, None] == tag[None, :])
+        keep = keep & (x_own[:, None] != own[None, :])
+        tile = tl.where(keep, tile, float("-inf"))
+    return tile
 
 
 @triton.jit
@@ -54,79 +66,99 @@ def pair_kernel(
     y_row,  # [m]
     x_tag,  # [n], ascending
     y_tag,  # [m], ascending
+    x_own,  # [n]: of a key its row, of an anchor the key row that is itself: no pair where equal
+    y_own,  # [m]
+    x_tags,  # [2, tiles]: least and largest tag of a tile
+    y_tags,
+    x_owns,  # [2, tiles]: the same of x_own
+    y_owns,
     first_y,  # [n]: the entries of y that share an entry's tag start here
     last_y,  # [n]: and end before this
     x_label,  # [rows, WIDTH], as label_kernels takes them
     y_label,
     x_size,
     y_size,
-    log_total,  # of the anchors' entries: log D
-    own,  # of the anchors' entries: the key row that is the anchor itself, or -1
+    log_total,  # of the anchors' entries: log2 D
     weight,  # of the anchors' entries
     losses,  # [n]: of the anchors' entries, before their weight
     shares,  # [n]: d loss / d log D
     gradient,  # [n, D]
     n,
+    m,
+    link,  # which chain of the entries of y, of those that a block visits
     labels,
     D: tl.constexpr,
-    CHUNK: tl.constexpr,
     OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     HAMMING: tl.constexpr,
     ROWS_ARE_ANCHORS: tl.constexpr,
     GRADIENT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CHAIN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """A block of entries of x against all of y that share a tag with any of them."""
-    part = tl.program_id(1)
-    start_x = tl.program_id(0) * ROWS
-    entries = start_x + tl.arange(0, ROWS)
+    block, part = tl.program_id(0), tl.program_id(1) * OUT  # a part of the gradient's columns
+    entries = block * ROWS + tl.arange(0, ROWS)
     inside = entries < n
     rows = tl.load(x_row + entries, mask=inside, other=0)
     tag = tl.load(x_tag + entries, mask=inside, other=0)
-    x = load_rows(x_vectors, rows, inside, 0, D, CHUNK)
+    own = tl.load(x_own + entries, mask=inside, other=0)
+    x = gather_rows(x_vectors, rows, 0, D, D)
     if HAMMING:
-        label = load_rows(x_label, rows, inside, 0, WIDTH, WIDTH)
-        size = tl.load(x_size + rows, mask=inside, other=0.0)
+        label = gather_rows(x_label, rows, 0, WIDTH, WIDTH)
+        size = tl.load(x_size + rows)
     if ROWS_ARE_ANCHORS:
-        total, number, scale = of_anchors(log_total, own, weight, entries, inside, 1)
-    loss, share = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+        total = tl.load(log_total + entries, mask=inside, other=0.0)[:, None]
+    loss = tl.load(losses + entries, mask=inside, other=0.0)  # of the chains before
+    share = tl.load(shares + entries, mask=inside, other=0.0)
+    start = tl.load(first_y + block * ROWS) // COLUMNS * COLUMNS + link * CHAIN
+    stop = tl.load(last_y + tl.minimum(block * ROWS + ROWS, n) - 1)
     change = tl.zeros((ROWS, OUT), tl.float32)
-    stop = tl.load(last_y + tl.minimum(start_x + ROWS, n) - 1)
-    for column in range(tl.load(first_y + start_x), stop, COLUMNS):
+    for column in range(start, tl.minimum(start + CHAIN, stop), COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         y_inside = columns < stop
         y_rows = tl.load(y_row + columns, mask=y_inside, other=0)
-        tag_y = tl.load(y_tag + columns, mask=y_inside, other=0)
-        y = load_rows(y_vectors, y_rows, y_inside, part * OUT, D, OUT)
-        tile = logits(
-            x, y, x_vectors, y_vectors, rows, y_rows, inside, y_inside, D, CHUNK, PRECISION
-        )
+        y = gather_rows(y_vectors, y_rows, 0, D, D)
         if not ROWS_ARE_ANCHORS:
-            total, number, scale = of_anchors(log_total, own, weight, columns, y_inside, 0)
-        other = y_rows[None, :] if ROWS_ARE_ANCHORS else rows[:, None]
-        keep = inside[:, None] & y_inside[None, :] & (tag[:, None] == tag_y[None, :])
-        keep = keep & (other != number)
-        ratio = tl.exp2((total - tile) * LOG2E)  # D / f
+            total = tl.load(log_total + columns, mask=y_inside, other=0.0)[None, :]
+        tile = only_pairs(
+            total - product(x, y), tag, y_tag, own, y_own, x_tags, y_tags, x_owns, y_owns,
+            block, tl.cdiv(n, ROWS), tl.cdiv(m, COLUMNS), column, stop, COLUMNS,
+        )  # fmt: skip
+        # ratio = D / (sigma f), shrunk = ratio / (1 + ratio), by one reciprocal for both.
+        ratio = tl.exp2(tile)
         if HAMMING:
-            ratio /= sigma(
-                label, size, y_label, y_size, y_rows, keep, y_inside, labels, WIDTH, PRECISION
-            )
-        ratio = tl.where(keep, ratio, 0.0)
+            label_y = gather_rows(y_label, y_rows, 0, WIDTH, WIDTH)
+            size_y = tl.load(y_size + y_rows)
+            unit = 1 / labels
+            sigma = (1 - unit * size)[:, None] - (unit * size_y)[None, :]
+            sigma -= 2 * unit * product(label, label_y)
+            sigma = tl.maximum(sigma, 0.001)  # a pair has 1 / labels at the least
+            both = sigma + ratio
+            if ROWS_ARE_ANCHORS:
+                inverse = ratio * reciprocal(sigma * both)
+                ratio, shrunk = inverse * both, inverse * sigma
+            else:
+                shrunk = ratio * reciprocal(both)
+        else:
+            shrunk = ratio * reciprocal(1 + ratio)
         if ROWS_ARE_ANCHORS:
             loss += tl.sum(log1p(ratio), 1)
         if GRADIENT:
-            ratio = ratio / (1 + ratio)
             if ROWS_ARE_ANCHORS:
-                share += tl.sum(ratio, 1)
-            change = add_product(change, ratio * -scale, y, PRECISION)
+                share += tl.sum(shrunk, 1)
+            else:
+                shrunk *= tl.load(weight + columns, mask=y_inside, other=0.0)[None, :]
+            y_part = y if OUT == D else gather_rows(y_vectors, y_rows, part, OUT, D)
+            change = add_product(change, shrunk, y_part)
+    if GRADIENT:
+        if ROWS_ARE_ANCHORS:
+            change *= tl.load(weight + entries, mask=inside, other=0.0)[:, None]
+        store_part(gradient, change, block * ROWS, part, n, ROWS, OUT, D)
     if ROWS_ARE_ANCHORS and part == 0:
         tl.store(losses + entries, loss, mask=inside)
         tl.store(shares + entries, share, mask=inside)
-    if GRADIENT:
-        store_rows(gradient, change, entries, inside, part * OUT, D, OUT)
 
 
 @triton.jit
@@ -138,15 +170,15 @@ def collect_kernel(
     n,
     labels,
     D: tl.constexpr,
-    OUT: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Add up the gradients of a row's entries, in the order of the labels."""
-    first = tl.program_id(1) * OUT
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = rows < n
-    total = tl.zeros((ROWS, OUT), tl.float32)
+    first = tl.program_id(0) * ROWS
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.arange(0, D)[None, :]
+    total = tl.zeros((ROWS, D), tl.float32)
     for label in range(labels):
-        entry = tl.load(place + rows.to(tl.int64) * labels + label, mask=inside, other=-1)
-        total += load_rows(of_entries, entry, entry >= 0, first, D, OUT)
-    store_rows(of_rows, total, rows, inside, first, D, OUT)
+        entry = tl.load(place + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
+        spot = entry.to(tl.int64)[:, None] * D + columns
+        total += tl.load(of_entries + spot, mask=(entry >= 0)[:, None], other=0.0)
+    store_part(of_rows, total, first, 0, n, ROWS, D, D)

@@ -51,7 +51,7 @@ def pair_losses(
         float32, differentiable once with respect to anchors, keys and log_total.
 
     Raises:
-        ValueError: widths that do not agree, an unknown distance, or too many labels.
+        ValueError: widths that do not agree or above 512, an unknown distance, or too many labels.
         TypeError: float64 vectors.
         TrainingError: no GPU, or no Triton.
     """
@@ -104,7 +104,7 @@ def tagged_pair_losses(
         float32, differentiable once with respect to anchors, keys and log_total.
 
     Raises:
-        ValueError: widths that do not agree.
+        ValueError: widths that do not agree or above 512.
         TypeError: float64 vectors.
         TrainingError: no GPU, or no Triton.
     """
@@ -190,17 +190,21 @@ class _PairLosses(torch.autograd.Function):
         job: _Job,
         gradient: bool,
     ) -> Tensor:
-        total = log_total.detach().float().reshape(-1)[job.anchors.place]
-        width = layout.widths(anchors.shape[1], job.precision).padded
-        a, k = (layout.operand(x, job.precision, width) for x in (anchors, keys))
-        losses, shares, d_anchors = _visit(a, k, job, total, gradient, rows_are_anchors=True)
+        total = log_total.detach().float().reshape(-1)[job.anchors.place] * layout.LOG2E
+        a, k, power = layout.operands(anchors, keys, job.precision, layout.LOG2E)
+        d, room = anchors.shape[1], power
+        if len(job.weight):  # the largest, of a label or an anchor, leaves fp16 its range
+            room = layout.headroom(job.weight.abs().amax())
+        options = len(anchors), job, total
+        losses, shares, d_anchors = _visit(a, k, *options, -job.weight, gradient, of_anchors=True)
         if gradient:
-            _, _, d_keys = _visit(k, a, job, total, gradient, rows_are_anchors=False)
+            options = len(keys), job, total
+            _, _, d_keys = _visit(k, a, *options, -job.weight * room, gradient, of_anchors=False)
             d_total = shares.new_zeros(log_total.numel())
             d_total[job.anchors.place] = shares * job.weight
             ctx.save_for_backward(
-                d_anchors[:, : anchors.shape[1]].to(anchors.dtype),
-                d_keys[:, : keys.shape[1]].to(keys.dtype),
+                (d_anchors * power)[:, :d].to(anchors.dtype),
+                (d_keys / (layout.LOG2E * power * room))[:, :d].to(keys.dtype),
                 d_total.view_as(log_total).to(log_total.dtype),
             )
         return (losses.double() * job.weight.double()).sum().float()
@@ -214,40 +218,65 @@ class _PairLosses(torch.autograd.Function):
 
 
 def _visit(
-    x: Tensor, y: Tensor, job: _Job, total: Tensor, gradient: bool, *, rows_are_anchors: bool
+    x: Tensor,
+    y: Tensor,
+    count: int,
+    job: _Job,
+    total: Tensor,
+    weight: Tensor,
+    gradient: bool,
+    *,
+    of_anchors: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses and shares of the anchors' entries, the gradient of x's rows."""
+    """Losses and shares of the anchors' entries, the gradient of the `count` rows of x."""
     from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 
-    own, others = (job.anchors, job.keys) if rows_are_anchors else (job.keys, job.anchors)
-    width = layout.widths(x.shape[1], job.precision)
-    side = 0 if job.sides is None else job.sides.key.shape[1]
-    cut = layout.blocks("pair", job.precision, width.out + side)
-    n, out = len(own.row), x.shape[1] // width.out
-    losses, shares = x.new_zeros(2, n, dtype=torch.float32)
-    of_entries = x.new_empty(n if gradient else 0, x.shape[1], dtype=torch.float32)
+    sides = [(job.anchors, job.own), (job.keys, job.keys.row)]
+    (own, x_own), (others, y_own) = sides if of_anchors else sides[::-1]
+    n, m, d = len(own.row), len(others.row), x.shape[1]
+    kind: layout.Kind = "pair" if job.sides is None else "label_pair"
+    cut, out = layout.blocks(kind, job.precision, d), min(d, layout.WIDEST_PART)
+    of_rows = x.new_zeros(count, d, dtype=torch.float32)
+    if n == 0 or m == 0:
+        return *x.new_zeros(2, n, dtype=torch.float32), of_rows
     labels: tuple[Tensor | None, ...] = (None,) * 4
     if job.sides is not None:
         labels = job.sides.anchor, job.sides.key, job.sides.anchor_size, job.sides.key_size
-        if not rows_are_anchors:
+        if not of_anchors:
             labels = labels[1], labels[0], labels[3], labels[2]
-    if n:
+    sizes = (cut.rows, cut.columns)
+    tags, owns = (
+        [layout.ranges(t, s) for t, s in zip(pair, sizes, strict=True)]
+        for pair in ((own.tag, others.tag), (x_own, y_own))
+    )
+    first, last = own.among(others)
+    losses, shares = x.new_zeros(2, n, dtype=torch.float32)
+
+    def chain(link: int) -> Tensor:
+        of_entries = x.new_empty(n if gradient else 0, d, dtype=torch.float32)
         layout.launch(
-            pair_kernel, (-(-n // cut.rows), out if gradient else 1), cut, x,
-            x, y, own.row, others.row, own.tag, others.tag, *own.among(others), *labels,
-            total, job.own, job.weight, losses, shares, of_entries, n, job.labels,
-            D=width.padded, CHUNK=width.chunk, OUT=width.out, ROWS=cut.rows, COLUMNS=cut.columns,
-            WIDTH=side,
-            HAMMING=job.sides is not None, ROWS_ARE_ANCHORS=rows_are_anchors, GRADIENT=gradient,
-            PRECISION=job.precision,
+            pair_kernel, (-(-n // cut.rows), d // out if gradient else 1), cut, x,
+            x, y, own.row, others.row, own.tag, others.tag, x_own, y_own, *tags, *owns,
+            first, last, *labels, total, weight, losses, shares, of_entries, n, m, link,
+            float(job.labels),
+            D=d, OUT=out, ROWS=cut.rows, COLUMNS=cut.columns, CHAIN=layout.CHAIN,
+            WIDTH=0 if job.sides is None else job.sides.key.shape[1],
+            HAMMING=job.sides is not None, ROWS_ARE_ANCHORS=of_anchors, GRADIENT=gradient,
         )  # fmt: skip
-    of_rows = x.new_zeros(x.shape, dtype=torch.float32)
-    if n and gradient:
-        place = torch.full((len(x) * job.labels,), -1, dtype=torch.int32, device=x.device)
+        return of_entries
+
+    links = 1
+    if m > layout.CHAIN:  # of the entries that a block visits
+        ends = torch.arange(cut.rows - 1, n + cut.rows - 1, cut.rows, device=x.device)
+        visits = last[ends.clamp(max=n - 1)] - first[:: cut.rows]
+        links = int(visits.max() + cut.columns - 1) // layout.CHAIN + 1
+    of_entries = layout.total(chain(link) for link in range(links))
+    if gradient:
+        place = torch.full((count * job.labels,), -1, dtype=torch.int32, device=x.device)
         place[own.place] = torch.arange(n, dtype=torch.int32, device=x.device)
+        cut = layout.COLLECT
         layout.launch(
-            collect_kernel, (-(-len(x) // cut.rows), out), cut, x,
-            of_entries, place, of_rows, len(x), job.labels,
-            D=width.padded, OUT=width.out, ROWS=cut.rows,
+            collect_kernel, (-(-count // cut.rows),), cut, x,
+            of_entries, place, of_rows, count, job.labels, D=d, ROWS=cut.rows,
         )  # fmt: skip
     return losses, shares, of_rows

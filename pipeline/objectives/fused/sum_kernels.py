@@ -1,4 +1,4 @@
-"""Sums of weighted exponentials over the keys of an anchor, and their gradient."""
+"""Sums of weighted exponentials over the keys of an anchor, and what pulls at a row."""
 
 from typing import no_type_check
 
@@ -6,52 +6,56 @@ import triton
 import triton.language as tl
 
 from heron.pipeline.objectives.fused.tiles import (
-    LOG2E,
     add_product,
-    load_rows,
-    logits,
+    load_tile,
     product,
-    store_rows,
+    store_part,
+    touch,
 )
 
 
 @triton.jit
 @no_type_check
-def summands(
-    tile,
-    x_tag,
-    y_tag,
-    x_weight,
-    y_weight,
-    y_inside,
-    moment_0,
-    moment_1,
-    floor,
-    TAGS: tl.constexpr,
-    WEIGHTS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    SECOND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Both moments' summands of a tile of logits; 0 where the pair does not count."""
-    keep = y_inside[None, :]
+def only_pairs(
+    tile, x_tag, y_tag, x_range, y_range, x_tile, x_tiles, y_tiles, column, stop, m, floor,
+    TAGS: tl.constexpr, FLOOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile of logits, -inf where the pair does not count.
+
+    Only the last tile has keys past the end, and only tiles whose tags overlap can hold equal ones:
+    the others are spared the comparison.
+    """
+    special = column + COLUMNS > stop
     if TAGS:
-        keep = keep & (x_tag[:, None] != y_tag[None, :])
+        y_tile = column // COLUMNS
+        special = special | touch(x_range, y_range, x_tile, x_tiles, y_tile, y_tiles)
+    if special:
+        columns = column + tl.arange(0, COLUMNS)
+        keep = (columns < stop)[None, :]
+        if TAGS:
+            tag = tl.load(y_tag + columns, mask=columns < stop, other=0)
+            keep = keep & (x_tag[:, None] != tag[None, :])
+        tile = tl.where(keep, tile, float("-inf"))
     if FLOOR:
-        keep = keep & (tile >= floor)
-    first = tl.exp2(tile * (moment_0 * LOG2E))
-    if SECOND == "root":  # moment_0 = 2 moment_1: one exponential, the scarcest unit, serves both
-        second = tl.exp2(tile * (moment_1 * LOG2E))
+        tile = tl.where(tile >= floor, tile, float("-inf"))
+    return tile
+
+
+@triton.jit
+@no_type_check
+def exponentials(tile, ratio, SECOND: tl.constexpr):
+    """Both moments' exponentials of a tile of logits, the first of which is inside the logits."""
+    if SECOND == "root":  # of the first: one exponential, the scarcest unit, serves both
+        second = tl.exp2(tile * 0.5)
         first = second * second
-    elif SECOND == "free":
-        second = tl.exp2(tile * (moment_1 * LOG2E))
-    else:  # a count of the pairs, or not wanted
-        second = tl.full(tile.shape, 1.0, tl.float32)
-    if WEIGHTS:
-        weight = product(x_weight, tl.trans(y_weight), PRECISION)
-        first *= weight
-        second *= weight
-    return tl.where(keep, first, 0.0), tl.where(keep, second, 0.0)
+    else:
+        first = tl.exp2(tile)
+        second = first
+        if SECOND == "free":
+            second = tl.exp2(tile * ratio)
+        elif SECOND == "count":
+            second = tl.where(tile > float("-inf"), 1.0, 0.0)
+    return first, second
 
 
 @triton.jit
@@ -61,148 +65,135 @@ def sum_kernel(
     keys,
     anchor_tag,
     key_tag,
+    anchor_range,  # [2, tiles]: least and largest tag
+    key_range,
     anchor_weight,
     key_weight,
     sums,  # [splits, 2 or 1, n]
-    pulls,  # [splits, n, D]: sum_k summand_ik keys_k, of the first moment
     n,
     m,
     per_split,
-    moment_0,
-    moment_1,
+    ratio,
     floor,
     D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     TAGS: tl.constexpr,
     WEIGHTS: tl.constexpr,
     FLOOR: tl.constexpr,
     SECOND: tl.constexpr,
-    PULL: tl.constexpr,
-    PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A block of anchors, a range of keys, OUT columns of the pull."""
-    split = tl.program_id(1)
-    part = tl.program_id(2)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """A block of anchors and a range of keys."""
+    block, split = tl.program_id(0), tl.program_id(1)
+    rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < n
-    x = load_rows(anchors, rows, inside, 0, D, CHUNK)
+    x = load_tile(anchors, block * ROWS, ROWS, D)
     tag, weight = rows, x  # stand for what there may not be: Triton knows no name without a value
     if TAGS:
         tag = tl.load(anchor_tag + rows, mask=inside, other=0)
     if WEIGHTS:
-        weight = load_rows(anchor_weight, rows, inside, 0, WIDTH, WIDTH)
+        weight = load_tile(anchor_weight, block * ROWS, ROWS, WIDTH)
     total_0 = tl.zeros((ROWS,), tl.float32)
     total_1 = tl.zeros((ROWS,), tl.float32)
-    pull = tl.zeros((ROWS, OUT), tl.float32)
     start = split * per_split
     stop = tl.minimum(start + per_split, m)
     for column in range(start, stop, COLUMNS):
-        columns = column + tl.arange(0, COLUMNS)
-        y_inside = columns < stop
-        y = load_rows(keys, columns, y_inside, part * OUT, D, OUT)
-        tile = logits(x, y, anchors, keys, rows, columns, inside, y_inside, D, CHUNK, PRECISION)
-        y_tag, y_weight = columns, y
-        if TAGS:
-            y_tag = tl.load(key_tag + columns, mask=y_inside, other=0)
-        if WEIGHTS:
-            y_weight = load_rows(key_weight, columns, y_inside, 0, WIDTH, WIDTH)
-        first, second = summands(
-            tile, tag, y_tag, weight, y_weight, y_inside, moment_0, moment_1, floor,
-            TAGS, WEIGHTS, FLOOR, SECOND, PRECISION,
+        y = load_tile(keys, column, COLUMNS, D)
+        tile = only_pairs(
+            product(x, y), tag, key_tag, anchor_range, key_range, block, tl.cdiv(n, ROWS),
+            tl.cdiv(m, COLUMNS), column, stop, m, floor, TAGS, FLOOR, COLUMNS,
         )  # fmt: skip
+        first, second = exponentials(tile, ratio, SECOND)
+        if WEIGHTS:
+            weights = product(weight, load_tile(key_weight, column, COLUMNS, WIDTH))
+            first *= weights
+            second *= weights
         total_0 += tl.sum(first, 1)
         if SECOND != "none":
             total_1 += tl.sum(second, 1)
-        if PULL:
-            pull = add_product(pull, first, y, PRECISION)
     line = split.to(tl.int64) * n
-    if part == 0:
-        if SECOND == "none":
-            tl.store(sums + line + rows, total_0, mask=inside)
-        else:
-            tl.store(sums + 2 * line + rows, total_0, mask=inside)
-            tl.store(sums + 2 * line + n + rows, total_1, mask=inside)
-    if PULL:
-        store_rows(pulls + line * D, pull, rows, inside, part * OUT, D, OUT)
+    if SECOND == "none":
+        tl.store(sums + line + rows, total_0, mask=inside)
+    else:
+        tl.store(sums + 2 * line + rows, total_0, mask=inside)
+        tl.store(sums + 2 * line + n + rows, total_1, mask=inside)
 
 
 @triton.jit
 @no_type_check
-def sum_gradient_kernel(
+def scale(own, y_scale, places, stop, OF_X: tl.constexpr, OF_Y: tl.constexpr):
+    """s_i, s_k or s_i + s_k, to be multiplied by a tile."""
+    factor = own[:, None]
+    if OF_Y:
+        other = tl.load(y_scale + places, mask=places < stop, other=0.0)[None, :]
+        factor = factor + other if OF_X else other
+    return factor
+
+
+@triton.jit
+@no_type_check
+def pull_kernel(
     x_vectors,
     y_vectors,
     x_tag,
     y_tag,
+    x_range,
+    y_range,
     x_weight,
     y_weight,
-    scale,  # [2 or 1, anchors]: d sums * moment
-    gradient,  # [splits, n, D]
+    x_scale,  # [2 or 1, n]: d loss / d sums of x as anchors, times the moment
+    y_scale,  # [2 or 1, m]: the same of y as anchors
+    pulls,  # [splits, n, D]
     n,  # rows of x
     m,  # rows of y
+    begin,  # those of this launch
+    end,
     per_split,
-    moment_0,
-    moment_1,
+    ratio,
     floor,
     D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     TAGS: tl.constexpr,
     WEIGHTS: tl.constexpr,
     FLOOR: tl.constexpr,
     SECOND: tl.constexpr,
-    ROWS_ARE_ANCHORS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OF_X: tl.constexpr,
+    OF_Y: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The gradient of a block of x, by a loop over y: of anchors over keys, or the reverse."""
-    split = tl.program_id(1)
-    part = tl.program_id(2)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """sum_k (s_i + s_k) e_ik y_k for a block of x: the gradient as anchors, as keys, or as both."""
+    block, split = tl.program_id(0), tl.program_id(1)
+    rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < n
-    x = load_rows(x_vectors, rows, inside, 0, D, CHUNK)
+    x = load_tile(x_vectors, block * ROWS, ROWS, D)
     tag, weight = rows, x
     if TAGS:
         tag = tl.load(x_tag + rows, mask=inside, other=0)
     if WEIGHTS:
-        weight = load_rows(x_weight, rows, inside, 0, WIDTH, WIDTH)
-    if ROWS_ARE_ANCHORS:
-        scale_0 = tl.load(scale + rows, mask=inside, other=0.0)[:, None]
-        scale_1 = scale_0
+        weight = load_tile(x_weight, block * ROWS, ROWS, WIDTH)
+    own_0, own_1 = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    if OF_X:
+        own_0 = tl.load(x_scale + rows, mask=inside, other=0.0)
         if SECOND != "none":
-            scale_1 = tl.load(scale + n + rows, mask=inside, other=0.0)[:, None]
-    total = tl.zeros((ROWS, OUT), tl.float32)
-    start = split * per_split
-    stop = tl.minimum(start + per_split, m)
+            own_1 = tl.load(x_scale + n + rows, mask=inside, other=0.0)
+    start = begin + split * per_split
+    stop = tl.minimum(start + per_split, end)
+    total = tl.zeros((ROWS, D), tl.float32)
     for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
-        y_inside = columns < stop
-        y = load_rows(y_vectors, columns, y_inside, part * OUT, D, OUT)
-        tile = logits(
-            x, y, x_vectors, y_vectors, rows, columns, inside, y_inside, D, CHUNK, PRECISION
-        )
-        tag_y, weight_y = columns, y
-        if TAGS:
-            tag_y = tl.load(y_tag + columns, mask=y_inside, other=0)
-        if WEIGHTS:
-            weight_y = load_rows(y_weight, columns, y_inside, 0, WIDTH, WIDTH)
-        if not ROWS_ARE_ANCHORS:
-            scale_0 = tl.load(scale + columns, mask=y_inside, other=0.0)[None, :]
-            scale_1 = scale_0
-            if SECOND != "none":
-                scale_1 = tl.load(scale + m + columns, mask=y_inside, other=0.0)[None, :]
-        first, second = summands(
-            tile, tag, tag_y, weight, weight_y, y_inside, moment_0, moment_1, floor,
-            TAGS, WEIGHTS, FLOOR, SECOND, PRECISION,
+        y = load_tile(y_vectors, column, COLUMNS, D)
+        tile = only_pairs(
+            product(x, y), tag, y_tag, x_range, y_range, block, tl.cdiv(n, ROWS),
+            tl.cdiv(m, COLUMNS), column, stop, m, floor, TAGS, FLOOR, COLUMNS,
         )  # fmt: skip
-        change = first * scale_0
+        first, second = exponentials(tile, ratio, SECOND)
+        change = first * scale(own_0, y_scale, columns, stop, OF_X, OF_Y)
         if SECOND != "none":
-            change += second * scale_1
-        total = add_product(total, change, y, PRECISION)
+            change += second * scale(own_1, y_scale, m + columns, m + stop, OF_X, OF_Y)
+        if WEIGHTS:
+            change *= product(weight, load_tile(y_weight, column, COLUMNS, WIDTH))
+        total = add_product(total, change, y)
     line = split.to(tl.int64) * n * D
-    store_rows(gradient + line, total, rows, inside, part * OUT, D, OUT)
+    store_part(pulls + line, total, block * ROWS, 0, n, ROWS, D, D)

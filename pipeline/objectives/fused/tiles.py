@@ -1,10 +1,11 @@
-"""What every kernel is made of: a tile of rows, its logits, operands at the products' precision.
+"""What every kernel is made of: rows in and out, a tile of logits, the GPU's own functions.
 
 Imported by kernel files only, which are imported when a fused term first runs: Triton is not
 installed everywhere, and decides at its import whether its interpreter runs the kernels.
 
 `no_type_check` keeps type checkers, at rest and under the tests, off functions that are no Python:
-Triton compiles their text.
+Triton compiles their text. Logits are in units of log 2, since log2 e is inside the anchors: their
+exponential is one instruction.
 """
 
 from typing import no_type_check
@@ -12,79 +13,94 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = 2 ** (x log2 e), the GPU's own instruction
+from heron.pipeline.objectives.fused.switch import interpreted
+
+LN2 = tl.constexpr(0.6931471805599453)
+# The interpreter has no assembly, and its own logarithm is exact.
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
 @no_type_check
-def load_rows(pointer, rows, inside, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Columns `first` to `first + WIDTH` of some rows of a matrix; rows not `inside` are 0."""
-    columns = first + tl.arange(0, WIDTH)
-    # In 64 bits: eight million rows of 256 pass what 32 bits can count.
-    place = rows.to(tl.int64)[:, None] * STRIDE + columns[None, :]
-    return tl.load(pointer + place, mask=inside[:, None], other=0.0)
+def load_tile(pointer, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows from `start` on of a matrix of WIDTH columns, whose rows fill whole tiles."""
+    return load_part(pointer, start, 0, ROWS, WIDTH, WIDTH)
 
 
 @triton.jit
 @no_type_check
-def store_rows(pointer, tile, rows, inside, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Write a tile where `load_rows` would read it."""
-    columns = first + tl.arange(0, WIDTH)
-    place = rows.to(tl.int64)[:, None] * STRIDE + columns[None, :]
-    tl.store(pointer + place, tile, mask=inside[:, None])
+def load_part(pointer, start, first, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr):
+    """OUT of their columns, from `first` on."""
+    # The start in 64 bits: eight million rows of 256 pass what 32 bits can count. The rest does not
+    # change from tile to tile.
+    corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
+    return tl.load(corner + tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, OUT)[None, :])
 
 
 @triton.jit
 @no_type_check
-def operand(tile, like, PRECISION: tl.constexpr):
-    """A float32 tile as an operand of a product: the type of `like`, rounded to nearest.
-
-    The matrix units cut float32 off at 10 bits of mantissa when they multiply in tf32, which makes
-    every sum too small; adding half of the last bit that they keep undoes that.
-    """
-    if PRECISION == "tf32":
-        bits = (tile.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-        tile = bits.to(tl.float32, bitcast=True)
-    return tile.to(like.dtype)
+def gather_rows(pointer, rows, first, OUT: tl.constexpr, WIDTH: tl.constexpr):
+    """OUT columns, from `first` on, of some rows of a matrix of WIDTH columns."""
+    place = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
+    return tl.load(pointer + first + place)
 
 
 @triton.jit
 @no_type_check
-def product(x, y, PRECISION: tl.constexpr):
-    """``x @ y`` with float32 sums."""
-    return tl.dot(x, y, input_precision="tf32" if PRECISION == "tf32" else "ieee")
-
-
-@triton.jit
-@no_type_check
-def add_product(total, x, y, PRECISION: tl.constexpr):
-    """``total + x @ y``, the x rounded to the products' precision."""
-    precision: tl.constexpr = "tf32" if PRECISION == "tf32" else "ieee"
-    return tl.dot(operand(x, y, PRECISION), y, total, input_precision=precision)
-
-
-@triton.jit
-@no_type_check
-def logits(
-    x,
-    y,
-    x_pointer,
-    y_pointer,
-    x_rows,
-    y_rows,
-    x_inside,
-    y_inside,
-    D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+def store_part(
+    pointer, tile, start, first, n, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The tile ``X @ Y.T``: of the loaded x and y when they are whole, else chunk by chunk."""
-    if CHUNK == D:
-        tile = product(x, tl.trans(y), PRECISION)
+    """Write a tile where `load_part` would read it, but for rows from n on."""
+    corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
+    rows = tl.arange(0, ROWS)
+    place = rows[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
+    tl.store(corner + place, tile, mask=(start + rows < n)[:, None])
+
+
+@triton.jit
+@no_type_check
+def product(x, y):
+    """``x @ y.T`` with float32 sums."""
+    return tl.dot(x, tl.trans(y), input_precision="ieee")
+
+
+@triton.jit
+@no_type_check
+def add_product(total, x, y):
+    """``total + x @ y``, the x rounded to the type of y."""
+    return tl.dot(x.to(y.dtype), y, total, input_precision="ieee")
+
+
+@triton.jit
+@no_type_check
+def log2(x):
+    """The logarithm of x > 0, to 22 bits."""
+    if INTERPRETED:
+        y = tl.log2(x)
     else:
-        tile = tl.zeros((x_rows.shape[0], y_rows.shape[0]), tl.float32)
-        for first in range(0, D, CHUNK):
-            x_part = load_rows(x_pointer, x_rows, x_inside, first, D, CHUNK)
-            y_part = load_rows(y_pointer, y_rows, y_inside, first, D, CHUNK)
-            tile += product(x_part, tl.trans(y_part), PRECISION)
-    return tile
+        y = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+@no_type_check
+def reciprocal(x):
+    """1 / x, to 23 bits."""
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+@no_type_check
+def touch(x_range, y_range, x_tile, x_tiles, y_tile, y_tiles):
+    """Whether the numbers of two tiles lie in ranges that overlap; see `layout.ranges`."""
+    before = tl.load(x_range + x_tiles + x_tile) < tl.load(y_range + y_tile)
+    after = tl.load(x_range + x_tile) > tl.load(y_range + y_tiles + y_tile)
+    return (before | after) == 0

@@ -1,0 +1,247 @@
+"""Registers, spills, shared memory and instructions of every fused kernel, compiled without a GPU.
+
+    python -m benchmarks.kernels
+    python -m benchmarks.kernels --dims 256 --precisions fp16 --json kernels.json
+
+Triton compiles for sm_90a with the ptxas of its own wheel, in the tiles that a GPU would be given.
+A spill is a stack frame; `wgmma` are the products on Hopper's matrix units, as PTX names them;
+instructions are those of the innermost loop in SASS, for each element of a tile of logits.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.fused import layout
+
+LABELS = 40
+PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "ieee"}
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with what its compilation depends on; `signature` names types and constants."""
+
+    kernel: str
+    dim: int
+    precision: str
+    signature: tuple[tuple[str, Any], ...]
+    tile: layout.Tiling
+
+    @property
+    def name(self) -> str:
+        """The kernel, and the constants that are switched on."""
+        said = dict(self.signature)
+        words = [n.lower() for n, x in said.items() if x is True or n == "SECOND" and x != "none"]
+        return " ".join([self.kernel.rpartition(".")[2].removesuffix("_kernel"), *words])
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a variant; bytes, and instructions of the inner loop."""
+
+    registers: int
+    spill: int
+    shared: int
+    wgmma: int
+    loop: int
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+def workload(dim: int) -> Iterator[Callable[[Any], Any]]:
+    """Calls of the fused path as terms make them, forward and backward, of vectors of `dim`."""
+    rows = 32
+    a, k = (torch.randn(rows, dim).requires_grad_() for _ in range(2))
+    tag = torch.arange(rows, dtype=torch.int32)
+    y = (torch.rand(rows, LABELS) < 0.3).float()
+    weight = torch.rand(rows, LABELS)
+    tags = {"anchor_tag": tag, "key_tag": tag}
+
+    def of_sums(**options: Any) -> Callable[[Any], Any]:
+        return lambda precision: torch.autograd.grad(
+            fused.exponential_sums(a, k, precision=precision, **options).sum(), [a, k]
+        )
+
+    yield of_sums(**tags)  # nt_xent, supcon, debiased; each head of L_u
+    yield of_sums(moments=(2.0, 1.0), **tags)  # hard, beta = 1
+    yield of_sums(moments=(1.0, 0.0), floor=0.0, **tags)  # hard, by a threshold
+    yield of_sums(anchor_weight=weight, key_weight=weight)  # mulco
+    yield lambda precision: torch.autograd.grad(
+        fused.label_sums(a, k, y, y, "hamming", precision).sum(), [a, k]
+    )
+    yield lambda precision: fused.pair_losses(
+        a, k, torch.zeros(rows, LABELS), y, y, torch.ones(LABELS), tag, "hamming", precision
+    )
+    yield lambda precision: fused.tagged_pair_losses(
+        a, k, torch.zeros(rows), tag % 4, tag % 4, tag, torch.ones(rows), precision
+    )
+
+
+@contextmanager
+def recorded() -> Iterator[list[Variant]]:
+    """Launches are noted, not made; results are whatever was in memory."""
+    seen: list[Variant] = []
+
+    def launch(
+        kernel: Any, grid: Any, cut: layout.Tiling, tensor: Tensor, *args: Any, **constants: Any
+    ) -> None:
+        named = dict(zip(kernel.arg_names, args, strict=False))
+        types = {}
+        for name, value in named.items():
+            if isinstance(value, Tensor):
+                types[name] = TYPES[value.dtype]
+            else:
+                types[name] = (
+                    None if value is None else "fp32" if isinstance(value, float) else "i32"
+                )
+        where = f"{kernel.fn.__module__}.{kernel.__name__}"
+        dim, precision = constants["D"], PRECISION_OF[tensor.dtype]
+        variant = Variant(where, dim, precision, (*types.items(), *constants.items()), cut)
+        if variant not in seen:
+            seen.append(variant)
+
+    with mock.patch.object(layout, "launch", launch), mock.patch.object(layout, "require"):
+        yield seen
+
+
+def variants(dims: Sequence[int], precisions: Sequence[str]) -> list[Variant]:
+    """All that the workload launches."""
+    with recorded() as seen:
+        for dim in dims:
+            for precision in precisions:
+                for call in workload(dim):
+                    call(precision)
+    return seen
+
+
+def compiled(variant: Variant) -> Compiled:
+    """Compile one for sm_90a, and read what came out."""
+    triton = importlib.import_module("triton")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    module, _, name = variant.kernel.rpartition(".")
+    kernel = getattr(importlib.import_module(module), name)
+    said, names = dict(variant.signature), kernel.arg_names
+    types = {n: x for n, x in said.items() if isinstance(x, str) and n.islower()}
+    fixed = {n: x for n, x in said.items() if n not in types}
+    source = importlib.import_module("triton.compiler").ASTSource(
+        kernel,
+        {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): x for n, x in fixed.items()},
+        {(names.index(n),): [["tt.divisibility", 16]] for n, x in types.items() if x[0] == "*"},
+    )
+    options = {"num_warps": variant.tile.warps, "num_stages": variant.tile.stages}
+    result = triton.compile(source, target=target, options=options | {"enable_fp_fusion": True})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(result.asm["cubin"])
+        file.flush()
+        usage = dumped("--dump-resource-usage", file.name)
+        loop = inner_loop(dumped("-sass", file.name))
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", usage)}
+    kinds: dict[str, int] = {}
+    for word in loop:
+        kinds[word] = kinds.get(word, 0) + 1
+    return Compiled(
+        registers=found["REG"],
+        spill=found["STACK"],
+        shared=result.metadata.shared,
+        wgmma=result.asm["ptx"].count("wgmma.mma_async"),
+        loop=len(loop),
+        kinds=kinds,
+    )
+
+
+def dumped(*words: str) -> str:
+    """What the cuobjdump of Triton's wheel prints."""
+    triton = importlib.import_module("triton")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return subprocess.run([tool, *words], check=True, capture_output=True, text=True).stdout
+
+
+def inner_loop(sass: str) -> list[str]:
+    """The operations of the loop with most instructions among those that hold no other."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ )?([A-Z][\w.]*)([^;]*);", sass)
+    places = [int(place, 16) for place, _, _ in lines]
+    spans = []
+    for place, operation, rest in lines:
+        target = re.search(r"0x([0-9a-f]+)\s*$", rest)
+        if operation.startswith("BRA") and target and int(target[1], 16) < int(place, 16):
+            spans.append((int(target[1], 16), int(place, 16)))
+    inner = [s for s in spans if not any(t != s and s[0] <= t[0] and t[1] <= s[1] for t in spans)]
+    if not inner:
+        return []
+    first, last = max(inner, key=lambda s: s[1] - s[0])
+    found, resume = [], first
+    for place, (_, operation, rest) in zip(places, lines, strict=True):
+        if not resume <= place <= last:
+            continue
+        found.append(operation if operation.startswith("MUFU") else operation.split(".")[0])
+        target = re.search(r"0x([0-9a-f]+)\s*$", rest)
+        if operation.startswith("BRA") and target:  # an ordinary tile takes it: the mask is skipped
+            resume = max(resume, int(target[1], 16))
+    return found
+
+
+def line(variant: Variant, found: Compiled) -> str:
+    """A row of the table."""
+    tile = variant.tile
+    each = tile.rows * tile.columns / (32 * tile.warps)  # elements of a thread's part of a tile
+    cells = [variant.name, str(variant.dim), variant.precision]
+    cells.append(f"{tile.rows} x {tile.columns}, {tile.warps}, {tile.stages}")
+    cells += [str(found.registers), str(found.spill), f"{found.shared / 1024:.1f}"]
+    cells += [str(found.wgmma), f"{found.loop / each:.1f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| kernel | d | products | tile, warps, stages | registers | spill B | shared KiB | wgmma | "
+    "instructions |"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dims", type=int, nargs="+", default=[128, 256, 512])
+    parser.add_argument("--precisions", nargs="+", default=["fp16", "bf16"])
+    parser.add_argument("--kernels", default="", help="only those whose name contains this")
+    parser.add_argument("--kinds", action="store_true", help="print the inner loop's operations")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", help="a file for the numbers")
+    arguments = parser.parse_args()
+    print(f"{HEAD}\n{'|---' * 9}|", flush=True)
+    asked = variants(arguments.dims, arguments.precisions)
+    asked = [variant for variant in asked if arguments.kernels in variant.name]
+    numbers = []
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for variant, found in zip(asked, pool.map(compiled, asked), strict=True):
+            print(line(variant, found), flush=True)
+            if arguments.kinds:
+                print(dict(sorted(found.kinds.items(), key=lambda pair: -pair[1])))
+            numbers.append({"variant": asdict(variant), "compiled": asdict(found)})
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(numbers, indent=1))
+
+
+if __name__ == "__main__":
+    main()
