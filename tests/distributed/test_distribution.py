@@ -332,7 +332,7 @@ def beside(apart: bool) -> list[Tensor]:
     found = [call() for call in calls] if apart else side_by_side(calls)
     assert torch.is_grad_enabled() and not found[2].requires_grad
     weights = torch.arange(11)[share(11, rank, world), None]
-    torch.stack([(x * weights * (i + 1)).sum() for i, x in enumerate(found)]).sum().backward()
+    torch.stack([(x * weights * (i + 1)).sum() for i, x in enumerate(found)]).sum().backward()  # type: ignore[no-untyped-call]
     assert own.grad is not None
     whole = [collectives.gather(x.detach(), shares(11, world)) for x in (*found, own.grad)]
     return whole + [buffer for module in (one, two, three) for buffer in module.buffers()]
