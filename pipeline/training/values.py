@@ -28,7 +28,8 @@ class Told:
         self.names += own
         self._numbers = torch.cat([self._sums(), self._stack(own)])
         if self.device.type == "cuda":
-            numbers, self._copied = self._numbers, torch.cuda.Event()
+            numbers = self._numbers
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._copied.record()

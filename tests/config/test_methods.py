@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from torch import Tensor
 
 from heron.launch.tables import TABLES
 from heron.pipeline.config.errors import ConfigError
@@ -89,7 +90,7 @@ def test_a_method_trains_a_step(
 
     length = Strategy.gradient_norm
 
-    def watch(strategy: Strategy) -> float:
+    def watch(strategy: Strategy) -> Tensor | float:
         seen.update({n: p.grad is not None for n, p in strategy.model.named_parameters()})
         return length(strategy)
 
