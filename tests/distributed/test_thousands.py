@@ -12,7 +12,7 @@ from benchmarks.scaling_bytes import Case, Tally, count, predict
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.distributed import collectives
 
-HEROCON = {"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}}
+HEROCON: dict[str, object] = {"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}}
 
 
 @contextmanager
