@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -114,8 +113,10 @@ def count(gate: Gate, case: Case) -> None:
     tally = Tally()
 
     def hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        with tally.sums("gradients"):
-            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        with tally.sums("gradients"):  # at once: torch's fake processes keep no promises
+            done.set_result(collectives.sum_over_processes(bucket.buffer().div_(world)))
+        return done
 
     wrapped.register_comm_hook(None, hook)
     counts = [n for n in (case.labelled, case.unlabelled) if n]

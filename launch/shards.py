@@ -1,5 +1,6 @@
-"""`heron shards build | index | verify | show`."""
+"""`heron shards build | index | verify | show | protocol`."""
 
+import math
 import sys
 from functools import partial
 from inspect import signature
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 
 from heron.launch.arguments import Group, Verb
 from heron.shards import build, foreign, show, verify
+from heron.shards.artefact import LARGEST
 from heron.shards.errors import SourceError
 from heron.shards.layout import Layout
 from heron.shards.sources import SOURCES, find, make
@@ -108,6 +110,34 @@ def show_shards(
         print(f"contact sheet: {sheet}")
 
 
+def write_protocol(
+    config: Annotated[str, "experiment: a file, or a shipped name"],
+    folder: Annotated[Path, "new folder for the roles"],
+    *overrides: Annotated[str, "key=value, such as data.path=data/faces"],
+) -> None:
+    """Writes once which rows are labelled, unlabelled, tested and kept for validation.
+
+    Needs the labels of all rows in memory; training with data.roles=FOLDER needs none.
+
+    heron shards protocol scene data/scene-roles
+    """
+    from heron.pipeline.config.experiment import load_config
+    from heron.pipeline.config.shipped import find_config
+    from heron.pipeline.data import indexes
+    from heron.pipeline.data.streams import open_reader, roles_of
+    from heron.pipeline.data.written import write_roles
+
+    data = load_config(find_config(config), list(overrides)).data
+    data = data.model_copy(update={"roles": None})
+    indexes.MOST_BYTES = LARGEST  # it says what it takes, and takes it
+    reader = open_reader(data)
+    rows, labels = int(reader.starts[-1]), reader.manifest.labels
+    each = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
+    print(f"{rows:,} rows of {reader.store}: about {rows * each / 2**30:.1f} GiB of memory or more")
+    written = write_roles(reader, roles_of(reader, data), data, folder)
+    print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
+
+
 SHARDS = Group(
     "Builds, indexes, verifies and shows data sets on disk.",
     {
@@ -120,5 +150,6 @@ SHARDS = Group(
         "index": Verb(index_tars, Layout),
         "verify": Verb(verify_shards),
         "show": Verb(show_shards),
+        "protocol": Verb(write_protocol),
     },
 )

@@ -147,6 +147,8 @@ class Data(Section):
         build: source and options that build shards that are not there; null: they must be there.
         split: rows that are trained on, labelled or not.
         protocol: which rows are labelled, and which are tested on.
+        roles: folder of `heron shards protocol`, which wrote the role of each row; null: they are
+            found at the start, which reads the labels of all rows where the protocol needs them.
         batch: rows of the global batch.
         views: what the model sees of a sample.
         standardise: whether vectors are standardised by the training rows' means and standard
@@ -175,6 +177,7 @@ class Data(Section):
     build: dict[str, Any] | None = None
     split: str = "train"
     protocol: Protocol = Protocol()
+    roles: PathText | None = None
     batch: BatchRows
     views: Annotated[list[ModelView], Field(min_length=1)]
     standardise: bool = False
@@ -249,6 +252,7 @@ class Data(Section):
         """Returns the section for another data set alone, whole: nothing else is opened."""
         protocol = self.protocol.model_copy(update={"hide_views": {}, "hide_labels": 0.0})
         elsewhere = {"path": path, "sources": None, "webdataset": None, "protocol": protocol}
+        elsewhere |= {"roles": None}
         return self.model_copy(update=elsewhere)
 
     def refuse_missing(self, remedy: str) -> None:
@@ -273,7 +277,8 @@ class Data(Section):
 def without_places(data: dict[str, Any]) -> dict[str, Any]:
     """Returns a section as plain values, less where the data sets lie: fingerprints say which."""
     sources = data.get("sources") and [source["weight"] for source in data["sources"]]
-    return {key: value for key, value in data.items() if key != "path"} | {"sources": sources}
+    places = "path", "roles"
+    return {key: value for key, value in data.items() if key not in places} | {"sources": sources}
 
 
 def _secret(value: Any, name: str = "") -> str | None:

@@ -29,6 +29,7 @@ from heron.pipeline.data.rows import ShardRows
 from heron.pipeline.data.skipped import Skipped
 from heron.pipeline.data.texts import text_decoder
 from heron.pipeline.data.workers import readers
+from heron.pipeline.data.written import read_roles
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
@@ -184,6 +185,8 @@ def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
 
     `split` is by default the one that is trained on. Raises as `assign` and `drop_partial`.
     """
+    if data.roles is not None and split in (None, data.split):
+        return read_roles(reader, data, Path(data.roles))
     roles = assign(reader, split or data.split, data.protocol)
     if data.protocol.hide_labels:
         hide_labels(reader, roles.labelled, data.protocol)

@@ -1,0 +1,88 @@
+"""Roles that are written once are those that a run finds; training then reads no label first."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heron.launch.shards import write_protocol
+from heron.pipeline.config.data import Data
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.data import indexes
+from heron.pipeline.data.roles import ROLES
+from heron.pipeline.data.streams import open_reader, open_streams
+from heron.pipeline.data.written import read_roles, write_roles
+from heron.shards.build import build
+from heron.shards.sources import make
+from tests.experiments import frames
+
+
+def built(folder: Path, **protocol: Any) -> Config:
+    protocol = {"labelled": 50, "test": "unlabelled", "validation": 0.2} | protocol
+    config = frames(folder, data={"protocol": protocol})
+    source = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
+    build(source, Path(config.data.path), shard_rows=256, progress=False)
+    return config
+
+
+def written(config: Config, folder: Path) -> Config:
+    streams = open_streams(config)
+    write_roles(streams.reader, streams.roles, config.data, folder)
+    return config.model_copy(update={"data": config.data.model_copy(update={"roles": str(folder)})})
+
+
+def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
+    config = built(tmp_path)
+    other = written(config, tmp_path / "roles")
+    found, expected = open_streams(other), open_streams(config)
+    for role in ROLES:
+        assert found.roles.listed(role).tolist() == expected.roles.listed(role).tolist()
+    assert not found.reader.indexes._labels and not found.reader.indexes._kept
+    for one, two in ((found.labelled, expected.labelled), (found.unlabelled, expected.unlabelled)):
+        assert (one is None) == (two is None)
+        if one is not None and two is not None:
+            assert [one.at(t).tolist() for t in range(9)] == [two.at(t).tolist() for t in range(9)]
+    assert found.skipped(1).count == expected.skipped(1).count
+
+
+def test_others_are_refused(tmp_path: Path) -> None:
+    config = built(tmp_path)
+    data = written(config, tmp_path / "roles").data
+    reader, folder = open_reader(data), tmp_path / "roles"
+
+    def refused(data: Data, match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            read_roles(reader, data, folder)
+
+    fold = data.protocol.model_copy(update={"fold": 1})
+    refused(data.model_copy(update={"protocol": fold}), r"written for the protocol .*'fold': 0")
+    marks = np.load(folder / "marks.npy", mmap_mode="r+")
+    marks[3] ^= 1
+    marks.flush()
+    refused(data, r"marks.npy is altered: .*write them again with heron shards protocol")
+    with pytest.raises(ConfigError, match="is there; expected a new folder"):
+        written(config, folder)
+    hidden = data.protocol.model_copy(update={"hide_views": {"view1": 0.5}})
+    with pytest.raises(ConfigError, match="hides views or labels"):
+        write_roles(reader, open_streams(config).roles, data.model_copy(
+            update={"protocol": hidden}), tmp_path / "new")  # fmt: skip
+
+
+def test_labels_that_are_too_many_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = built(tmp_path)
+    monkeypatch.setattr(indexes, "MOST_BYTES", 700 * 8 - 1)
+    with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
+        open_streams(config)
+    path = tmp_path / "config.yaml"
+    from heron.pipeline.config.experiment import dump_config
+
+    path.write_text(dump_config(config))
+    write_protocol(str(path), tmp_path / "roles")
+    assert "790 rows of " in capsys.readouterr().out
+    monkeypatch.setattr(indexes, "MOST_BYTES", 700 * 8 - 1)
+    update = {"roles": str(tmp_path / "roles")}
+    open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))
