@@ -75,7 +75,7 @@ def everyone(mutual: Mutual | None, numbers: Tensor) -> Tensor | None:
     return mutual.spread([numbers.detach()[:, None]])[0][:, 0]
 
 
-def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ moments"]]:
+def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ _"]]:
     """The sums of each way's own anchors, differentiable once.
 
     With `mutual` their gradient with respect to the anchors is all that is owed to the rows, and
