@@ -154,6 +154,6 @@ def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[st
     for kind, number in received(moved, world).items():
         parts = " + ".join(one.arithmetic for one in moved if one.kind == kind)
         apart = kind in ("gathered", "scattered")
-        found[str(kind)] = (number, f"{world - 1} x ({parts})" if apart else parts)
+        found[str(kind)] = (number, f"{world - 1} x ({parts})" if apart and parts else parts)
     calls = {str(kind): sum(one.calls for one in moved if one.kind == kind) for kind in KINDS}
     return found, calls

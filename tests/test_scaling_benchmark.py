@@ -17,18 +17,20 @@ from heron.pipeline.distributed.traffic import KINDS
 def test_counted_bytes_are_the_predicted(world: int, tmp_path: Path) -> None:
     """By hand: a share of 19 rows is 10 of 2 views of 8 floats, or 7 on three processes.
 
-    Gathered are the projections of 2 views, labels, paths, and the moments of 3 batch norms, of
-    both views at once; the gradients are one bucket.
+    Gathered are, by one collective, the projections of 2 views, labels and paths, then by one each
+    the sums of 2 views, the slopes by them and by the largest losses of 3 levels, and the moments
+    of 3 batch norms, of both views at once; the gradients are one bucket. Nothing is scattered.
     """
     terms = Terms.model_validate(OBJECTIVES["hierarchical"][0])
     case = Case(terms, 19, 0, 16, (4, 6), 8)
     predicted, calls = predict(case, world)
     expected = {kind: n for kind, (n, _) in predicted.items()}
-    assert calls == {"gathered": 2 + 2 + 3, "scattered": 2, "statistics": 3, "gradients": 1}
+    assert calls == {"gathered": 1 + 3 + 3, "scattered": 0, "statistics": 3, "gradients": 1}
     rows = {2: 10, 3: 7}[world]
-    assert expected["scattered"] == (world - 1) * rows * 2 * 8 * 4
+    assert expected["scattered"] == 0
+    vectors, told = rows * 2 * 8 * 4, rows * 4 * (2 + 2 + 3)
     labels, moments = rows * (40 * 4 + 3 * 8), 4 * 2 * (9 + 13 + 17)
-    assert expected["gathered"] == expected["scattered"] + (world - 1) * (labels + moments)
+    assert expected["gathered"] == (world - 1) * (vectors + told + labels + moments)
     assert together(count, (case,), world, tmp_path / "meet") == [(expected, calls)] * world
 
 
@@ -54,7 +56,9 @@ def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     counted = [row for row in rows if row[0] in OBJECTIVES]
     assert [row[2] for row in counted] == [*KINDS] * len(OBJECTIVES)
-    assert all(row[3] == row[4] != "0" and row[6] == row[7] != "0" for row in counted)
+    assert all(row[3] == row[4] and row[6] == row[7] for row in counted)
+    nothing = [row[2] for row in counted if row[3] == "0" or row[6] == "0"]
+    assert set(nothing) <= {"scattered"}  # terms that find their rows' whole gradient
     for told in found["bytes"].values():
         predicted, calls = told["predicted"]
         expected = {kind: n for kind, (n, _) in predicted.items()}

@@ -124,6 +124,14 @@ class Term(Section):
         """Returns what the term needs under its options."""
         return self.needs
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """Returns how many numbers a row processes tell each other of what its anchors found.
+
+        One a collective of a step: of a term that reads `needs.vectors` by all rows, of another by
+        the labelled ones.
+        """
+        return []
+
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where the term, `name` in the YAML, does not fit what it stands in."""
 

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.throughput import skeleton
 
 Kind = Literal["gathered", "scattered", "statistics", "gradients"]
-FLOAT, INTEGER = 4, 8  # bytes of an element
+HALF, FLOAT, INTEGER = 2, 4, 8  # bytes of an element
 BUCKET = 25 * 2**20  # bytes of a bucket of gradients, of DistributedDataParallel
 
 # What each kind is, and over how many processes' parts its bytes are counted.
@@ -39,7 +39,7 @@ class Exchange:
         rows: of one process, padded to the longest share; 1 where it is no matter of rows.
         width: elements a row.
         size: bytes an element.
-        calls: how many collectives it is cut into.
+        calls: how many collectives it is cut into; 0: it goes with the next that has one.
     """
 
     kind: Kind
@@ -91,43 +91,59 @@ def exchanges(
     sizes: ShardSizes,
     labels: int,
     levels: int = 0,
+    half: bool = False,
 ) -> list[Exchange]:
     """Returns every exchange of a step in one piece under DDP; one process makes none.
 
     Per row go the projections and, with weights, H of them; of a labelled row where terms need
     them S, the labels (a width) and the paths (of so many levels); and all inputs where weights are
-    of inputs. `shapes` are of one sample of each view.
+    of inputs: all by one collective. Then go the few numbers a row of `Term.tells`, and back the
+    gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of one
+    sample of each view; with `half`, vectors travel in bfloat16.
     """
     if len(sizes.rows) == 1:
         return []
-    rows, own = max(sizes.rows), max(sizes.labelled)
-    widths = {
-        name: [int(x[0].numel()) for x in tensors]
-        for name, tensors in step_features(model, shapes, [1], labels).items()
-    }
-    vectors = [
-        (name, count, sum(widths[name]), len(widths[name]))
-        for names, count in ((objective.needs.gathered, rows), (objective.needs.labelled, own))
-        for name in names
-        if name in widths
-    ]
-    moved = [Exchange("gathered", what, n, width, calls=calls) for what, n, width, calls in vectors]
-    if "inputs" in objective.needs.gathered:
-        elements = sum(int(torch.Size(shape).numel()) for shape in shapes)
-        moved.append(Exchange("gathered", "inputs", rows, elements, calls=len(shapes)))
-    moved.append(Exchange("gathered", "labels", own, labels))
-    if "paths" in objective.needs.labelled:
-        moved.append(Exchange("gathered", "paths", own, levels, INTEGER))
+    rows, own, needs = max(sizes.rows), max(sizes.labelled), objective.needs
+    of_features = step_features(model, shapes, [1], labels)
+    widths = {name: [int(x[0].numel()) for x in tensors] for name, tensors in of_features.items()}
+    widths |= {"inputs": [sum(int(torch.Size(shape).numel()) for shape in shapes)]}
+    compared = {*needs.vectors, *needs.labelled_vectors}
+
+    def travelling(rows: int, own: int) -> list[Exchange]:
+        every = dict.fromkeys((*needs.gathered, *needs.vectors))
+        few = dict.fromkeys((*needs.labelled, *needs.labelled_vectors))
+        parts = [(name, rows) for name in every] + [(n, own) for n in few if n not in every]
+        found = [
+            Exchange("gathered", name, count, sum(widths[name]), HALF if half else FLOAT, calls=0)
+            if name in compared
+            else Exchange("gathered", name, count, sum(widths[name]), calls=0)
+            for name, count in parts
+            if name in widths
+        ]
+        if "paths" in needs.labelled:
+            found.append(Exchange("gathered", "paths", own, levels, INTEGER, calls=0))
+        return [*found, Exchange("gathered", "labels", own, labels)]
+
+    # The process with most to send; the others fill up.
+    each = zip(sizes.rows, sizes.labelled, strict=True)
+    moved = max((travelling(*of) for of in each), key=lambda of: sum(one.bytes for one in of))
+    for name, term in objective.terms.items():
+        count = rows if term.requires().vectors else own
+        told = term.tells(len(shapes), labels, levels)
+        moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
     met = norms(model, shapes, [n for n in (own, rows - own) if n], labels)
-    channels = sum(map(sum, met))
+    channels = [n for of_meeting in met for n in of_meeting]
     if met:
-        moments = 2 * channels + sum(map(len, met))
+        moments = sum(2 * n + 1 for n in channels)
         moved.append(Exchange("gathered", "moments", 1, moments, calls=len(met)))
-    moved += [
-        Exchange("scattered", what, n, width, calls=calls) for what, n, width, calls in vectors
-    ]
+    for names, count in ((needs.gathered, rows), (needs.labelled, own)):
+        moved += [
+            Exchange("scattered", name, count, sum(widths[name]), calls=len(widths[name]))
+            for name in names
+            if name in of_features
+        ]
     if met:
-        moved.append(Exchange("statistics", "sums", 1, 2 * channels, calls=len(met)))
+        moved.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(met)))
     weights = sum(parameter.numel() for parameter in model.parameters())
     buckets = -(-FLOAT * weights // BUCKET)
     return [*moved, Exchange("gradients", "gradients", 1, weights, calls=buckets)]

@@ -14,7 +14,6 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
-from heron.pipeline.objectives.mutual import Mutual
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay
 from heron.pipeline.objectives.unsupervised import cross_view
 
@@ -58,6 +57,10 @@ class Clip(Term):
         """Brings the temperature."""
         return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The scale, and the slopes as `Cmc`; in float64."""
+        return [2, *[4] * (views * (views - 1) // 2)]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""
         z, scale = batch.vectors["projections"], batch.own["clip_scale"][0]
@@ -84,6 +87,10 @@ class Siglip(Term):
         """Brings scale and bias."""
         return {"siglip_scale": lambda: LearntScale("siglip", self.scale, self.bias)}
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """Scale and bias."""
+        return [2]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `siglip`."""
         own = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
@@ -108,7 +115,7 @@ def clip(
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        scale: s, of each row in `rows`; the same of all.
+        scale: s, of each row in `rows`; of `OwnRows` the same of all.
         rows: as of `nt_xent`.
         present: which views each row has: i and k run over rows with both views and with v, and
             the mean over the (i, u, v) that there are.
@@ -123,16 +130,16 @@ def clip(
     own, scale = as_slice(rows), scale.to(vectors[0].dtype)
     start, stop, _ = own.indices(len(vectors[0]))
     if isinstance(rows, OwnRows):
+        # Half of the scale on either side, so that logits turned over have the same.
         others = rows.gather(scale.detach())
-        scale = torch.cat([others[:start], scale, others[stop:]])
-    elif Mutual.of(rows, len(vectors[0]), [], [], []) is None:  # then keys need no scale
+        scale = torch.cat([others[:start], scale, others[stop:]]).sqrt()[:, None]
+        halves = [v * scale for v in vectors]
+        head = halves, halves
+    else:
         scale = torch.nn.functional.pad(scale, (start, len(vectors[0]) - stop), value=1.0)
         head = [v * scale[:, None] for v in vectors], vectors
-        return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
-    # Half of the scale on either side, so that logits turned over have the same.
-    halves = [v * scale.sqrt()[:, None] for v in vectors]
-    head = halves, halves
-    return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
+    mirrored = isinstance(rows, OwnRows)
+    return cross_view(head, [head], range(len(z)), 1.0, rows, present, mirrored) / len(z)
 
 
 def siglip(

@@ -81,6 +81,14 @@ def strips(n_anchors: int, n_keys: int, device: torch.device, part: int = 1) -> 
         yield slice(start, min(start + step, n_anchors))
 
 
+def triangle(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
+    """Strips whose keys begin at their first anchor, all of about as many logits."""
+    start = 0
+    while start < n_anchors:
+        step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
+        yield slice(start, start := min(start + step, n_anchors))
+
+
 def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
     """Classes as numbers from 0 on, and how many there are.
 

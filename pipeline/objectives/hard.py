@@ -74,6 +74,11 @@ class Hard(Term):
         compared = ("projections",)
         return Needs(own=compared, labelled_vectors=compared, labels=KNOWN, views=2)
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slopes by an anchor's sums, and their logarithm where a class's pairs are visited."""
+        slopes = views if self.hardening == "none" else 2 * views
+        return [slopes] if self.positives == "augmentation" else [slopes, views]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hard`."""
         start, end = self.threshold_start, self.threshold_end
@@ -103,6 +108,10 @@ class Debiased(Term):
     tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
+
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slope by an anchor's sum."""
+        return [views]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `debiased`."""

@@ -31,6 +31,10 @@ class Hierarchical(Term):
     )
     missing_views: ClassVar[bool] = True
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """An anchor's sum, the slope by it, and those by the largest losses."""
+        return [views, views, *([levels] if levels > 1 else [])]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hierarchical`."""
         return hierarchical(

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from heron.pipeline.objectives import fused
-from heron.pipeline.objectives.engine import MIN_STRIP_ROWS, strip_elements, strips
+from heron.pipeline.objectives.engine import strips, triangle
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, spread
 
@@ -75,7 +75,7 @@ def everyone(mutual: Mutual | None, numbers: Tensor) -> Tensor | None:
     return mutual.spread([numbers.detach()[:, None]])[0][:, 0]
 
 
-def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ moments"]]:
+def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ _"]]:
     """The sums of each way's own anchors, differentiable once.
 
     With `mutual` their gradient with respect to the anchors is all that is owed to the rows, and
@@ -196,7 +196,9 @@ def _visits(
             continue
         half = alone and m == h
         buffer = a.new_empty(0)
-        for rows in _triangle(len(a), len(k), a) if half else strips(len(a), len(k), a.device):
+        for rows in (
+            triangle(len(a), len(k), a.device) if half else strips(len(a), len(k), a.device)
+        ):
             first = rows.start if half else 0
             count = (rows.stop - rows.start) * (len(k) - first)
             if len(buffer) < count:
@@ -209,14 +211,6 @@ def _visits(
                 yield _Strip(h, rows, first, strip, m, turned)
             else:
                 yield _Strip(h, rows, first, strip)
-
-
-def _triangle(n_anchors: int, n_keys: int, like: Tensor) -> Iterator[slice]:
-    """Strips whose keys begin at their first anchor, all of about as many logits."""
-    start = 0
-    while start < n_anchors:
-        step = max(MIN_STRIP_ROWS, strip_elements(like.device) // max(n_keys - start, 1))
-        yield slice(start, start := min(start + step, n_anchors))
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:

@@ -72,11 +72,11 @@ def as_slice(rows: Rows) -> slice:
 
 
 def spread(
-    own: Sequence[Float[Tensor, "anchors numbers"]],
+    own: Sequence[Float[Tensor, "_ _"]],
     rows: OwnRows,
     present: Present,
     among: Sequence[Sequence[int]],
-) -> list[Float[Tensor, "_ numbers"]]:
+) -> list[Float[Tensor, "_ _"]]:
     """Numbers of the own anchors of some heads to those of all anchors, in one collective.
 
     Args:

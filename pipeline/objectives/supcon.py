@@ -27,6 +27,10 @@ class Supcon(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slope by an anchor's sum."""
+        return [views]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `supcon`."""
         z, rows = batch.labelled_vectors["projections"], batch.own_labelled_rows

@@ -29,6 +29,10 @@ class WeightedSupervised(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The sum of each label, and the slope by it."""
+        return [2 * labels]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_supervised`."""
         return weighted_supervised(

@@ -31,6 +31,10 @@ class NtXent(Term):
     repels_all: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slope by an anchor's sum."""
+        return [views]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `nt_xent`."""
         z = batch.vectors["projections"]
@@ -50,6 +54,10 @@ class Cmc(Term):
     repels_all: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
+
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slopes by the sums of either view, of two at a time."""
+        return [2] * (views * (views - 1) // 2)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `cmc`."""
@@ -84,6 +92,10 @@ class WeightedUnsupervised(Term):
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings H."""
         return {"weight": lambda: WeightNet(spec.config.projection_width)}
+
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """As `NtXent`, or as `Cmc`."""
+        return [views] if self.negatives == "all_views" else [2] * (views * (views - 1) // 2)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_unsupervised`."""
@@ -328,11 +340,13 @@ def cross_view(
     scale: float,
     rows: Rows,
     present: Present = None,
+    mirrored: bool = True,
 ) -> Tensor:
     """Sum over the anchor views `among` of the mean of log(scale D) - log f+.
 
     D is the sum over the heads and over the samples' other view v, the positive among them; every
-    v makes a loss of its own. `attraction` makes log f+, of a row's own views.
+    v makes a loss of its own. `attraction` makes log f+, of a row's own views. `mirrored`: heads
+    turned over are as `Head` says.
     """
     near, far = attraction
     count, batch, own = len(near), near[0].shape[0], as_slice(rows)
@@ -364,7 +378,8 @@ def cross_view(
     for couple in itertools.combinations(range(count), 2):
         ways = [couple, couple[::-1]]
         mirror, way = range(2 * len(heads))[::-1], [0] * len(heads) + [1] * len(heads)
-        mutual = Mutual.of(rows, batch, mirror, way, [[u] for u in couple], present)
+        views = [[u] for u in couple]
+        mutual = Mutual.of(rows, batch, mirror, way, views, present) if mirrored else None
         sums = [] if mutual is None else mutual_sums(pairs(ways), mutual)
         for at, (u, v) in enumerate(ways):
             if u not in among:

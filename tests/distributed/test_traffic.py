@@ -47,21 +47,23 @@ def test_one_process_exchanges_nothing() -> None:
 
 
 def test_what_terms_need_is_what_is_gathered() -> None:
-    """Shares of 3 and 2 labelled rows and of 4 and 5 others: padded to 3 and to 7."""
+    """Shares of 3 and 2 labelled rows and of 4 and 5 others: the first has most to send.
+
+    By one collective, and back goes nothing but the slopes by the sums of L_u and L_s.
+    """
     objective, model = built({"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}})
     moved = exchanges(objective, model, SHAPES, ShardSizes([3, 2], [4, 5]), 5)
     found = {(e.kind, e.what): (e.bytes, e.calls) for e in moved}
     weights = sum(parameter.numel() for parameter in model.parameters())
     channels = [4, 6, 4, 6, 8, 8] * 2
     assert found == {
-        ("gathered", "projections"): (4 * 7 * 2 * 8, 2),
-        ("gathered", "weights"): (4 * 7 * 2 * 8, 2),
-        ("gathered", "hidden"): (4 * 3 * 12, 1),
+        ("gathered", "projections"): (4 * 7 * 2 * 8, 0),
+        ("gathered", "weights"): (4 * 7 * 2 * 8, 0),
+        ("gathered", "hidden"): (4 * 3 * 12, 0),
         ("gathered", "labels"): (4 * 3 * 5, 1),
+        ("gathered", "sums of weighted_unsupervised"): (4 * 7 * 2, 1),
+        ("gathered", "sums of weighted_supervised"): (4 * 3 * 2 * 5, 1),
         ("gathered", "moments"): (4 * sum(2 * n + 1 for n in channels), 3),
-        ("scattered", "projections"): (4 * 7 * 2 * 8, 2),
-        ("scattered", "weights"): (4 * 7 * 2 * 8, 2),
-        ("scattered", "hidden"): (4 * 3 * 12, 1),
         ("statistics", "sums"): (4 * 2 * sum(channels), 3),
         ("gradients", "gradients"): (4 * weights, 1),
     }
@@ -73,6 +75,10 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     )
     gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
     assert gathered == ["projections", "weights", "labels", "moments"]
+    back = [(e.what, e.bytes, e.calls) for e in single if e.kind == "scattered"]
+    assert back == [("projections", 4 * 5 * 2 * 8, 2), ("weights", 4 * 5 * 2 * 8, 2)]
+    few = exchanges(*built({"nt_xent": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5, half=True)
+    assert [e.bytes for e in few if e.what == "projections"] == [2 * 5 * 2 * 8]
 
 
 @pytest.mark.parametrize(("width", "calls"), [(8, 1), (3600, 1), (3700, 2), (7400, 5)])
