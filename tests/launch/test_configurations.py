@@ -27,7 +27,7 @@ SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 def test_there_is_one_for_every_way() -> None:
     names = {path.stem for path in CONFIGURATIONS}
     assert names == {
-        *("cpu", "single_gpu", "ddp", "multi_node"),
+        *("cpu", "single_gpu", "ddp", "fsdp", "multi_node"),
         *("zero1", "zero2", "zero3", "cpu_zero2"),
     }
 
