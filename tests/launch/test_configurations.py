@@ -67,6 +67,10 @@ def test_its_commands_start_what_they_say(path: Path, monkeypatch: pytest.Monkey
             _, environment = prepare_deepspeed_cmd_env(arguments)
             assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == path.stem[-1]
             assert float(environment["ACCELERATE_GRADIENT_CLIPPING"]) == 0
+        elif arguments.use_fsdp:
+            environment = prepare_multi_gpu_env(arguments)
+            known = {name: environment[name] for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION")}
+            assert known == {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
         elif arguments.multi_gpu:
             prepare_multi_gpu_env(arguments)
         else:
