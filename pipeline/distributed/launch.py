@@ -20,7 +20,7 @@ from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.watchdog import leave
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
-PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # one process, or DistributedDataParallel
+PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2, which is ours
 
 
 def settle(config: Config) -> Config:
@@ -50,6 +50,10 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
         )
     _refuse(config, environment)
     deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if _sharded(environment) and (version := environment.get("FSDP_VERSION", "1")) != "2":
+        raise TrainingError(
+            f"accelerate is configured with fsdp_version {version}; expected fsdp_version: 2"
+        )
     gpu = torch.cuda.is_available()
     here, devices = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if gpu and here >= devices:
@@ -111,6 +115,10 @@ def prepare(
         from heron.pipeline.distributed.zero import Zero
 
         return Zero(accelerator, model, optimizer, rows)
+    if _sharded(os.environ) and collectives.world_size() > 1:
+        from heron.pipeline.distributed.fsdp import Fsdp
+
+        return Fsdp(model, optimizer, accelerator.device)
     wrapped = accelerator.prepare(model)
     if isinstance(wrapped, DistributedDataParallel):
         wrapped.broadcast_buffers = False  # they are the same on all processes anyway
@@ -147,3 +155,8 @@ def _refuse(config: Config, environment: Mapping[str, str]) -> None:
             raise TrainingError(
                 f"accelerate is configured with {name.lower()} = {found}; expected {only}: {remedy}"
             )
+
+
+def _sharded(environment: Mapping[str, str]) -> bool:
+    """Whether accelerate's configuration asks for FSDP; on CPUs it might give DDP."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"

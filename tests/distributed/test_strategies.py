@@ -22,7 +22,7 @@ from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 
-STRATEGIES = "ddp", "zero0", "zero1", "zero2", "zero3"
+STRATEGIES = "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"
 ROWS = 31  # of a step
 CELLS = list(itertools.product(STRATEGIES, ("fp32", "bf16"), ("whole", "cut")))
 
@@ -30,7 +30,10 @@ CELLS = list(itertools.product(STRATEGIES, ("fp32", "bf16"), ("whole", "cut")))
 def choose(strategy: str) -> None:
     """Say what accelerate's launcher would have said."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        os.environ.pop(name, None)
+    if strategy == "fsdp":
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
     if strategy.startswith("zero"):
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = strategy[4:]
@@ -89,7 +92,7 @@ def difference(run: Path, other: Path) -> tuple[float, float]:
 def few(world: int) -> list[tuple[str, str, str]]:
     """Micro-batches in float32 under every strategy, and one cell in bfloat16; all if asked for."""
     if os.environ.get("HERON_WHOLE_MATRIX"):
-        return CELLS if world > 1 else [c for c in CELLS if c[0] != "ddp"]
+        return CELLS if world > 1 else [c for c in CELLS if c[0].startswith("zero")]
     return [c for c in CELLS if c[1:] == ("fp32", "cut") or c == ("zero2", "bf16", "whole")]
 
 
@@ -103,11 +106,8 @@ def test_any_strategy_is_one_process(folder: Path, world: int) -> None:
     wanted = few(world)
     said = ranks.run(world, cells, str(folder), wanted)
     for (strategy, precision, cut), words in zip(wanted, said[0], strict=True):
-        kind = "DDP" if strategy == "ddp" else f"DeepSpeed ZeRO {strategy[4:]}"
-        assert (
-            words
-            == f"{kind if world > 1 or kind != 'DDP' else 'one process'}, {precision}, {world}"
-        )
+        kind = {"ddp": "DDP", "fsdp": "FSDP2"}.get(strategy, f"DeepSpeed ZeRO {strategy[4:]}")
+        assert words == f"{kind}, {precision}, {world}"
         run = folder / f"{world}-{strategy}-{precision}-{cut}"
         of_losses, of_weights = difference(run, folder / f"1-ddp-fp32-{cut}")
         print(f"{run.name}: losses {of_losses:.1e}, weights {of_weights:.1e}")
@@ -115,7 +115,10 @@ def test_any_strategy_is_one_process(folder: Path, world: int) -> None:
         assert of_weights < (1e-5 if precision == "fp32" else 5e-2), run.name
 
 
-CHAIN = [(2, ["zero2", "zero3", "zero1"]), (1, ["ddp"])]  # each but the first takes up a state
+CHAIN = [
+    (2, ["zero2", "fsdp", "zero3", "zero1"]),
+    (1, ["ddp"]),
+]  # but for the first, from a state
 if os.environ.get("HERON_WHOLE_MATRIX"):
     CHAIN += [(3, ["ddp", "zero3", "zero2"]), (1, ["zero1", "zero3"]), (2, ["zero0", "ddp"])]
 
@@ -177,6 +180,8 @@ def test_offloading_changes_nothing(folder: Path) -> None:
 
 
 REFUSED = [
+    ("UNUSED", "", "fsdp", "lars", "optim.kind is lars, .* under FSDP2 the optimiser sees parts"),
+    ("FSDP_VERSION", "1", "fsdp", "sgd", "fsdp_version 1; expected fsdp_version: 2"),
     ("UNUSED", "", "zero1", "lars", "optim.kind is lars, .* under ZeRO 1 the optimiser sees"),
     ("ACCELERATE_MIXED_PRECISION", "bf16", "ddp", "sgd", "mixed_precision = bf16; expected no"),
     ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2", "zero2", "sgd", "train.micro_batch keeps"),

@@ -27,7 +27,7 @@ SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 def test_there_is_one_for_every_way() -> None:
     names = {path.stem for path in CONFIGURATIONS}
     assert names == {
-        *("cpu", "single_gpu", "ddp", "multi_node"),
+        *("cpu", "single_gpu", "ddp", "fsdp", "multi_node"),
         *("zero1", "zero2", "zero3", "cpu_zero2"),
     }
 
@@ -67,6 +67,10 @@ def test_its_commands_start_what_they_say(path: Path, monkeypatch: pytest.Monkey
             _, environment = prepare_deepspeed_cmd_env(arguments)
             assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == path.stem[-1]
             assert float(environment["ACCELERATE_GRADIENT_CLIPPING"]) == 0
+        elif arguments.use_fsdp:
+            environment = prepare_multi_gpu_env(arguments)
+            known = {name: environment[name] for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION")}
+            assert known == {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
         elif arguments.multi_gpu:
             prepare_multi_gpu_env(arguments)
         else:

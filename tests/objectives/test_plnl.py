@@ -164,9 +164,9 @@ def test_two_processes_are_one_and_two_parts_are_the_whole(tmp_path: Path) -> No
     assert not torch.equal(mine["classifier.weight"], mine["second.1.weight"])
 
 
-CELLS = [("zero3", "fp32"), ("zero2", "bf16")]
+CELLS = [("zero3", "fp32"), ("zero2", "bf16"), ("fsdp", "fp32")]
 if os.environ.get("HERON_WHOLE_MATRIX"):
-    stages = ("ddp", "zero0", "zero1", "zero2", "zero3")
+    stages = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
     CELLS = list(itertools.product(stages, ("fp32", "bf16")))
 
 
