@@ -74,6 +74,12 @@ class TransformerEncoder(NetworkEncoder):
 
     options: Transformer
 
+    def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
+        """See `NetworkEncoder`; attention cannot reshape no rows, so that one stands for none."""
+        if x.is_meta or x.shape[0] or not hasattr(self.network.config, "num_attention_heads"):
+            return super().forward(x, rng_keys)
+        return super().forward(x.new_zeros(1, *x.shape[1:]), rng_keys)[:0]
+
     def pooled(self, out: Any) -> Tensor:
         """Returns the mean over places, or the first of them."""
         hidden: Tensor = out.last_hidden_state
@@ -87,7 +93,7 @@ class TransformerEncoder(NetworkEncoder):
         mask = None  # of a copy that computes nothing: to look into one would fail
         if not ids.is_meta:
             if not torch.compiler.is_exporting():  # a graph has one width
-                longest = max(1, int(there.sum(1).max())) if len(ids) else 1
+                longest = max(1, int(there.sum(1).max()))
                 ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
             mask = there.long()
         out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=mask)
