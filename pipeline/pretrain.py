@@ -187,7 +187,8 @@ class Trainer:
         self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
         shapes, terms, names = self.views.shapes, self.objective.terms, config.data.view_names
-        model = Heterogeneous(config.model, shapes, len(self.labels), terms, names).to(self.device)
+        known = names, sum(self.sizes.rows)
+        model = Heterogeneous(config.model, shapes, len(self.labels), terms, *known).to(self.device)
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

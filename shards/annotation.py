@@ -110,8 +110,10 @@ def _number(value: int, signed: bool = False) -> Label:
         if value not in (-1, 1):
             raise ValueError(f"is {value}; expected -1 or 1, as --minus-one no says")
         return Label("class name", [str(value)])
+    if value == -1:
+        raise Unlabelled("is -1; expected a class number, or --minus-one no beside labels of 1")
     if value < 0:
-        raise (Unlabelled if value == -1 else ValueError)(f"is {value}; expected a class number")
+        raise ValueError(f"is {value}; expected a class number")
     return Label("class number", [value])
 
 

@@ -58,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # so that every part of a method acts wi
     "deepmtmv": {"every_epochs": 2, "widths": [8, 6], "cost": 0.001},
     "hard": {"threshold_epochs": 2},
     "mib": {"beta_epochs": 2},
+    "siglip": {"bias": -10.0},
     "weighted_supervised": {"ramp_epochs": 1},
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ class ModelSpec:
         labels: width of the classifier's output.
         widths: of the hidden features of each view.
         classified: how many views, from the first on, the classifier sees.
+        batch: rows of a global batch; 0: not known.
     """
 
     config: Model
@@ -42,6 +43,7 @@ class ModelSpec:
     labels: int
     widths: Sequence[int]
     classified: int
+    batch: int = 0
 
     @property
     def classified_width(self) -> int:
@@ -119,6 +121,7 @@ class Heterogeneous(nn.Module):
         labels: int,
         terms: Mapping[str, Term],
         names: Sequence[str] = (),
+        batch: int = 0,
     ) -> None:
         """Build the parts.
 
@@ -128,6 +131,7 @@ class Heterogeneous(nn.Module):
             labels: width of the classifier's output.
             terms: by name; what their losses read is built.
             names: of the views, by which some have an encoder of their own; see `model.encoders`.
+            batch: rows of a global batch; 0: not known, as where weights are read.
 
         Raises:
             ConfigError: views, encoders and terms do not fit each other.
@@ -150,7 +154,7 @@ class Heterogeneous(nn.Module):
             )
         self.projection_width = config.projection_width
         needed = set().union(*(term.requires().features for term in terms.values()))
-        spec = ModelSpec(config, shapes, labels, self.widths, self.classified)
+        spec = ModelSpec(config, shapes, labels, self.widths, self.classified, batch)
         self.classified_width = spec.classified_width
 
         self.classifier = self._own_classifier(spec, terms)

@@ -74,6 +74,12 @@ class TransformerEncoder(NetworkEncoder):
 
     options: Transformer
 
+    def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
+        """See `NetworkEncoder`; attention cannot reshape no rows, so that one stands for none."""
+        if x.is_meta or x.shape[0] or not hasattr(self.network.config, "num_attention_heads"):
+            return super().forward(x, rng_keys)
+        return super().forward(x.new_zeros(1, *x.shape[1:]), rng_keys)[:0]
+
     def pooled(self, out: Any) -> Tensor:
         """Returns the mean over places, or the first of them."""
         hidden: Tensor = out.last_hidden_state

@@ -18,6 +18,7 @@ from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, 
 from heron.pipeline.objectives.unsupervised import cross_view
 
 MOST = 100.0  # times a cosine: CLIP's bound
+PAPERS_BIAS = -10.0  # SigLIP's at the start, where the batch is not known
 
 
 class LearntScale(nn.Module):
@@ -72,11 +73,12 @@ class Siglip(Term):
 
     Attributes:
         scale: of cosines at the start; it is learnt, and at most 100.
-        bias: of logits at the start; it is learnt.
+        bias: of logits at the start; it is learnt. null: -log(B - 1) for a global batch of B rows,
+            the log-odds that a pair is of one row; the paper's is -10, for its 32,768.
     """
 
     scale: Positive = 10.0
-    bias: float = -10.0
+    bias: float | None = None
 
     needs: ClassVar[Needs] = Needs(
         vectors=("projections",), own=("siglip_scale", "siglip_bias"), views=2
@@ -85,7 +87,10 @@ class Siglip(Term):
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings scale and bias."""
-        return {"siglip_scale": lambda: LearntScale("siglip", self.scale, self.bias)}
+        bias = self.bias
+        if bias is None:
+            bias = -math.log(max(spec.batch - 1, 1)) if spec.batch else PAPERS_BIAS
+        return {"siglip_scale": lambda: LearntScale("siglip", self.scale, bias)}
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """Scale and bias."""

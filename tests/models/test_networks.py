@@ -70,6 +70,18 @@ def test_dropout_is_off_and_what_nothing_depends_on_is_not_learnt() -> None:
     assert any("query" in name for name in learnt(text))
 
 
+def test_no_rows_have_no_features_and_a_gradient_of_zero() -> None:
+    for encoder, x in (
+        (made(TEXT, config=BERT), ids(4)),
+        (made(PICTURE, config=VIT), torch.rand(2, 3, 8, 8)),
+    ):
+        features = encoder(x[:0], torch.arange(0))
+        assert features.shape[0] == 0 and features.shape[1] in (8, 16)
+        features.sum().backward()
+        gradients = [p.grad for p in encoder.parameters() if p.requires_grad]
+        assert all(slope is not None and not slope.any() for slope in gradients)
+
+
 def test_lora_learns_low_ranks_alone_and_a_frozen_network_nothing() -> None:
     lora = made(TEXT, config=BERT, lora={"rank": 2, "targets": ["query"]})
     assert {name.split(".")[-3] for name in learnt(lora)} == {"lora_A", "lora_B"}

@@ -1,13 +1,15 @@
 """CLIP's and SigLIP's losses against loops over their equations."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.models.heterogeneous import Encoded
-from heron.pipeline.objectives.clip import MOST, LearntScale, clip, siglip
+from heron.pipeline.config.model import Model
+from heron.pipeline.models.heterogeneous import Encoded, ModelSpec
+from heron.pipeline.objectives.clip import MOST, LearntScale, Siglip, clip, siglip
 from tests import oracles
 
 Loss = Callable[..., Tensor]
@@ -53,6 +55,16 @@ def test_the_largest_scale_is_finite_in_float32() -> None:
     for loss in (clip(z, torch.full((ROWS,), MOST)), siglip(z, *torch.full((2, ROWS), MOST))):
         assert loss.isfinite()
         assert torch.autograd.grad(loss, z)[0].isfinite().all() if loss.requires_grad else True
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "bias"),
+    [(None, 128, -math.log(127)), (None, 0, -10), (None, 1, 0), (-3.0, 128, -3)],
+)
+def test_siglip_begins_at_the_odds_of_a_pair(given: float | None, rows: int, bias: float) -> None:
+    spec = ModelSpec(Model(), [], 0, [], 0, rows)
+    part = Siglip(bias=given).parts(spec)["siglip_scale"]()
+    assert part.bias.item() == pytest.approx(bias)
 
 
 def test_the_scale_is_bounded() -> None:

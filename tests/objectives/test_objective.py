@@ -72,7 +72,7 @@ def test_a_term_that_gives_none_is_left_out_of_the_sum() -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: see docs/objectives.md
     "c2ae": {"alpha": 0.5, "penalty": 0.5, "scale": 5, "hidden": 512},
     "clip": {"tau": 0.07},
-    "siglip": {"scale": 10, "bias": -10},
+    "siglip": {"scale": 10},
     "cmc": {"tau": 0.5},
     "comco": {"queue": 8192, "momentum": 0.999, "tau": 0.17, "contrast": 0.3, "neighbours": 1}
     | {"neighbour_epochs": 100, "warmup_epochs": 1},

@@ -68,7 +68,7 @@ def test_labels(
         ("cls", [b"0", "²".encode()], "expected a class number"),
         ("cls", [b"0", b""], "a.tar sample 1 member 'cls' is b''; expected a class number; mend"),
         ("cls", [b"0", b"-2"], "member 'cls' is -2; expected a class number"),
-        ("cls", [b"0", b"-1"], "1 has no label: 'cls' is -1; expected a class number; take it as"),
+        ("cls", [b"0", b"-1"], "1 has no label: 'cls' is -1; expected a class number, or --minus-"),
         ("cls", [b"0", None], "sample 1 has no label: 'cls' is missing; found ['jpg']; take it as"),
         (
             "cls",
