@@ -170,6 +170,7 @@ class Trainer:
         shapes, terms, names = self.views.shapes, self.objective.terms, config.data.view_names
         model = Heterogeneous(config.model, shapes, len(self.labels), terms, names).to(self.device)
         model.precision = config.train.precision
+        fused.prefer("bf16" if model.precision == "bf16" else "fp16")
         if model.precision == "fp64":
             model.double()
         # The arithmetic of graphs depends on the rows: it is not counted.
