@@ -190,6 +190,7 @@ class Trainer:
         known = names, sum(self.sizes.rows)
         model = Heterogeneous(config.model, shapes, len(self.labels), terms, *known).to(self.device)
         model.precision = config.train.precision
+        fused.prefer("bf16" if model.precision == "bf16" else "fp16")
         if model.precision == "fp64":
             model.double()
         # The arithmetic of graphs depends on the rows: it is not counted.

@@ -50,8 +50,13 @@ class Pairs:
 
 
 def is_fused(vectors: Tensor) -> bool:
-    """Whether terms of these vectors are computed by fused kernels: see `fused.enabled`."""
-    return vectors.dtype == torch.float32 and fused.enabled(vectors.device)
+    """Whether terms of these vectors are computed by fused kernels: see `fused.enabled`.
+
+    Wider ones are not: a strip keeps its coefficients for plain products, three in all, where a
+    kernel would compute its logits again for each part of a gradient.
+    """
+    narrow = vectors.shape[1] <= fused.WIDEST
+    return narrow and vectors.dtype == torch.float32 and fused.enabled(vectors.device)
 
 
 def summands(pairs: Pairs, rows: slice, strip: Tensor, first: int = 0) -> list[Tensor]:

@@ -1,86 +1,48 @@
-"""What of the fused path needs no kernel to run: compilation, tiles, the switch, messages."""
+"""What of the fused path needs no kernel to run: operands, tiles, the switch, messages."""
 
-import importlib
 import math
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.fused import layout, switch
-from tests.objectives.test_fused import DEVICE, INTERPRETED, complete, draw, with_triton
+from tests.objectives.test_fused import DEVICE, INTERPRETED, draw
 
 
-@with_triton
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_kernels_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes what the compiler refuses; the compiler needs no GPU."""
-    triton = pytest.importorskip("triton")
-    compiler = importlib.import_module("triton.compiler")
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    names_of = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"}
-    compiled = set()
-
-    def compile_only(
-        kernel: Any, grid: Any, cut: layout.Tiling, tensor: Tensor, *args: Any, **constants: Any
-    ) -> None:
-        names, fixed = kernel.arg_names, dict(constants)
-        signature = dict.fromkeys(constants, "constexpr")
-        for name, value in zip(names, args, strict=False):
-            if isinstance(value, Tensor):
-                signature[name] = names_of[value.dtype]
-            elif value is None:
-                signature[name], fixed[name] = "constexpr", None
-            else:
-                signature[name] = "fp32" if isinstance(value, float) else "i32"
-        source = compiler.ASTSource(
-            kernel,
-            {name: signature[name] for name in names},
-            {(names.index(name),): value for name, value in fixed.items()},
-        )
-        options = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
-        result = triton.compile(source, target=target, options=options)
-        assert result.asm["cubin"]
-        compiled.add(kernel.__name__)
-
-    monkeypatch.setattr(layout, "launch", compile_only)
-    monkeypatch.setattr(layout, "require", lambda *args: None)
-    monkeypatch.setattr(layout, "blocks", lambda *args: layout.Tiling(64, 32, 4, 2))
-    a, k, y = draw(8, 16, 1), draw(8, 16, 2), torch.ones(8, 3)
-    tag = torch.zeros(8, dtype=torch.int32)
-    options = complete(8, 8, {"moments": (1.5, 1.0), "floor": 0.0, "tags": True, "weights": 3})
-    sums = fused.exponential_sums(a, k, **options, precision="tf32")
-    repulsion = fused.label_sums(a, k, y, y, "hamming", "bf16")
-    torch.autograd.grad(sums.sum() + repulsion.sum(), [a])
-    fused.pair_losses(a, k, y, y, y, y[0], tag, "hamming", "bf16")
-    assert compiled == {
-        "sum_kernel",
-        "sum_gradient_kernel",
-        "label_sum_kernel",
-        "label_gradient_kernel",
-        "pair_kernel",
-        "collect_kernel",
-    }
-
-
-def test_operands_are_rounded_to_nearest() -> None:
-    """Cut off, tf32 would be 2 ** -11.5 too small on average, and so would every sum."""
+@pytest.mark.skipif(INTERPRETED, reason="the bits of bfloat16 are float32 there")
+def test_operands_are_rounded_to_nearest_in_whole_tiles() -> None:
+    """Cut off, they would be 2 ** -11.5 too small on average, and so would every sum."""
     x = draw(300, 100, 1).detach().abs()
-    rounded = layout.operand(x, "tf32")
-    assert rounded.shape == (300, 128)
-    assert (rounded[:, 100:] == 0).all()
-    error = rounded[:, :100] / x - 1
-    assert error.abs().max() <= 2**-11
-    assert error.mean().abs() < 2**-15
+    for precision, bits in (("fp16", 11), ("bf16", 8)):
+        rounded, other, power = layout.operands(x, x * 2**-9, precision, 3.0)  # type: ignore[arg-type]
+        assert rounded.shape == other.shape == (384, 128)
+        assert (rounded[:, 100:] == 0).all() and (rounded[300:] == 0).all()
+        exact = 3 * x * power
+        error = rounded[:300, :100].float() - exact
+        assert (error.abs() <= (exact * 2**-bits).clamp(min=2**-25)).all()
+        assert error.mean().abs() < exact.mean() * 2 ** (-bits - 4)
+        assert power == (2**-5 if precision == "fp16" else 1)  # of 3 * 2^9, halfway
     odd = torch.tensor([[math.inf, -math.inf, math.nan]], device=DEVICE)
-    torch.testing.assert_close(layout.operand(odd, "tf32")[:, :3], odd, equal_nan=True)
+    for found in layout.operands(odd, odd, "fp16")[:2]:
+        torch.testing.assert_close(found[:1, :3].float(), odd, equal_nan=True)
+
+
+@pytest.mark.parametrize("bound", [1e-30, 1e-9, 1.0, 2.0**14, 1e12, 1e30])
+def test_headroom_ends_below_what_fp16_holds(bound: float) -> None:
+    scaled = bound * layout.headroom(torch.tensor(bound))
+    assert 2**13 <= scaled <= 2**14
+    for nothing in (0.0, math.inf, math.nan):
+        assert layout.headroom(torch.tensor(nothing)) == 1
+
+
+def test_ranges_are_those_of_tiles() -> None:
+    numbers = torch.tensor([5, 3, 9, 1, 7], dtype=torch.int32)
+    assert layout.ranges(numbers, 2).tolist() == [[3, 1, 7], [5, 9, 7]]
 
 
 def test_every_kind_of_tile_is_in_the_table() -> None:
@@ -91,9 +53,27 @@ def test_every_kind_of_tile_is_in_the_table() -> None:
     assert parts == max(1, programs // 64)
     assert layout.splits(10**6, 10**6, cut) == (1, 10**6)
     assert layout.splits(1, 1, cut) == (1, 64)
-    for width in (16, 128, 129, 256, 512):
-        for kind, precision in layout.BLOCKS:
-            assert layout.blocks(kind, precision, width).rows >= 16
+    for kind, tiles in layout.BLOCKS.items():
+        for width, tile in zip((128, 256, 512), tiles, strict=True):
+            assert INTERPRETED or layout.blocks(kind, "fp16", width) == tile
+            for size in (tile.rows, tile.columns):
+                assert layout.TALLEST % size == layout.CHAIN % size == 0
+
+
+def test_the_precision_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HERON_PRECISION", raising=False)
+    x = torch.ones(1)
+    assert layout.choose(None, x) == "fp16"
+    assert layout.choose(None, x.bfloat16()) == "bf16"
+    assert layout.choose(None, x, x.bfloat16()) == "fp16"
+    monkeypatch.setattr(layout, "_preferred", "fp16")
+    fused.prefer("bf16")
+    assert layout.choose(None, x) == "bf16"
+    monkeypatch.setenv("HERON_PRECISION", "tf32")  # the same bits
+    assert layout.choose(None, x) == "fp16"
+    monkeypatch.setenv("HERON_PRECISION", "fp8")
+    with pytest.raises(ValueError, match="precision is 'fp8'; expected fp16, bf16 or ieee"):
+        layout.choose(None, x)
 
 
 def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +131,19 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ValueError,
-            "moments are (1.0, 2.0, 3.0); expected one or two numbers",
+            "moments are (1.0, 2.0, 3.0); expected one or two, above 0 but for one",
             lambda: fused.exponential_sums(x, x, moments=(1.0, 2.0, 3.0)),
+        ),
+        (
+            ValueError,
+            "moments are (0.0, 1.0); expected one or two, the first above 0",
+            lambda: fused.mutual_gradient(x, x, x, x, moments=(0.0, 1.0)),
+        ),
+        (
+            ValueError,
+            "vectors have 513 columns; expected at most 512: the block-wise engine takes wider "
+            "ones",
+            lambda: layout.check(torch.ones(1, 513), torch.ones(1, 513)),
         ),
         (
             ValueError,

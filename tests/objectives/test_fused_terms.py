@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.hard import debiased, hard
@@ -109,6 +110,27 @@ def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERON_FUSED", "never")
     monkeypatch.setattr(fused, "exponential_sums", None)
     assert torch.isfinite(nt_xent([draw(5, 4, 1), draw(5, 4, 2)]))
+
+
+def test_wide_vectors_take_the_strips_and_three_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above 512 columns: the logits once, and one product for the gradient of either side."""
+    for primitive in ("exponential_sums", "label_sums", "pair_losses"):
+        monkeypatch.setattr(fused, primitive, None)
+    monkeypatch.setattr(fused, "enabled", lambda device: True)
+    wide = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "mm" in func.__name__ and any(520 in x.shape for x in args if torch.is_tensor(x)):
+                wide.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    s, y = draw(12, 520, 1), labels(12, 3, 2)
+    with Products():
+        torch.autograd.grad(weighted_supervised(s, y), s)
+    assert len(wide) == 3
 
 
 def test_double_precision_takes_the_strips(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,15 @@ passes, not the products, are what a term waits for. Here a tile of logits lives
 multiprocessor, and what leaves it is one number an anchor, or a gradient. Backward computes the
 tiles again. Every sum has a fixed order, so two runs agree to the last bit.
 
-`exponential_sums` serves every term with a denominator, `label_sums` and `pair_losses` HeroCon's
+`exponential_sums` serves every term with a denominator, `mutual_gradient` those whose rows are each
+other's keys, `label_sums` and `pair_losses` HeroCon's
 L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether to use them.
 """
 
 from heron.pipeline.objectives.fused.labels import label_sums, log_sums
 from heron.pipeline.objectives.fused.layout import WIDEST, WIDEST_SIDE, Precision, describe, prefer
 from heron.pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
-from heron.pipeline.objectives.fused.sums import exponential_sums
+from heron.pipeline.objectives.fused.sums import exponential_sums, mutual_gradient
 from heron.pipeline.objectives.fused.switch import available, enabled
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "exponential_sums",
     "label_sums",
     "log_sums",
+    "mutual_gradient",
     "pair_losses",
     "prefer",
     "tagged_pair_losses",

@@ -47,9 +47,8 @@ class Tiling:
 Kind = Literal["sum", "pull", "label", "label_gradient", "pair", "label_pair"]
 
 # For vectors of up to 128, 256 and 512 columns. Chosen for Hopper by `benchmarks.kernels`: no tile
-# spills registers (255 a thread; a gradient of rows x columns of vectors stays in them), and up to
-# 256 columns a multiprocessor's 227 KiB hold two programs, up to 128 three. `pair` has short rows: a
-# class, not the batch.
+# spills registers (255 a thread; a gradient of rows x columns of vectors stays in them), and most
+# leave a multiprocessor's 227 KiB to two programs. `pair` has short rows: a class, not the batch.
 BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
     "sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
     "pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),

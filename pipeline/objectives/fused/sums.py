@@ -83,6 +83,68 @@ def exponential_sums(
     return sums
 
 
+def mutual_gradient(
+    anchors: Float[Tensor, "anchors dim"],
+    keys: Float[Tensor, "keys dim"],
+    own: Float[Tensor, "anchors moments"],
+    of_keys: Float[Tensor, "keys moments"],
+    *,
+    moments: tuple[float, ...] = (1.0,),
+    floor: float = -math.inf,
+    anchor_tag: Int32[Tensor, " anchors"] | None = None,
+    key_tag: Int32[Tensor, " keys"] | None = None,
+    bound: Float[Tensor, ""] | None = None,
+    precision: Precision | None = None,
+) -> Float[Tensor, "anchors dim"]:
+    r"""What all pairs of a row owe it, where it is an anchor and a key of all others.
+
+    .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
+              \sum_r (own_{ir} + of\_keys_{kr}) \exp(m_r l_{ik})\, k_k
+
+    It takes two products, and in `fp16` a third unless `bound` is given.
+
+    Args:
+        anchors: with 1 / tau already inside.
+        keys: vectors of the same width.
+        own: the derivative of the loss by the anchors' sums, times the moments.
+        of_keys: the same of the keys as anchors.
+        moments: one or two factors of the logit, of which the first is above 0.
+        floor: pairs with smaller logits are left out.
+        anchor_tag: with key_tag, leaves out the pairs of equal tag.
+        key_tag: see anchor_tag.
+        bound: what no |own_ir + of_keys_kr| exp(m_r l_ik) exceeds, such as twice the largest
+            |own_ir| S_ir of all rows; keeps these numbers in fp16's range.
+        precision: see `exponential_sums`.
+
+    Returns:
+        float32, not differentiable.
+
+    Raises:
+        ValueError, TypeError, TrainingError: see `exponential_sums`.
+    """
+    layout.check(anchors, keys)
+    precision = layout.choose(precision, anchors, keys)
+    if len(moments) not in (1, 2) or not moments[0] > 0:
+        raise ValueError(f"moments are {moments}; expected one or two, the first above 0")
+    pairing = _Pairing(moments, floor, _both("tag", anchor_tag, key_tag), None, precision)
+    a, k, power = layout.operands(anchors, keys, precision, moments[0] * layout.LOG2E)
+    sizes = len(anchors), len(keys)
+    if bound is None and precision == "fp16" and min(sizes):
+        most = [x.detach().float().abs().amax(1, keepdim=True) for x in (own, of_keys)]
+        top = torch.maximum(*(x.amax() for x in most)).clamp(min=torch.finfo(torch.float32).tiny)
+        ours, theirs = (x / top for x in most)
+        left = torch.cat([ours, torch.ones_like(ours)], 1)
+        pair = _weights(left, torch.cat([torch.ones_like(theirs), theirs], 1), precision)
+        bound = _sums(a, k, sizes, replace(pairing, weights=pair)).sum(0).amax() * top
+    room = power if bound is None else layout.headroom(bound)
+    if pairing.second == "count":  # which has no gradient
+        pairing = replace(pairing, moments=moments[:1])
+    heads = len(pairing.moments)
+    of_x, of_y = ((x[:, :heads].T.float() * room).contiguous() for x in (own, of_keys))
+    pulls = _pulls(a, k, sizes, pairing, of_x=of_x, of_y=of_y)
+    return (pulls * (power / room))[:, : anchors.shape[1]]
+
+
 @dataclass(frozen=True)
 class _Pairing:
     """Which pairs count, and for how much; the pair's first is of the rows."""
