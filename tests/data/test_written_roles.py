@@ -6,16 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import plan
 from heron.launch.shards import write_protocol
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.data import indexes
+from heron.pipeline.config.experiment import Config, dump_config
+from heron.pipeline.data import indexes, streams
 from heron.pipeline.data.roles import ROLES
 from heron.pipeline.data.streams import open_reader, open_streams
 from heron.pipeline.data.written import read_roles, write_roles
 from heron.shards.build import build
+from heron.shards.cache import LocalFile
 from heron.shards.sources import make
+from heron.shards.store import LocalStore
 from tests.experiments import frames
 
 
@@ -45,6 +48,36 @@ def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
         if one is not None and two is not None:
             assert [one.at(t).tolist() for t in range(9)] == [two.at(t).tolist() for t in range(9)]
     assert found.skipped(1).count == expected.skipped(1).count
+
+
+def test_a_batch_opens_the_shards_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other index is read and no other tar fetched before the first batch."""
+    config, opened = built(tmp_path), list[str]()
+    other, real = written(config, tmp_path / "roles"), LocalStore.local
+
+    def local(store: LocalStore, name: str, size: int | None, sha256: str) -> LocalFile:
+        opened.append(name)
+        return real(store, name, size, sha256)
+
+    monkeypatch.setattr(LocalStore, "local", local)
+    found = open_streams(other)
+    assert found.unlabelled is not None and opened == []
+    rows = found.unlabelled.at(0, slice(0, 1))
+    found.reader.read("view1", rows)
+    found.targets(rows)
+    number = int(rows[0]) // 256
+    names = f"train-{number:06d}.index.npz", f"train-{number:06d}.tar"
+    assert sorted(opened) == sorted(names)
+
+
+def test_the_benchmark_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        vars(streams), "open_store", vars(streams)["open_store"]
+    )  # which it replaces
+    found = plan.main(["--shards", "30", "--rows", "10000"])
+    assert found["rows"] == 300_000 and found["files_opened"] == 0
 
 
 def test_others_are_refused(tmp_path: Path) -> None:
@@ -78,8 +111,6 @@ def test_labels_that_are_too_many_are_not_read(
     with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
         open_streams(config)
     path = tmp_path / "config.yaml"
-    from heron.pipeline.config.experiment import dump_config
-
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
