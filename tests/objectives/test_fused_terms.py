@@ -119,7 +119,7 @@ def test_wide_vectors_take_the_strips_and_three_products(monkeypatch: pytest.Mon
     monkeypatch.setattr(fused, "enabled", lambda device: True)
     wide = []
 
-    class Products(TorchDispatchMode):
+    class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -128,7 +128,7 @@ def test_wide_vectors_take_the_strips_and_three_products(monkeypatch: pytest.Mon
             return func(*args, **(kwargs or {}))
 
     s, y = draw(12, 520, 1), labels(12, 3, 2)
-    with Products():
+    with Products():  # type: ignore[no-untyped-call]
         torch.autograd.grad(weighted_supervised(s, y), s)
     assert len(wide) == 3
 
