@@ -13,11 +13,14 @@ this run, each case in a process of its own; what counts are the ratios.
   much of `weighted_supervised` as it is, where every label's block has a shape of its own.
 - `inf-cl`: Inf-CL's InfoNCE (`pip install inf-cl`, arXiv:2410.17243) on a GPU, in tf32, where a
   term has its shape: `cmc` is the same loss, `nt_xent` the same but for the anchor itself.
+- `siglip-kernel`: its loss (`pip install siglip-kernel`) on a GPU, in bf16, of as many pairs as
+  `nt_xent`, whose neighbour it is and not its equal: a sigmoid of each pair, no sum over keys.
 - `products`: of anchors x keys x d, bare, as many as stand in brackets.
 - `floor`, on a GPU: those products and the term's exponentials, at the rates of a large square
   product and of exponentials in registers.
 
-MulCo's term has 256 queries against a queue of N. On a GPU products are taken in tf32, then in bf16
+MulCo's term has 256 queries against a queue of N. On a GPU products are taken in tf32 (ours in fp16
+of as many bits), then in bf16
 (ours by HERON_PRECISION, dense by autocast). Without --sizes, d = 256 is measured at N = 65,536
 alone. Beyond N = 65,536 the anchors are 16,384 samples, the keys those of all: a GPU's share in a
 large run. Out of memory is a dash with the gigabytes it would take, by those of fewer pairs.
@@ -89,13 +92,16 @@ def beside(case: Case, arguments: argparse.Namespace) -> list[str]:
         methods.append("compiled")
     if cuda and single and TERMS[case.term].inf_cl is not None:
         methods.append("inf-cl")
+    if cuda and not single and case.rows is None and TERMS[case.term].siglip is not None:
+        methods.append("siglip-kernel")
     return methods
 
 
 def forward_backward(case: Case, inputs: Inputs) -> Callable[[], list[Tensor]]:
     """The work of a case: it gives the loss, and the gradient of each vector that asks for one."""
     term = TERMS[case.term]
-    loss_of = {"ours": term.ours, "inf-cl": term.inf_cl}.get(case.method, term.dense)
+    peers = {"ours": term.ours, "inf-cl": term.inf_cl, "siglip-kernel": term.siglip}
+    loss_of = peers.get(case.method, term.dense)
     assert loss_of is not None
     if case.method == "compiled":
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # graph breaks are no news here

@@ -37,7 +37,8 @@ class Table:
     def __init__(self, lines: Sequence[Line]) -> None:
         asked = {method for _, methods in lines for method in methods}
         self.cuda = lines[0][0].device == "cuda"
-        self.methods = [m for m in ("ours", "dense", "compiled", "inf-cl") if m in asked | {"ours"}]
+        every = ("ours", "dense", "compiled", "inf-cl", "siglip-kernel")
+        self.methods = [m for m in every if m in asked | {"ours"}]
         self.unit, self.scale = ("ms", 1e3) if self.cuda else ("s", 1.0)
         self.notes: list[str] = []
         self.numbers: list[dict[str, Any]] = []

@@ -73,6 +73,7 @@ class Term:
         fused: has a fused path; what has none is computed by strips.
         largest: N beyond which it would take minutes.
         inf_cl: Inf-CL's loss of as much work.
+        siglip: siglip-kernel's loss of as much work, in bfloat16.
     """
 
     draw: Callable[[Draw], Inputs]
@@ -86,6 +87,7 @@ class Term:
     fused: bool = True
     largest: float = math.inf
     inf_cl: Callable[..., Tensor] | None = None
+    siglip: Callable[..., Tensor] | None = None
 
     def shape(self, size: int, rows: int | None) -> tuple[int, int]:
         """Anchors and keys of a batch of which `rows`, or all, are anchors."""
@@ -141,6 +143,15 @@ def inf_cl_of_nt_xent(z: list[Tensor], *, tau: float, rows: slice = slice(None))
     return inf_cl(anchors, torch.cat(views), torch.cat([own + batch, own]))
 
 
+def siglip_of_views(z: list[Tensor], *, tau: float) -> Tensor:
+    """siglip-kernel's loss of all views with all views: the pairs and products of `nt_xent`."""
+    package = importlib.import_module("siglip_kernel")
+    vectors = torch.cat([unit(view) for view in z]).bfloat16()
+    scale, bias = (torch.tensor(x, device=vectors.device) for x in (-math.log(tau), -10.0))
+    loss: Tensor = package.fused_siglip_loss(vectors, vectors, scale, bias)
+    return loss
+
+
 TERMS = {
     "weighted_unsupervised": Term(
         lambda draw: draw.views() | {"h": draw.views()["z"]},
@@ -170,7 +181,14 @@ TERMS = {
         anchors=1,
         keys=1,
     ),
-    "nt_xent": Term(Draw.views, nt_xent, dense.nt_xent, {"tau": 0.5}, inf_cl=inf_cl_of_nt_xent),
+    "nt_xent": Term(
+        Draw.views,
+        nt_xent,
+        dense.nt_xent,
+        {"tau": 0.5},
+        inf_cl=inf_cl_of_nt_xent,
+        siglip=siglip_of_views,
+    ),
     "cmc": Term(Draw.views, cmc, dense.cmc, {"tau": 0.5}, keys=1, inf_cl=inf_cl_of_cmc),
     "input_weighted_unsupervised": Term(
         lambda draw: draw.views() | {"x": [draw.vectors(grad=False) for _ in range(2)]},

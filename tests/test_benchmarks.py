@@ -60,6 +60,8 @@ def test_a_gpu_measures_all_terms_in_both_precisions(monkeypatch: pytest.MonkeyP
         (65_536, 256, "tf32", None, "dense", "inf-cl"),
         (65_536, 256, "bf16", None, "dense"),
     ]
+    raced = {(c.term, c.precision, c.rows) for c, more in lines if "siglip-kernel" in more}
+    assert raced == {("nt_xent", "bf16", None)}
     shapes = {c.term: c.shape for c, _ in lines if c.size == 1_048_576}
     assert shapes["nt_xent"] == (32_768, 2_097_152)
     assert shapes["mulco"] == (256, 1_048_576)
