@@ -217,32 +217,31 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])])
 
 
-def _fused(pairs: Pairs, anchors: Tensor, keys: Tensor, turned: bool = False) -> Tensor:
-    """The sums by kernels; `turned`: those of the keys over the anchors."""
-    sides = (anchors, pairs.anchor_tag), (keys, pairs.key_tag)
-    (rows, row_tag), (columns, column_tag) = sides[::-1] if turned else sides
+def _int_tags(pairs: Pairs) -> dict[str, Tensor | None]:
+    tags = {"anchor_tag": pairs.anchor_tag, "key_tag": pairs.key_tag}
+    return {side: None if tag is None else tag.int() for side, tag in tags.items()}
+
+
+def _fused(pairs: Pairs, anchors: Tensor, keys: Tensor) -> Tensor:
+    """The sums by kernels."""
     return fused.exponential_sums(
-        rows,
-        columns,
-        moments=pairs.moments,
-        floor=pairs.floor,
-        anchor_tag=None if row_tag is None else row_tag.int(),
-        key_tag=None if column_tag is None else column_tag.int(),
-        anchor_weight=None,
-        key_weight=None,
+        anchors, keys, moments=pairs.moments, floor=pairs.floor, **_int_tags(pairs)
     )
 
 
 def _fused_gradient(
     pairs: Pairs, anchors: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor
 ) -> Tensor:
-    """sum_k (own_i + of_keys_k) e_ik b_k by kernels, for the anchors; a moment has a column each.
+    """sum_k (own_i + of_keys_k) e_ik b_k by a kernel, for the anchors; a moment has a column each.
 
-    It stands for one kernel of three products: `own` and `of_keys` have the slopes inside.
+    `own` and `of_keys` have the slopes inside.
     """
-    moments = torch.tensor(pairs.moments, dtype=own.dtype, device=own.device)
-    moments = torch.where(moments == 0, 1.0, moments)  # a count has no gradient
-    with torch.enable_grad():
-        leaf = anchors.detach().requires_grad_()
-        sums = [_fused(pairs, leaf, keys), _fused(pairs, leaf, keys, turned=True)]
-    return torch.autograd.grad(sums, leaf, [own / moments, of_keys / moments])[0]
+    return fused.mutual_gradient(
+        anchors,
+        keys,
+        own,
+        of_keys,
+        moments=pairs.moments,
+        floor=pairs.floor,
+        **_int_tags(pairs),
+    )
