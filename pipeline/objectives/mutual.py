@@ -14,6 +14,7 @@ pair once for both of its rows: two products of a symmetric head, four of a head
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -217,7 +218,7 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])])
 
 
-def _int_tags(pairs: Pairs) -> dict[str, Tensor | None]:
+def _int_tags(pairs: Pairs) -> dict[str, Any]:
     tags = {"anchor_tag": pairs.anchor_tag, "key_tag": pairs.key_tag}
     return {side: None if tag is None else tag.int() for side, tag in tags.items()}
 
