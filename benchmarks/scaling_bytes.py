@@ -140,7 +140,9 @@ def count(gate: Gate, case: Case) -> None:
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    gate.connection.send((dict(tally.bytes), dict(tally.calls)))
+    kinds = {str(kind) for kind in KINDS} | set(tally.bytes)  # of some there may be none
+    told = [{kind: counted[kind] for kind in kinds} for counted in (tally.bytes, tally.calls)]
+    gate.connection.send(tuple(told))
 
 
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
