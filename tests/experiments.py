@@ -25,7 +25,7 @@ FRAMES: dict[str, Any] = {
         "weighted_supervised": {"weight": 0.2, "tau": 0.5, "ramp_epochs": 1},
     },
     "optim": {"kind": "lars", "lr": 0.05, "momentum": 0.9, "warmup_epochs": 1},
-    "train": {"epochs": 2, "steps": 5, "cpu_threads": 1},
+    "train": {"epochs": 2, "steps": 5, "cpu_threads": 1, "precision": "fp32"},
     "evaluate": {"batch": 32, "map_rows": 20},
 }
 

@@ -88,10 +88,12 @@ class Siglip(_OfProjections):
     with y = 1 where i = k, else -1, and B samples; :math:`s \le 100`.
     """
 
-    def __init__(self, *, scale: float = 10.0, bias: float = -10.0, gather: bool = True) -> None:
+    def __init__(
+        self, *, scale: float = 10.0, bias: float | None = None, gather: bool = True
+    ) -> None:
         """Takes s and b at the start; `gather`: compare rows of all processes.
 
-        The paper's b, -10, is for its 32,768 rows; -log(B - 1) suits B: from far below it, nothing
+        Without b it is the paper's, -10 for its 32,768 rows; -log(B - 1) suits B: from far below it, nothing
         but the pairs of a row is learnt, and all projections become one.
         """
         super().__init__(clip.Siglip, {"scale": scale, "bias": bias}, gather, _spec(1))

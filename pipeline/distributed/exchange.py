@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import NoReturn, TypedDict
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.terms import Needs
-from heron.pipeline.data.batches import Batch
 from heron.pipeline.distributed.collectives import (
     gather,
     gather_all,
@@ -25,6 +24,9 @@ from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.objectives.present import OwnRows
+
+if TYPE_CHECKING:  # losses in anybody's own loop read no data
+    from heron.pipeline.data.batches import Batch
 
 ALWAYS = "hidden", "inputs", "logits", "paths", "projections"  # what a term may ask for
 
@@ -61,7 +63,7 @@ class ShardSizes:
 
 def globalise(
     features: Features,
-    batch: Batch,
+    batch: "Batch",
     inputs: Sequence[Tensor],
     sizes: ShardSizes,
     objective: Objective,

@@ -389,7 +389,9 @@ def by_stream(
             for rows in zip(*(torch.split(x, counts) for x in given), strict=True)
         ]
         places.append(at)
-    found = side_by_side(calls)
+    # A graph that torch has compiled cannot stop at a norm for the others.
+    compiled = any(module._compiled_call_impl is not None for module in modules)
+    found = [call() for call in calls] if compiled else side_by_side(calls)
     joined = [torch.cat(found[i : i + len(sizes)]) for i in range(0, len(found), len(sizes))]
     return [
         x if at is None else x.new_zeros(len(inputs[0][0]), *x.shape[1:]).index_copy(0, at, x)

@@ -59,7 +59,7 @@ def test_the_lines_of_a_page_run(
     assert names["config"].optim.lr == 0.1
     assert "weighted_supervised" not in names["config"].objective.terms()
     assert run.scores["auc_macro"] > 0.6
-    assert run.result.keys() - run.scores.keys() == set(FACTS)
+    assert run.result.keys() - run.scores.keys() == {*FACTS} - {"mfu"}  # which a CPU has not
     found = y[names["numbers"]]
     assert found.shape == (5, 10, 6)
     assert (found[..., 0] == 1).all() and (found[..., 5] == 0).all()

@@ -74,7 +74,7 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
     assert manifest.block_rows is not None
     seal(vectors / "manifest.json", block_rows=manifest.block_rows * 2)
     with pytest.raises(ShardError, match="samples of .* rows; expected"):
-        Reader(vectors)
+        Reader(vectors).sample_key(0)
     negative = index.rows.copy()
     negative[0], negative[-1] = -negative[0], index.rows.sum() + negative[0] * 2
     outside = index.labels.copy()
@@ -93,7 +93,7 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
         (vectors / "manifest.json").write_text(good)
         seal(vectors / "manifest.json", splits=tree["splits"])
         with pytest.raises(ShardError, match=message):
-            Reader(vectors)
+            Reader(vectors).sample_key(0)
 
 
 def test_a_manifest_of_before_is_read_and_given_a_fingerprint(vectors: Path) -> None:

@@ -87,8 +87,9 @@ def test_memory_by_stage_by_hand(workload: Workload) -> None:
     ):
         counted = [*workload.counted(Setting(4, 40, 84, stage)).values()]
         assert counted[:3] == pytest.approx([every * part for part in parts], abs=3)
-    # 2 views of z and H(z), 8 wide, of 124 rows, and S, 24 wide, of 40: thrice; 4 labels of 40
-    expected = 4 * (3 * (124 * 4 * 8 + 40 * 24) + 40 * 4)
+    # 2 views of z and H(z), 8 wide, of 124 rows, S, 24 wide, and 4 labels of 40; and what anchors
+    # tell: a sum of L_u a view, and two of L_s a view and label.
+    expected = 4 * (124 * 4 * 8 + 40 * 24 + 40 * 4 + 124 * 2 + 40 * 2 * 4)
     assert workload.counted(Setting(4, 40, 84))["gathered"] == expected
 
 
