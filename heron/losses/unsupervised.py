@@ -93,8 +93,8 @@ class Siglip(_OfProjections):
     ) -> None:
         """Takes s and b at the start; `gather`: compare rows of all processes.
 
-        Without b it is the paper's, -10 for its 32,768 rows; -log(B - 1) suits B: from far below it, nothing
-        but the pairs of a row is learnt, and all projections become one.
+        Without b it is the paper's, -10 for its 32,768 rows; -log(B - 1) suits B: from far below
+        it, nothing but the pairs of a row is learnt, and all projections become one.
         """
         super().__init__(clip.Siglip, {"scale": scale, "bias": bias}, gather, _spec(1))
         self.width = None  # as Clip's
