@@ -390,7 +390,7 @@ def by_stream(
         ]
         places.append(at)
     # A graph that torch has compiled cannot stop at a norm for the others.
-    compiled = any(module._compiled_call_impl is not None for module in modules)
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modules)
     found = [call() for call in calls] if compiled else side_by_side(calls)
     joined = [torch.cat(found[i : i + len(sizes)]) for i in range(0, len(found), len(sizes))]
     return [
