@@ -51,7 +51,7 @@ def bare_pictures(
                 for shard, index, sample in zip(shards.tolist(), indexes, samples, strict=True)
             ]
         )
-    shape = reader.shape("image")
+    shape = reader.decoders.shape("image")
     height, width = shape[:2] if shape != reader.view("image").shape else (0, 0)
     out = np.empty((batch, *shape), np.uint8)
     while True:

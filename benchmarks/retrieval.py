@@ -46,9 +46,9 @@ from benchmarks.table import Table
 from benchmarks.vectors import draw, index_million, write_embeddings
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.dataset import build_data, open_reader
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import build_data, open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.build import build_index
@@ -289,7 +289,7 @@ def in_memory(
     reader: Reader, rows: Rows, views: Views, model: Heterogeneous
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[int]]:
     """What the model is given for some rows."""
-    stored = np.empty((len(rows), *reader.shape("image")), np.uint8)
+    stored = np.empty((len(rows), *reader.decoders.shape("image")), np.uint8)
     reader.fill({"image": stored}, rows)
     keys, none = torch.zeros(len(rows), dtype=torch.int64), torch.empty(0, 0)
     images = {"image": torch.from_numpy(stored)}

@@ -38,7 +38,7 @@ from benchmarks.scaling_steps import LABELLED, bare, experiment, fed_only, whole
 from benchmarks.scaling_turns import Contestant, Found, race, together
 from benchmarks.table import Table, number
 from heron.pipeline.config.terms import Terms
-from heron.pipeline.data.streams import build_data
+from heron.pipeline.data.dataset import build_data
 from heron.pipeline.distributed.traffic import KINDS
 
 PROCESSES = 2

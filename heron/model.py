@@ -19,8 +19,8 @@ from heron.pipeline.config.errors import (
 )
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.given_rows import GivenRows, GivenView, refuse_names
-from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer

@@ -143,7 +143,7 @@ def _asked(
     from heron.launch.tuning.search import Asked
     from heron.launch.tuning.space import load_space
     from heron.pipeline.config.experiment import load_config
-    from heron.pipeline.data.streams import build_data, open_reader
+    from heron.pipeline.data.dataset import build_data, open_reader
 
     path = find_config(config)
     data = load_config(path, overrides).data

@@ -124,7 +124,7 @@ def write_protocol(
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.config.shipped import find_config
     from heron.pipeline.data import indexes
-    from heron.pipeline.data.streams import open_reader, roles_of
+    from heron.pipeline.data.dataset import open_reader, roles_of
     from heron.pipeline.data.written import write_roles
 
     data = load_config(find_config(config), list(overrides)).data

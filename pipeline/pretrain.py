@@ -33,9 +33,9 @@ from heron.pipeline.config.errors import (
 from heron.pipeline.config.experiment import Config, dump_config, load_config
 from heron.pipeline.config.shipped import find_config
 from heron.pipeline.data.batches import Batch, batches
+from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
-from heron.pipeline.data.streams import build_data
 from heron.pipeline.data.views import Views
 from heron.pipeline.data.webdataset import open_data, share_of
 from heron.pipeline.data.workers import readers
@@ -153,7 +153,7 @@ class Trainer:
             if data.verify and local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # notices at once who is gone
-        mine = {"data": self.data, "tokenizers": streams.reader.tokenizers}
+        mine = {"data": self.data, "tokenizers": streams.reader.decoders.tokenizers}
         agree(mine, self.config.train.timeout_s, self.signals.asked)
         self.skipped = streams.skipped(data.max_bad_fraction)
         for found in collectives.gather_told(streams.reader.lost):

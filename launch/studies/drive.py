@@ -18,7 +18,7 @@ from heron.launch.studies.text import cell
 from heron.launch.studies.trials import Trial, refuse_missing_data
 from heron.launch.studies.worker import ERROR, RAY, run_trial
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.streams import build_data
+from heron.pipeline.data.dataset import build_data
 from heron.shards.errors import ShardError, SourceError
 
 Say = Callable[[str], None]

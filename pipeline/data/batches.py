@@ -92,7 +92,7 @@ class ProcessBatches:
         sizes = {stream.name: len(rows) for stream, rows in self._draw(0)}
         labelled, rows = sizes.get("labelled", 0), sum(sizes.values())
         return {
-            VIEW + name: ((rows, *reader.shape(name)), reader.dtype(name))
+            VIEW + name: ((rows, *reader.decoders.shape(name)), reader.decoders.dtype(name))
             for name in self.streams.stored
         } | {
             "targets": ((labelled, *self.streams.targets(none).shape[1:]), "float32"),

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from heron.pipeline.config.endless import WebDataset, expand
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.data.dataset import open_reader, prepare_decoders
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.skipped import Skipped
-from heron.pipeline.data.streams import open_reader, prepare_decoders, refuse_unscored
+from heron.pipeline.data.streams import refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import shown
 from heron.shards.foreign import draft
@@ -141,7 +142,7 @@ class EndlessStreams:
         payload, where = sample[found[0]], f"member '{found[0]}'"
         if self.reader.view(name).kind != "vector":
             try:
-                self.reader.decoder(name).decode(payload, out)
+                self.reader.decoders[name].decode(payload, out)
             except ValueError as fault:
                 raise ValueError(f"{where} {fault}") from None
             return

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from heron.pipeline.config.errors import InputError
+from heron.pipeline.data.decoders import Decoder
 from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
-from heron.pipeline.data.reader import Decoder
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import HeronError, some
 from heron.shards.graph import graph_fault, tidy

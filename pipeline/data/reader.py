@@ -1,7 +1,6 @@
 """Rows of a data set by number: vectors mapped in place, pictures decoded, labels looked up."""
 
 import errno
-import hashlib
 import math
 import zlib
 from collections import OrderedDict
@@ -14,19 +13,15 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.blocks import MappedBlocks
-from heron.pipeline.data.graphs import GraphDecoder
+from heron.pipeline.data.decoders import Decoders
 from heron.pipeline.data.indexes import Indexes
 from heron.pipeline.data.opened import OpenShard
-from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.rows import Marked, Rows
-from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
 from heron.shards.store import LocalStore, Store, open_store
 
-TOKENS = 77  # of a text, where nobody says how many
-Decoder = PictureDecoder | TextDecoder | GraphDecoder
 OPEN = 128  # shards that a process keeps open: up to three descriptors each
 EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # no faults of the data
 
@@ -62,8 +57,7 @@ class Reader:
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
         self.partial = self.manifest.partial  # whether rows lack views
         self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
-        # Of texts, and of pictures that are not decoded as stored.
-        self.decoders: dict[str, Decoder] = {}
+        self.decoders = Decoders(self.view)
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
@@ -254,9 +248,13 @@ class Reader:
             )
         return self._views[name]
 
+    def vocabulary(self, name: str) -> int:
+        """Returns how many token ids the texts of a view have; 0 of other views."""
+        return self.decoders.vocabulary(name)
+
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""
-        out = np.empty((len(rows), *self.shape(name)), self.dtype(name))
+        out = np.empty((len(rows), *self.decoders.shape(name)), self.decoders.dtype(name))
         self.fill({name: out}, rows)
         return out
 
@@ -282,38 +280,6 @@ class Reader:
             if has is not None:
                 array[~has] = -1 if view.kind in ("text", "graph") else 0
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of one row of a view as `read` gives it."""
-        return self.decoder(name).shape
-
-    def dtype(self, name: str) -> str:
-        """Returns the type of the numbers of a view as `read` gives them."""
-        coded = {"text": TextDecoder.dtype, "graph": GraphDecoder.dtype}
-        return coded.get(self.view(name).kind, self.view(name).dtype)
-
-    def decoder(self, name: str) -> Decoder:
-        """Returns what decodes the pictures, texts or graphs of a view."""
-        view = self.view(name)
-        if view.kind == "graph":
-            return GraphDecoder(view.shape)
-        if view.kind == "text":
-            return self.decoders.get(name) or TextDecoder(TOKENS)
-        return self.decoders.get(name) or PictureDecoder(view.shape, view.shape)
-
-    @property
-    def tokenizers(self) -> dict[str, str]:
-        """The sha256 of what makes tokens of each view of texts."""
-        return {
-            name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
-            for name, decoder in self.decoders.items()
-            if isinstance(decoder, TextDecoder)
-        }
-
-    def vocabulary(self, name: str) -> int:
-        """Returns how many token ids the texts of a view have; 0 of other views."""
-        decoder = self.decoder(name)
-        return decoder.vocabulary if isinstance(decoder, TextDecoder) else 0
-
     def _decoded(
         self,
         view: View,
@@ -324,7 +290,7 @@ class Reader:
         has: NDArray[np.bool_] | None,
     ) -> None:
         """Decodes the pictures, texts or graphs of a view into `out`, of the rows that have it."""
-        decoder, column = self.decoder(view.name), self.manifest.views.index(view)
+        decoder, column = self.decoders[view.name], self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
             if self.lost and int(rows[i]) in self.lost:
                 continue

@@ -82,7 +82,7 @@ class EndlessBatches:
         reader, sizes = self.streams.reader, self._sizes()
         rows, labelled = sum(sizes), sizes[0] if self.streams.labelled else 0
         return {
-            VIEW + name: ((rows, *reader.shape(name)), reader.dtype(name))
+            VIEW + name: ((rows, *reader.decoders.shape(name)), reader.decoders.dtype(name))
             for name in self.streams.stored
         } | {
             "targets": ((labelled, len(reader.manifest.labels.names)), "float32"),

@@ -133,7 +133,8 @@ class Watchdog:
     def _talk(self) -> None:
         """Tell the others and hear them; without an answer this waits, and `_watch` does not."""
         store, address = default_store("heron-watchdog"), _address()
-        while not self._ended.wait(self._pause):
+        # Often at first, so that who is lost soon after the start is known by name.
+        while not self._ended.wait(self._pause if self._heard else self._pause / LOOKS):
             try:
                 self._round(store, address)
                 self._answered = time.monotonic()

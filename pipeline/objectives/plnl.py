@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
+from heron.pipeline.models.by_stream import by_stream
 from heron.pipeline.models.encoders import build_encoder
-from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec, by_stream
+from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked, log1m_exp
 from heron.pipeline.objectives.memory import Memory, RunSpec

@@ -60,7 +60,10 @@ class _PartBatches:
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
         views: dict[str, ArraySpec] = {
-            VIEW + name: ((self.size, *self.reader.shape(name)), self.reader.dtype(name))
+            VIEW + name: (
+                (self.size, *self.reader.decoders.shape(name)),
+                self.reader.decoders.dtype(name),
+            )
             for name in self.names
         }
         return views | {

@@ -123,8 +123,8 @@ class FileEncoder:
         view = self.model.reader.view
         rows = {n: self._row(view(n), file, row) for n, file in self._by_view(given).items()}
         one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
-        reader = self.model.reader
-        empty = {n: np.zeros(reader.shape(n), reader.dtype(n)) for n in self.model.stored}
+        decoders = self.model.reader.decoders
+        empty = {n: np.zeros(decoders.shape(n), decoders.dtype(n)) for n in self.model.stored}
         stored = {n: torch.from_numpy(array[None]) for n, array in (empty | rows).items()}
         batch = Batch(stored, none, one, one, [1])
         vector = self.model.forward(batch, [self.layer])[self.layer][0].float()
@@ -162,7 +162,7 @@ class FileEncoder:
 
     def _decoded(self, view: View, data: bytes, name: str) -> NDArray[np.int32]:
         """Returns the token ids of a text, or the row of a graph out of its member of a tar."""
-        decoder = self.model.reader.decoder(view.name)
+        decoder = self.model.reader.decoders[view.name]
         assert isinstance(decoder, TextDecoder | GraphDecoder)
         row = np.empty(decoder.shape, np.int32)
         try:
@@ -196,7 +196,7 @@ class FileEncoder:
         shape, resampled. So are those that EXIF says lie otherwise, which are first turned.
         """
         size, turned = look(data, name)
-        decoder, reader = self.model.reader.decoder(view.name), self.model.reader
+        decoder, reader = self.model.reader.decoders[view.name], self.model.reader
         assert isinstance(decoder, PictureDecoder)
         in_tar = reader.manifest.block_rows is None
         if in_tar and not turned and (decoder.varying or size == view.shape[:2]):

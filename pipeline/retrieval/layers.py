@@ -13,8 +13,8 @@ from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer

@@ -7,7 +7,7 @@ import numpy as np
 
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.config.experiment import load_run_config
-from heron.pipeline.data.streams import roles_of
+from heron.pipeline.data.dataset import roles_of
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
 from heron.pipeline.retrieval.embed import ALONE, check_data

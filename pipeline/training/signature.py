@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import CheckpointError
+from heron.pipeline.data.decoders import Decoder
 from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
-from heron.pipeline.data.reader import Decoder, Reader
+from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import Record
 from heron.shards.manifest import View
@@ -79,8 +80,8 @@ class Signature(BaseModel):
             "inputs": [
                 {
                     "view": view,
-                    "decoded": reader.shape(name) if view.kind == "image" else None,
-                    "text": _text(reader.decoder(name)),
+                    "decoded": reader.decoders.shape(name) if view.kind == "image" else None,
+                    "text": _text(reader.decoders[name]),
                 }
                 for name, view in stored.items()
             ],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import heron
 from heron.pipeline.config.errors import CheckpointError, InputError
-from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest

@@ -10,9 +10,9 @@ import torch
 
 from heron.pipeline.config.data import Data
 from heron.pipeline.data.batches import Batch
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.views import Views
 from heron.shards.build import build
 from heron.shards.cache import LocalFile

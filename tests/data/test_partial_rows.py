@@ -11,9 +11,10 @@ from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.protocol import hide_views
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.streams import open_streams
 from heron.pipeline.evaluation.collapse import measure
 from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.knn import vote

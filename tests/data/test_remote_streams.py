@@ -9,7 +9,8 @@ import torch
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.batches import ProcessBatches, batches
-from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.dataset import build_data
+from heron.pipeline.data.streams import open_streams
 from heron.pipeline.pretrain import pretrain
 from heron.shards.errors import ShardError
 from tests.experiments import frames

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import heron
 from heron.launch.cli import main
 from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
-from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.pretrain import pretrain
@@ -102,7 +102,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_data(config: Any) -> None:
-    from heron.pipeline.data.streams import build_data
+    from heron.pipeline.data.dataset import build_data
 
     build_data(config.data, progress=False)
 

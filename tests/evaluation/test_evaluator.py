@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.data.streams import Streams, build_data, open_streams
+from heron.pipeline.data.dataset import build_data
+from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import fitted_threshold, multi_label_scores

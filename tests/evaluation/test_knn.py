@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.dataset import build_data
+from heron.pipeline.data.streams import open_streams
 from heron.pipeline.evaluation.knn import vote
 from tests import ranks
 from tests.evaluation.test_evaluator import make

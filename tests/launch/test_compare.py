@@ -19,7 +19,7 @@ from heron.launch.tuning.space import load_space
 from heron.pipeline import pretrain as job
 from heron.pipeline.config.experiment import dump_config, load_config
 from heron.pipeline.config.shipped import find_config
-from heron.pipeline.data.streams import build_data
+from heron.pipeline.data.dataset import build_data
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
 

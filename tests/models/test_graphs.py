@@ -120,7 +120,7 @@ def test_a_model_takes_graphs(tmp_path: Path) -> None:
 
 
 def test_folds_are_tested_once_each_and_shuffled_anew(tmp_path: Path) -> None:
-    from heron.pipeline.data.streams import build_data
+    from heron.pipeline.data.dataset import build_data
 
     build_data(graphs(tmp_path).data, progress=False)
 

@@ -15,9 +15,10 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Stream
-from heron.pipeline.data.streams import build_data, open_streams
+from heron.pipeline.data.streams import open_streams
 from heron.pipeline.negatives import mine as miner_of
 from heron.pipeline.negatives.mine import SEEN, mine
 from heron.pipeline.pretrain import pretrain

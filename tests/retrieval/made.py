@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import (

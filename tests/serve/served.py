@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.streams import open_reader
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.build import build_index

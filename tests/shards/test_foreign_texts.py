@@ -9,8 +9,8 @@ import pytest
 
 from heron.launch.cli import main
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import View, load_manifest

@@ -10,7 +10,7 @@ import pytest
 
 from heron.launch.cli import main
 from heron.pipeline.config.data import Data
-from heron.pipeline.data.streams import build_data
+from heron.pipeline.data.dataset import build_data
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest

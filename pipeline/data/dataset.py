@@ -1,0 +1,129 @@
+"""The data set of a run: built where it is missing, opened, its rows given their roles."""
+
+import os
+from pathlib import Path
+
+from heron.pipeline.config.data import Data
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.pictures import input_shape, picture_decoder
+from heron.pipeline.data.plan import MOST_STREAMS, default_streams
+from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
+from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.texts import text_decoder
+from heron.pipeline.data.workers import readers
+from heron.pipeline.data.written import read_roles
+from heron.shards.build import build
+from heron.shards.cache import ShardCache
+from heron.shards.errors import ShardError
+from heron.shards.mixture import MixedStore
+from heron.shards.sources import make
+from heron.shards.store import Store, is_remote, open_store
+
+
+def build_data(data: Data, progress: bool = True) -> None:
+    """Makes the data set of `data.build` unless it is there already."""
+    if data.build is not None:
+        options = dict(data.build)
+        source = options.pop("source", None)
+        if not isinstance(source, str):
+            raise ConfigError("data.build: key 'source' is missing; expected e.g. source: faces")
+        if "://" in data.path:
+            raise ConfigError(
+                f"data.build: shards are built in a folder, but data.path is {data.path}; build "
+                "there first, copy the folder, and leave data.build out"
+            )
+        build(make(source, options), Path(data.path), progress=progress)
+
+
+def open_reader(data: Data) -> Reader:
+    """Opens the shards, pictures to be decoded at the size that the views need.
+
+    Raises:
+        ConfigError: a view is not there, or is asked for what it cannot be; no data set is named.
+        ShardError: the data set is missing or damaged.
+    """
+    if not all(data.paths):
+        raise ConfigError(
+            "the run trained on tars without an index (data.webdataset) and names no data set; "
+            "expected one with the same members: data.path=FOLDER"
+        )
+    cache = ShardCache(data.cache.dir, data.cache.bytes)
+    store: Store = open_store(data.paths[0], cache, data.storage_options)
+    if data.sources is not None:
+        stores = [open_store(one.path, cache, data.storage_options) for one in data.sources]
+        store = MixedStore(stores, [one.weight for one in data.sources])
+    reader = Reader(store, data.on_error)
+    if data.fingerprint not in (None, found := reader.manifest.fingerprint):
+        raise ShardError(
+            f"{store} has the fingerprint {found}; expected {data.fingerprint}, which "
+            "data.fingerprint pins; bring that data set back, or pin this one"
+        )
+    if any(is_remote(path) for path in data.paths):
+        reader.most_open = _most_open(reader, data, cache.limit)
+    prepare_decoders(reader, data)
+    if data.protocol.hide_views:
+        hide_views(reader, data.protocol.hide_views, data.protocol)
+    return reader
+
+
+def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
+    """Returns the roles of the rows that are used, with labels hidden as the protocol says.
+
+    `split` is by default the one that is trained on. Raises as `assign` and `drop_partial`.
+    """
+    if data.roles is not None and split in (None, data.split):
+        return read_roles(reader, data, Path(data.roles))
+    roles = assign(reader, split or data.split, data.protocol)
+    if data.protocol.hide_labels:
+        hide_labels(reader, roles.labelled, data.protocol)
+    stored = list(dict.fromkeys(view.stored for view in data.views))
+    return drop_partial(reader, roles, stored, data.protocol)
+
+
+def prepare_decoders(reader: Reader, data: Data) -> None:
+    """Has a reader decode pictures at the size that the views need; raises as `open_reader`."""
+    for name in dict.fromkeys(view.stored for view in data.views):
+        stored = reader.view(name)
+        views = [view for view in data.views if view.stored == name]
+        for view in views:
+            input_shape(stored, view)
+        if stored.kind == "text":
+            if len({(view.tokens, view.tokenizer) for view in views}) > 1:
+                raise ConfigError(
+                    f"data.views: two views of the text '{name}' differ in tokens or tokenizer; "
+                    "expected the same in both"
+                )
+            reader.decoders[name] = text_decoder(views[0], reader.view(name).field)
+        if stored.kind == "image":
+            in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
+            draft = data.draft and not in_blocks
+            reader.decoders[name] = picture_decoder(stored, views, draft, data.decode_size)
+    if data.decode_size is not None and not reader.decoders.varying:
+        raise ConfigError(
+            f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
+            "leave it out"
+        )
+
+
+def _most_open(reader: Reader, data: Data, limit: int) -> int:
+    """Returns how many cached shards a process may hold, so that all of them leave half for others.
+
+    Raises:
+        ConfigError: the cache cannot hold the shards that are read at a time.
+    """
+    largest = max(shard.bytes for shard in reader.shards)
+    total = sum(shard.bytes for shard in reader.shards)
+    batches = data.batch.labelled, data.batch.unlabelled
+    default = sum(MOST_STREAMS if b == "all" else default_streams(b) for b in batches if b)
+    streams = data.canonical_streams or default
+    needed = min(total, 2 * streams * largest)
+    if limit < needed:
+        raise ConfigError(
+            f"data.cache.bytes is {limit:,}, but up to {2 * streams} shards of {largest:,} bytes "
+            f"are read at a time by {streams} canonical streams; expected at least {needed:,}, or "
+            "fewer data.canonical_streams"
+        )
+    if total <= limit:
+        return OPEN
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (readers(data) + 1)
+    return max(1, min(OPEN, limit // (2 * processes * largest)))
