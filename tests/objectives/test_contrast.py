@@ -1,6 +1,5 @@
 """Terms by sums of whole anchors, as fused kernels give them, are those by strips."""
 
-import math
 from typing import Any
 
 import pytest
@@ -22,18 +21,46 @@ def dense(
     floor: float,
     anchor_tag: Tensor | None,
     key_tag: Tensor | None,
-    anchor_weight: Tensor | None,
-    key_weight: Tensor | None,
+    anchor_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
 ) -> Tensor:
     """The formula of `Pairs` with all logits at once, in the stead of the kernels."""
+    parts = summands(anchors, keys, moments, floor, anchor_tag, key_tag)
+    if anchor_weight is not None and key_weight is not None:
+        parts = parts * (anchor_weight @ key_weight.T)
+    return parts.sum(2).T
+
+
+def dense_gradient(
+    anchors: Tensor,
+    keys: Tensor,
+    own: Tensor,
+    of_keys: Tensor,
+    *,
+    moments: tuple[float, ...],
+    floor: float,
+    anchor_tag: Tensor | None,
+    key_tag: Tensor | None,
+) -> Tensor:
+    """The formula of `fused.mutual_gradient` with all logits at once."""
+    parts = summands(anchors, keys, moments, floor, anchor_tag, key_tag)
+    return (parts * (own.T[:, :, None] + of_keys.T[:, None])).sum(0) @ keys
+
+
+def summands(
+    anchors: Tensor,
+    keys: Tensor,
+    moments: tuple[float, ...],
+    floor: float,
+    anchor_tag: Tensor | None,
+    key_tag: Tensor | None,
+) -> Tensor:
+    """Of each moment, pair by pair, [moments, anchors, keys]."""
     logits = anchors @ keys.T
-    counted = logits >= floor if floor > -math.inf else torch.ones_like(logits, dtype=torch.bool)
+    counted = logits >= floor
     if anchor_tag is not None and key_tag is not None:
         counted = counted & (anchor_tag[:, None] != key_tag)
-    weight = counted.to(logits)
-    if anchor_weight is not None and key_weight is not None:
-        weight = weight * (anchor_weight @ key_weight.T)
-    return torch.stack([((m * logits).exp() * weight).sum(1) for m in moments], 1)
+    return torch.stack([(m * logits).exp() * counted for m in moments])
 
 
 @pytest.mark.parametrize("name", BY_SUMS)
@@ -50,6 +77,7 @@ def test_sums_of_whole_anchors_make_the_same_term(
         return dense(*args, **options)
 
     monkeypatch.setattr(fused, "exponential_sums", sums)
+    monkeypatch.setattr(fused, "mutual_gradient", dense_gradient)
     monkeypatch.setattr(fused, "enabled", lambda device: True)
     found = term(z)
     assert asked
