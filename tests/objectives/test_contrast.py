@@ -71,6 +71,7 @@ def test_sums_of_whole_anchors_make_the_same_term(
     z = [draw(7, 4, seed=20 + v, dtype=torch.float32) for v in range(2)]
     term, asked = OPTIONS[name][0], list[str]()
     expected = term(z)
+    owed = gradients(expected, z)  # now: backward asks again whether there are kernels
 
     def sums(*args: Any, **options: Any) -> Tensor:
         asked.append(name)
@@ -82,5 +83,5 @@ def test_sums_of_whole_anchors_make_the_same_term(
     found = term(z)
     assert asked
     torch.testing.assert_close(found, expected)
-    for one, other in zip(gradients(found, z), gradients(expected, z), strict=True):
+    for one, other in zip(gradients(found, z), owed, strict=True):
         torch.testing.assert_close(one, other)
