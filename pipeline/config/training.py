@@ -148,9 +148,9 @@ class Evaluate(Section):
             `auto`: where training took two minutes or more.
         map_rows: test rows on the map, about, at most.
         baselines: whether logistic regression and the plain network are trained on the same labels,
-            for comparison.
-        seeds: seeds on which all is trained, from `seed` on, in folders `seed-N` of the run's; the
-            report shows their spread.
+            for comparison; `plain`: the plain network alone.
+        seeds: seeds on which networks are trained, from `seed` on, in folders `seed-N` of the
+            run's; the report shows their spread. Logistic regression draws nothing by the seed.
         test: whether the test rows are scored; false: a search's trials leave them unread.
     """
 
@@ -163,6 +163,6 @@ class Evaluate(Section):
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
-    baselines: bool = False
+    baselines: bool | Literal["plain"] = False
     seeds: Natural = 1
     test: bool = True

@@ -51,7 +51,9 @@ def compare(
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
-    baselines = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
+    baselines = {}
+    if config.evaluate.baselines != "plain":
+        baselines = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
     alone = plain(config)
     if alone is None:
         return baselines
@@ -79,6 +81,8 @@ def other_seeds(config: Config) -> list[Config]:
         tree = config.model_dump(mode="json")
         tree["seed"], tree["run"]["dir"] = seed, str(Path(config.run.dir) / f"seed-{seed}")
         tree["evaluate"] |= {"seeds": 1, "map": "never"}
+        if config.evaluate.baselines:
+            tree["evaluate"]["baselines"] = "plain"
         trees.append(tree)
     return [parse_config(tree) for tree in trees]
 
@@ -86,16 +90,16 @@ def other_seeds(config: Config) -> list[Config]:
 def table(results: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     """Returns lines with the run, whose method has a `name`, and its baselines side by side.
 
-    Of several results, a seed each, they are means and standard deviations.
+    Of several results, a seed each, they are means and standard deviations of those that have them.
     """
     rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
     lines = []
     for title, prefix in rows.items():
-        if not all(prefix + k in one for one in results for k in SHOWN):
+        found = [[float(one[prefix + k]) for one in results if prefix + k in one] for k in SHOWN]
+        if not all(found):
             continue
-        found = [[float(one[prefix + k]) for one in results] for k in SHOWN]
         shown = [f"{np.mean(values):.4f}" for values in found]
-        if len(results) > 1:
+        if len(found[0]) > 1:
             shown = [
                 f"{mean} ± {np.std(values, ddof=1):.4f}"
                 for mean, values in zip(shown, found, strict=True)

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.evaluation.baselines import logistic_regression, plain
+from heron.pipeline.evaluation.baselines import logistic_regression, other_seeds, plain, table
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
@@ -119,6 +119,29 @@ def test_a_run_and_its_baselines_side_by_side(
                                                      "weighted_supervised": None})  # fmt: skip
     assert alone["auc_macro"] == alone["plain_auc_macro"] == result["plain_auc_macro"]
     assert not (tmp_path / "alone" / "plain").exists()
+
+
+def test_further_seeds_train_networks_alone() -> None:
+    config = load_config(FACES)
+    first, second = other_seeds(config)
+    assert (first.seed, second.seed) == (config.seed + 1, config.seed + 2)
+    assert first.evaluate.baselines == "plain" and first.evaluate.seeds == 1
+    lines = table(
+        [
+            {
+                "auc_macro": 0.5,
+                "f1_weighted": 0.5,
+                "logistic_auc_macro": 0.7,
+                "logistic_f1_weighted": 1,
+            },
+            {"auc_macro": 0.7, "f1_weighted": 0.5},
+        ],
+        "run",
+    )
+    assert [[part.strip() for part in line.split("  ")[-2:]] for line in lines] == [
+        ["auc_macro 0.6000 ± 0.1414", "f1_weighted 0.5000 ± 0.0000"],
+        ["auc_macro 0.7000", "f1_weighted 1.0000"],
+    ]
 
 
 def test_without_a_classifier_there_is_no_plain_network() -> None:

@@ -116,7 +116,8 @@ def note(seen: list[str], event: Any) -> None:
 def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    result = small(str(tmp_path), "run", evaluate={"map": "always", "map_rows": 30, "seeds": 2})
+    shown = {"map": "always", "map_rows": 30, "seeds": 2, "baselines": "plain"}
+    result = small(str(tmp_path), "run", evaluate=shown)
     other = json.loads((tmp_path / "run" / "seed-1" / "result.json").read_text())
     mean = (result["auc_macro"] + other["auc_macro"]) / 2
     assert result["auc_macro"] != other["auc_macro"]
