@@ -18,8 +18,9 @@ from heron.launch.retrieval import embed, index, negatives, query, serve
 from heron.launch.runs import runs
 from heron.launch.shards import SHARDS
 from heron.launch.study import report, study
-from heron.pipeline.config.errors import STOPPED, Stopped
+from heron.pipeline.config.errors import INTERRUPTED, STOPPED, Stopped
 from heron.shards.errors import HeronError
+from heron.shards.terminal import say_fault
 
 VERBS = Group(
     "Contrastive pretraining for data with several views and several labels.\n\n"
@@ -68,18 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = call() or 0
         sys.stdout.flush()
     except UsageError as fault:
-        print(f"error: {fault} (see `{prog} --help`)", file=sys.stderr)
+        say_fault("error", f"{fault} (see `{prog} --help`)")
         return 2
     except (HeronError, OSError) as fault:
         if isinstance(fault, BrokenPipeError) and _stdout_is_closed():
             return 141  # what a shell gives for SIGPIPE
-        print(f"error: {fault}", file=sys.stderr)
+        say_fault("error", str(fault))
         return 1
     except Stopped as stopped:
-        print(f"stopped: {stopped}; run again to go on", file=sys.stderr)
+        say_fault("stopped", f"{stopped}; run again to go on")
         return STOPPED
     except KeyboardInterrupt:
-        return 130  # what a shell gives for Ctrl-C
+        return INTERRUPTED
     return status
 
 

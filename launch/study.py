@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from heron.launch.arguments import Override
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.errors import INTERRUPTED, ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
-
-INTERRUPTED = 130  # what a shell gives for Ctrl-C
 
 
 def study(
