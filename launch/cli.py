@@ -12,6 +12,7 @@ from heron.launch.completion import completion
 from heron.launch.config import config
 from heron.launch.init import init
 from heron.launch.models import export, predict, save
+from heron.launch.next_step import next_commands
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = call() or 0
         sys.stdout.flush()
+        for command in next_commands(prog.removeprefix("heron "), call, status):
+            print(f"next: {command}", file=sys.stderr)  # whole on a terminal too: one copies it
     except UsageError as fault:
         say_fault("error", f"{fault} (see `{prog} --help`)")
         return 2
