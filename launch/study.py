@@ -8,7 +8,7 @@ from heron.launch.arguments import Override
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
-from heron.shards.terminal import say_markdown
+from heron.shards.terminal import say_markdown, say_table
 
 
 def folder_of(study: Path, small: bool) -> Path:
@@ -72,7 +72,8 @@ def study(
                 ended = drive(trials, ledger, say)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score
-        say_markdown(markdown(*shown(results, [*asked.measure.y, *([score] if score else [])])))
+        rows = shown(results, [*asked.measure.y, *([score] if score else [])])
+        say_table(*rows, piped=markdown(*rows))
         if score and (found := best(results, score)):
             print(f"best by the mean over repeats: {found.shown(score)}")
             print(results.table.loc[found.trials[0], "command"])
@@ -103,7 +104,7 @@ def report(
     heron report studies/negatives
     """
     from heron.launch.studies.forecast import Assumed, section
-    from heron.launch.studies.report import Report
+    from heron.launch.studies.report import Report, shown
     from heron.launch.studies.results import read_results
 
     results = read_results(study)
@@ -115,7 +116,7 @@ def report(
         studies = [results, *map(read_results, points)]
         forecast, scaling = section(studies, assumed, measure_contrast)
     path = made.write(out, forecast)
-    say_markdown((out / "table.md").read_text() + "\n")
+    say_table(*shown(results, made.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
         (out / "scaling.md").write_text(scaling)
         say_markdown(scaling + "\n")

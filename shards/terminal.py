@@ -53,24 +53,20 @@ def say_markdown(text: str) -> None:
     console(sys.stdout).print(Markdown(text))
 
 
-def say_table(heads: Sequence[str], lines: Sequence[Sequence[str]], headed: bool = True) -> None:
-    """Prints a table: on a terminal ruled and as wide as it, elsewhere a line a row.
+def say_table(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], headed: bool = True, piped: str = ""
+) -> None:
+    """Prints a table: on a terminal ruled and as wide as it, elsewhere a line a row, or `piped`.
 
     Where it is not `headed`, a cell of such a line stands behind its head instead of below it.
     What is not printable, as in the name of a folder, could move the cursor: it is escaped.
     """
     rows = [[t if t.isprintable() else repr(t) for t in line] for line in (heads, *lines)]
     if is_terminal(sys.stdout):
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        made = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in zip(*rows, strict=True):
-            numbers = all(text[:1] in "0123456789+-−–." for text in column[1:] if text)
-            made.add_column(column[0], justify="right" if numbers else "left", overflow="fold")
-        for row in rows[1:]:
-            made.add_row(*row)
-        console(sys.stdout).print(made)
+        _rule(rows)
+        return
+    if piped:
+        print(piped, end="", flush=True)
         return
     if not headed:
         rows = [
@@ -85,6 +81,27 @@ def say_table(heads: Sequence[str], lines: Sequence[Sequence[str]], headed: bool
         cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
     sys.stdout.flush()
+
+
+def _rule(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows, the first of them heads, on a terminal; the columns that have room there."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    terminal = console(sys.stdout)
+    columns = list(zip(*rows, strict=True))
+    words = [max(len(word) for text in c for word in text.split() or [""]) for c in columns]
+    while len(columns) > 2 and sum(words[: len(columns)]) + 2 * len(columns) > terminal.width:
+        del columns[-1]
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head, *cells in columns:
+        numbers = all(text[:1] in "0123456789+-−–." for text in cells if text)
+        made.add_column(head, justify="right" if numbers else "left", overflow="fold")
+    for row in zip(*(cells for _, *cells in columns), strict=True):
+        made.add_row(*row)
+    terminal.print(made)
+    if left := rows[0][len(columns) :]:
+        terminal.print(f"too wide for this terminal, and left out: {', '.join(left)}")
 
 
 class Bar:
@@ -110,7 +127,7 @@ class Bar:
 
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
             TextColumn("{task.fields[shown]}", "cyan", table_column=Column()),  # it wraps
             console=console(sys.stderr),
             refresh_per_second=4,

@@ -55,7 +55,7 @@ def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> C
     axes["yaxis"] = {"title": {"text": label(y)}}
     if less_is_better(y):
         axes["yaxis"] |= _axis(unit * drawn["mean"])
-    return _chart(f"{label(y)} against {label(x)}", traces, axes)
+    return _chart("", traces, axes)
 
 
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> Chart:

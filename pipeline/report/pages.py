@@ -37,10 +37,10 @@ def render(template: str, **values: Any) -> str:
 
 
 def figure(chart: Chart) -> str:
-    """Returns the HTML of a chart, whose title stands above it; the page's script draws it."""
-    title = html.escape(chart.title)
+    """Returns the HTML of a chart below its title, if it has one; the page's script draws it."""
+    title = f"<figcaption>{html.escape(chart.title)}</figcaption>" if chart.title else ""
     return (
-        f'<figure class="chart"><figcaption>{title}</figcaption><div class="plot">'
+        f'<figure class="chart">{title}<div class="plot">'
         f'<script type="application/json">{_inline(chart.plot)}</script></div></figure>'
     )
 

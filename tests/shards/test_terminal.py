@@ -49,7 +49,7 @@ def on_a_terminal(code: str, **more: str) -> str:
 
 def test_a_terminal_has_colour_whole_words_and_ruled_tables() -> None:
     shown = on_a_terminal(ALL)
-    assert COLOUR.search(shown)
+    assert COLOUR.search(shown) and "\x1b[1;31merror:" in shown
     bare = CODE.sub("", shown)
     lines = [line.rstrip() for line in bare.replace("\r", "\n").splitlines()]
     assert max(map(len, lines)) <= 44
@@ -58,9 +58,18 @@ def test_a_terminal_has_colour_whole_words_and_ruled_tables() -> None:
     assert {*FAULT.split()} <= words, "a word was cut in two"
     assert "━━" in bare and "a [b]" in bare and "[red]b" in bare
     assert "'a\\x1b[2J'" in bare and "\x1b[2J" not in shown
-    assert "faces: step 3 of 4" in bare and "loss 2.5, 300 samples/s" in " ".join(bare.split())
+    assert "faces: step 3 of 4 ━" in bare and "loss 2.5, 300 samples/s" in " ".join(bare.split())
     assert bare.count("a line beside the bar 2") == 1
-    assert shown.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in shown  # the cursor is back
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden"
+
+
+def test_what_has_no_room_is_named() -> None:
+    code = "from heron.shards.terminal import say_table\n"
+    code += "say_table(['name', 'value', 'much', 'host'], [['a' * 20, '1.5', 'b' * 30, 'c']])"
+    shown = CODE.sub("", on_a_terminal(code))
+    lines = [line.strip() for line in shown.splitlines() if line.strip()]
+    assert lines[0].split() == ["name", "value"] and lines[2].split() == ["a" * 20, "1.5"]
+    assert " ".join(lines[3:]) == "too wide for this terminal, and left out: much, host"
 
 
 def test_no_color_is_heeded() -> None:
