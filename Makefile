@@ -6,7 +6,7 @@ READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: pretrain test check docs format fuzz lock mutants references wheel
+.PHONY: pretrain test check docs format fuzz lock mutants references screenshots wheel
 
 pretrain: $(READY)  ## set up, and run the main job on the embedded data
 	$(BIN)/heron pretrain faces
@@ -22,6 +22,9 @@ check: $(TESTED)  ## format, lint, types, tests: what CI runs
 
 docs: $(TESTED)  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+screenshots: $(TESTED)  ## what people see, at two widths, light and dark, into build/screenshots
+	$(BIN)/python docs/make_screenshots.py
 
 references: $(TESTED)  ## every reference loss, to the last digit (another machine: --relative 1e-9)
 	rm -rf build/references

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -282,17 +281,13 @@ def killed() -> None:
 
 def report() -> None:
     """Photographs the report of the default run, which has ended in runs/faces."""
-    from playwright.sync_api import sync_playwright
+    from make_screenshots import photograph
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        page = browser.new_page(viewport={"width": 1200, "height": 1600})
-        page.goto((ROOT / "runs" / "faces" / "report.html").as_uri())
-        page.wait_for_selector("html[data-drawn]")
-        page.screenshot(path=PICTURES / "report.png")
-        browser.close()
+    page = (ROOT / "runs" / "faces" / "report.html").as_uri()
+    with tempfile.TemporaryDirectory() as name:
+        wide = photograph(page, "report", Path(name), "html[data-drawn]")[0]
+        with Image.open(wide) as picture:
+            picture.crop((0, 0, picture.width, 1600)).save(PICTURES / "report.png")
 
 
 def chain() -> None:

@@ -6,7 +6,9 @@ parameters are options. `Annotated[int, "what it means"]` gives the text of `--h
 
 import argparse
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from heron.shards.dotted import suggest
 from heron.shards.errors import CONTROL, SourceError
+from heron.shards.terminal import say_fault
 
 
 class UsageError(Exception):
@@ -54,6 +57,7 @@ def _key_and_value(text: str) -> str:
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
+UNKNOWN = "unrecognized arguments: "  # begins what argparse says of them
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
 
 
@@ -67,8 +71,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, None, about, epilog, formatter_class=as_written)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with status 2."""
-        self.exit(2, f"error: {message} (see `{self.prog} --help`)\n")
+        """Ends the program with status 2; an option that is not known is told its nearest."""
+        if message.startswith(UNKNOWN):
+            option = message.removeprefix(UNKNOWN).partition("=")[0].split()[0]
+            if near := get_close_matches(option, self._option_string_actions, 1, 0.75):
+                message += f"; did you mean {near[0]}?"
+        say_fault("error", f"{message} (see `{self.prog} --help`)")
+        sys.exit(2)
 
 
 def describe(verb: Verb | Group) -> tuple[str, str]:

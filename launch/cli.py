@@ -12,14 +12,16 @@ from heron.launch.completion import completion
 from heron.launch.config import config
 from heron.launch.init import init
 from heron.launch.models import export, predict, save
+from heron.launch.next_step import next_commands
 from heron.launch.pretrain import launchers, pretrain
 from heron.launch.reproduce import run_table
 from heron.launch.retrieval import embed, index, negatives, query, serve
 from heron.launch.runs import runs
 from heron.launch.shards import SHARDS
 from heron.launch.study import report, study
-from heron.pipeline.config.errors import STOPPED, Stopped
+from heron.pipeline.config.errors import INTERRUPTED, STOPPED, Stopped
 from heron.shards.errors import HeronError
+from heron.shards.terminal import say_fault
 
 VERBS = Group(
     "Contrastive pretraining for data with several views and several labels.\n\n"
@@ -67,19 +69,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = call() or 0
         sys.stdout.flush()
+        for command in next_commands(prog.removeprefix("heron "), call, status):
+            print(f"next: {command}", file=sys.stderr)  # whole on a terminal too: one copies it
     except UsageError as fault:
-        print(f"error: {fault} (see `{prog} --help`)", file=sys.stderr)
+        say_fault("error", f"{fault} (see `{prog} --help`)")
         return 2
     except (HeronError, OSError) as fault:
         if isinstance(fault, BrokenPipeError) and _stdout_is_closed():
             return 141  # what a shell gives for SIGPIPE
-        print(f"error: {fault}", file=sys.stderr)
+        say_fault("error", str(fault))
         return 1
     except Stopped as stopped:
-        print(f"stopped: {stopped}; run again to go on", file=sys.stderr)
+        say_fault("stopped", f"{stopped}; run again to go on")
         return STOPPED
     except KeyboardInterrupt:
-        return 130  # what a shell gives for Ctrl-C
+        return INTERRUPTED
     return status
 
 

@@ -11,6 +11,7 @@ from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
 from heron.shards.artefact import Count, fingerprint, parse_json
 from heron.shards.atomic import save_json
+from heron.shards.terminal import say_markdown, say_table
 
 if TYPE_CHECKING:
     from heron.launch.tuning.scored import Row
@@ -83,7 +84,7 @@ def compare(
         rows,
         shared_rows([one.labelled for one in roles], [one.test for one in roles]),
     )
-    print(comparison.write(asked.out), end="")
+    say_markdown(comparison.write(asked.out))
 
 
 def tune(
@@ -107,7 +108,7 @@ def tune(
     from heron.launch.tuning.search import search
     from heron.pipeline.config.experiment import dump_config
 
-    lines = []
+    lines = list[list[str]]()
     for name in methods:
         best, rows = search(asked, asked.experiment(name, None), asked.out / name, _say)
         tree = best.config.model_copy(
@@ -122,11 +123,14 @@ def tune(
         path.write_text(f"# {best.shown}; heron pretrain {path}\n{dump_config(tree)}")
         save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
         reached = rows[best.number]["validation"]
-        lines.append(
-            f"{name}: {asked.score} {rows[0]['validation'] or float('nan'):.4f} as it stands, "
-            f"{reached:.4f} with {best.shown}\n  next: heron pretrain {path}"
-        )
-    print(*lines, sep="\n")
+        own = f"{rows[0]['validation'] or float('nan'):.4f}"
+        lines.append([name, own, f"{reached:.4f}", best.shown])
+    say_table(["method", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
+
+
+def folder_of(config: str, what: str) -> Path:
+    """Returns where a search goes if nothing else is said."""
+    return Path("runs") / f"{find_config(config).stem}-{what}"
 
 
 def _asked(
@@ -158,7 +162,7 @@ def _asked(
     if (kind := reader.manifest.labels.kind) == "none":
         raise ConfigError(f"{data.path} has no labels; expected some: without, nothing is compared")
     score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
-    folder = out or Path("runs") / f"{path.stem}-{what}"
+    folder = out or folder_of(config, what)
     asked = Asked(path, overrides, load_space(space), trials, seed, score, folder)
     folder.mkdir(parents=True, exist_ok=True)
     return asked, reader

@@ -279,8 +279,6 @@ def init(
     facts = read_facts(data)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
-    next_command = f"heron pretrain {out}"
-    out.write_text(f"# {next_command}\n{text}")
+    out.write_text(f"# heron pretrain {out}\n{text}")
     terms = " + ".join(config.objective.terms())
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")
-    print(f"next: {next_command}")

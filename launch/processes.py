@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.errors import INTERRUPTED, TrainingError
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2
@@ -65,7 +65,7 @@ def environments(configuration: Path, processes: int | None) -> list[dict[str, s
 def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     """Runs the main job in a process of each environment, and waits for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop.
+    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop; a second Ctrl-C kills them.
 
     Args:
         words: arguments of `pipeline/pretrain.py`.
@@ -74,11 +74,11 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
     Returns:
         The highest status of a process; 128 more than the signal's number where one killed it.
     """
-    told = False
+    told, interrupts = False, 0
 
     def tell(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        told = True
+        nonlocal told, interrupts
+        told, interrupts = True, interrupts + (number == signal.SIGINT)
 
     # The processes ignore signals until they listen themselves: else one would kill them.
     before = {one: signal.signal(one, signal.SIG_IGN) for one in SIGNALS}
@@ -90,10 +90,12 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
         while running := [child for child in children if child.poll() is None]:
             if told:  # again and again, for one that did not listen yet
                 for child in running:
-                    child.send_signal(signal.SIGTERM)
+                    child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
             time.sleep(POLL_S)
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+    if interrupts > 1:
+        return INTERRUPTED
     codes = [child.returncode for child in children]
     return max(code if code >= 0 else 128 - code for code in codes)

@@ -15,6 +15,7 @@ from heron.pipeline.config.experiment import Config, load_config, load_run_confi
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest
+from heron.shards.terminal import say_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,6 +158,11 @@ def _known(name: str) -> str:
     return name
 
 
+def folder_of(table: str) -> Path:
+    """Returns where a table's runs go if nothing else is said."""
+    return Path("runs") / f"{table}-table"
+
+
 def run_table(
     table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(KNOWN)}"],
     *overrides: Annotated[Override, "key=value on every run"],
@@ -170,7 +176,7 @@ def run_table(
 
     heron reproduce scene
     """
-    folder = out or Path("runs") / f"{table}-table"
+    folder = out or folder_of(table)
     asked = {
         name: replace(TABLES[name], runs=runs or TABLES[name].runs, first=first)
         for name in GROUPS.get(table, (table,))
@@ -185,7 +191,7 @@ def run_table(
         ]
         print("\n".join([*left, f"runs to be made: {len(left)}"]))
     elif table not in GROUPS:
-        print(reproduce(asked[table], folder, overrides, only))
+        say_markdown(reproduce(asked[table], folder, overrides, only))
     else:
         for text in reproduce_group(asked, folder, overrides, only):
-            print(text, flush=True)
+            say_markdown(text)

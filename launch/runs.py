@@ -11,6 +11,7 @@ from heron.launch.arguments import UsageError
 from heron.pipeline.config.errors import StudyError
 from heron.shards.dotted import suggest
 from heron.shards.errors import shown
+from heron.shards.terminal import say_table
 
 SHOWN = "name", "state", "step", "steps", "loss"
 LATER = "started", "seconds", "host", "version", "fingerprint"
@@ -127,11 +128,16 @@ def runs(
         found = _best(found, best)
     found.sort(key=lambda run: _order((run.get("config", {}) | run).get(sort)))
     if compare:
-        print(_dumped(_differing(found)) if json else _compared(found), end="")
+        if json:
+            print(_dumped(_differing(found)), end="")
+        else:
+            say_table(*_compared(found))
     elif json:
         print(_dumped([{k: v for k, v in run.items() if k != "config"} for run in found]), end="")
+    elif found:
+        say_table(*_listed(found, best or SCORE, sort))
     else:
-        print(_listed(found, best or SCORE, sort, places))
+        print(f"no runs in {', '.join(map(str, places))}")
     return 0
 
 
@@ -144,16 +150,17 @@ def _best(found: list[dict[str, Any]], score: str) -> list[dict[str, Any]]:
     return [choose(ended, key=lambda run: float(run[score]))] if ended else []
 
 
-def _listed(found: Sequence[dict[str, Any]], score: str, sort: str, places: Sequence[Path]) -> str:
-    if not found:
-        return f"no runs in {', '.join(map(str, places))}"
+def _listed(
+    found: Sequence[dict[str, Any]], score: str, sort: str
+) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and lines of the table of all that were found."""
     more = [sort] if sort not in LATER else []
     heads = list(dict.fromkeys([*SHOWN, score, *more, *LATER]))
     lines = [[_cell(run.get("config", {}) | run, key) for key in heads] for run in found]
     if any(run["fault"] for run in found):
         heads.append("fault")
         lines = [[*line, _cell(run, "fault")] for line, run in zip(lines, found, strict=True)]
-    return _table(heads, lines)
+    return heads, lines
 
 
 def _differing(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -171,23 +178,12 @@ def _differing(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _compared(found: Sequence[dict[str, Any]]) -> str:
-    """Returns the same as a table: a line a key, a column a run."""
+def _compared(found: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and lines of the same as a table: a line a key, a column a run."""
     by_run = _differing(found)
     keys = list(next(iter(by_run.values())))
     lines = [[key, *(_cell(values, key) for values in by_run.values())] for key in keys]
-    return _table(["", *by_run], lines) + "\n"
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    # What is not printable, as in the name of a folder or of a score, could move the cursor.
-    table = [[t if t.isprintable() else repr(t) for t in line] for line in (heads, *lines)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rows = [
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
-    return "\n".join(rows)
+    return ["", *by_run], lines
 
 
 def _cell(run: dict[str, Any], key: str) -> str:

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Annotated
 
 from heron.launch.arguments import Override
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.errors import INTERRUPTED, ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
+from heron.shards.terminal import say_markdown, say_table
 
-INTERRUPTED = 130  # what a shell gives for Ctrl-C
+
+def folder_of(study: Path, small: bool) -> Path:
+    """Returns where a study goes if nothing else is said."""
+    return Path("studies") / (study.stem + ("-small" if small else ""))
 
 
 def study(
@@ -34,7 +38,7 @@ def study(
 
     study = find_shipped(str(study), STUDIES, "study")
     asked = load_study(study, small, overrides)
-    out = out or Path("studies") / (study.stem + ("-small" if small else ""))
+    out = out or folder_of(study, small)
     trials = plan(asked, out)
     configs = [trial.config() for trial in trials]  # all of them before the first starts
     print(f"{asked.title}: {len(trials)} trials by {asked.search.kind}, in {out}", flush=True)
@@ -47,7 +51,9 @@ def study(
             print(f"not there yet: {fault}")
         return 0
     from heron.launch.studies.cluster import joined
+    from heron.launch.studies.curves import best
     from heron.launch.studies.drive import drive
+    from heron.launch.studies.live import live
     from heron.launch.studies.report import shown
     from heron.launch.studies.results import read_results
     from heron.launch.studies.text import markdown
@@ -62,13 +68,15 @@ def study(
         if not ended:
             if not (asked.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
-            with joined(address):
-                ended = drive(trials, ledger, lambda line: print(line, flush=True))
+            with joined(address), live(trials, ledger) as say:
+                ended = drive(trials, ledger, say)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score
-        print(markdown(*shown(results, [*asked.measure.y, *([score] if score else [])])), end="")
-        if score and (best := results.best(score)):
-            print(f"best: trial {best}: {results.table.loc[best, 'command']}")
+        rows = shown(results, [*asked.measure.y, *([score] if score else [])])
+        say_table(*rows, piped=markdown(*rows))
+        if score and (found := best(results, score)):
+            print(f"best by the mean over repeats: {found.shown(score)}")
+            print(results.table.loc[found.trials[0], "command"])
     if not ended:
         print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
         return INTERRUPTED
@@ -96,7 +104,7 @@ def report(
     heron report studies/negatives
     """
     from heron.launch.studies.forecast import Assumed, section
-    from heron.launch.studies.report import Report
+    from heron.launch.studies.report import Report, shown
     from heron.launch.studies.results import read_results
 
     results = read_results(study)
@@ -108,9 +116,9 @@ def report(
         studies = [results, *map(read_results, points)]
         forecast, scaling = section(studies, assumed, measure_contrast)
     path = made.write(out, forecast)
-    print((out / "table.md").read_text())
+    say_table(*shown(results, made.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
         (out / "scaling.md").write_text(scaling)
-        print(scaling)
+        say_markdown(scaling + "\n")
     print(results.progress)
     print(f"report: {path}")

@@ -5,7 +5,8 @@
 One file, read from top to bottom. It runs as it is on one CPU, one GPU, or many of either with
 DistributedDataParallel or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration differs.
 Without an argument it is the experiment `faces`. It exits with 0 at the end, 1 after an error, 75
-when a signal came and the state is saved, 76 when a process is dead or hangs.
+when a signal came and the state is saved, 76 when a process is dead or hangs, 130 after a second
+Ctrl-C.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from heron import __version__
 from heron.pipeline.config.errors import (
+    INTERRUPTED,
     LOST,
     STOPPED,
     CheckpointError,
@@ -67,6 +69,7 @@ from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
 from heron.pipeline.training.values import Told, refuse_nonfinite
 from heron.shards.errors import HeronError
+from heron.shards.terminal import say, say_fault, say_table
 
 EXPECTED = (HeronError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
@@ -267,9 +270,10 @@ class Trainer:
             if self.done and self._evaluates(self.done):
                 self.evaluate(self.done)  # the run that was cut short may not have come to it
             self.train_seconds = log.earlier_s
-            for t in range(self.done, self.steps):
-                self.step(t, source)
-                self.after(t + 1)
+            with self.signals.saving():
+                for t in range(self.done, self.steps):
+                    self.step(t, source)
+                    self.after(t + 1)
             self._score()
         self.skipped.refuse()  # rows of the test set, with which the scores may not count
 
@@ -396,9 +400,10 @@ class Trainer:
         others = [self._train_other(other) for other in baselines.other_seeds(config)]
         if self.main:
             shown = self.predictions, self.embedding, self.streams.reader
-            print(f"report: {write_report(self.folder, config, result, *shown)}")
-            if config.evaluate.baselines:
-                print(*baselines.table([result, *others], self.folder.name), sep="\n")
+            report = write_report(self.folder, config, result, *shown)
+            if lines := baselines.summary([result, *others], self.folder.name):
+                say_table(*lines, headed=False)
+            say(f"report: {report}")
             write_result(self.folder, result)  # last: who finds it takes the run for done
         return result
 
@@ -469,13 +474,18 @@ def main(words: Sequence[str] | None = None) -> int:
         config = find_config(arguments.config)
         pretrain(load_config(config, arguments.overrides, arguments.method))
     except Stopped as stopped:
-        print(f"stopped: {stopped}; {AGAIN}", file=sys.stderr)
+        if collectives.rank() == 0:
+            say_fault("stopped", f"{stopped}; {AGAIN}")
         return end(STOPPED)
+    except KeyboardInterrupt:
+        if collectives.rank() == 0:
+            say_fault("stopped", f"at once, by Ctrl-C, at the newest checkpoint; {AGAIN}")
+        leave(INTERRUPTED)
     except Lost as lost:
-        print(f"error: a process is gone: {lost}; {AGAIN}", file=sys.stderr, flush=True)
+        say_fault("error", f"a process is gone: {lost}; {AGAIN}")
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
-        print(f"error: rank {collectives.rank()}: {error}", file=sys.stderr)
+        say_fault("error", f"rank {collectives.rank()}: {error}")
         return fail()
     except Exception:
         traceback.print_exc()

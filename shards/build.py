@@ -32,8 +32,8 @@ from heron.shards.manifest import (
     member_names,
 )
 from heron.shards.moments import Moments
-from heron.shards.progress import progress_bar
 from heron.shards.sources.base import Rows, Source, is_there
+from heron.shards.terminal import Bar
 from heron.shards.tokenizer import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
@@ -236,14 +236,9 @@ def _counts(manifest: Manifest) -> str:
 def _write_all(source: Source, out: Path, plan: list[_Rows], workers: int, progress: bool) -> None:
     """Writes the shards that are not there yet."""
     missing = [part for part in plan if not _is_complete(out / part.file)]
-    with progress_bar(
-        total=sum(part.stop - part.start for part in plan),
-        initial=sum(part.stop - part.start for part in plan if part not in missing),
-        desc=out.name,
-        unit="row",
-        unit_scale=True,
-        disable=not progress,
-    ) as bar:
+    total = sum(part.stop - part.start for part in plan)
+    left = sum(part.stop - part.start for part in missing)
+    with Bar(total, "row", start=total - left, name=out.name, hidden=not progress) as bar:
         write = partial(write_shard, source, out)
         with closing(in_parallel(write, missing, workers)) as written:
             for _, rows in written:

@@ -29,10 +29,10 @@ from heron.shards.manifest import (
     load_manifest,
 )
 from heron.shards.moments import Moments
-from heron.shards.progress import progress_bar
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import contents
+from heron.shards.terminal import Bar
 from heron.shards.tokenizer import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
@@ -213,9 +213,7 @@ def _clear(folder: Path) -> None:
 def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:
     """Reads the tars, in parallel; returns what they hold, in their order."""
     size = sum(tar.stat().st_size for tar in tars)
-    bar = progress_bar(
-        total=size, desc=tars[0].parent.name, unit="B", unit_scale=True, disable=not progress
-    )
+    bar = Bar(size, "B", name=tars[0].parent.name, hidden=not progress)
     surveys = {}
     with bar, closing(in_parallel(partial(survey_tar, layout), tars, workers)) as results:
         for tar, surveys[tar] in results:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LATE = {  # loaded by the functions that need them: most take as long as half of torch
     *("deepspeed", "faiss", "fsspec", "h5py", "kornia", "matplotlib", "pandas", "pyarrow", "ray"),
-    *("scipy", "sklearn", "tensorboard", "transformers"),
+    *("rich", "scipy", "sklearn", "tensorboard", "transformers"),
 }
 HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(SystemExit): cli.main"
 

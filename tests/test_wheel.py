@@ -187,7 +187,8 @@ def test_an_experiment_of_one_s_own_and_its_launchers(installed: Path, place: Pa
     run(installed, place, "heron", *build.split())
     said = run(installed, place, "heron", "init", "data/scene", "--out", "mine.yaml")
     assert said.endswith("next: heron pretrain mine.yaml\n")
-    copied = run(installed, place, "heron", "launchers", "cluster").split()
+    *copied, after = run(installed, place, "heron", "launchers", "cluster").splitlines()
+    assert after == "next: sbatch cluster/slurm/pretrain.sbatch"
     shipped = sorted(tracked("launch/accelerate", "launch/hosts", "launch/slurm"))
     assert copied == [name.replace("launch/", "cluster/") for name in shipped]
     assert "widths" in run(installed, place, "heron", "config", "mine.yaml", "model")

@@ -1,6 +1,7 @@
 """Curves over what a study varies: a point is the mean of its repeats."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from heron.launch.studies.results import (
     numbers,
     plain,
 )
-from heron.launch.studies.text import short
+from heron.launch.studies.text import mean_std, short
 
 
 def points(curves: pd.DataFrame) -> pd.DataFrame:
@@ -101,15 +102,66 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
 
+class Best(NamedTuple):
+    """The best setting of a study by a column, over the repeats that it has.
+
+    Attributes:
+        setting: what is varied, as text; empty where nothing but repeats is.
+        trials: its repeats, by name.
+        mean: of the column.
+        std: of the same (n - 1 below); NaN of one repeat.
+        left_out: how many settings have too few repeats to be compared.
+    """
+
+    setting: str
+    trials: list[str]
+    mean: float
+    std: float
+    left_out: int
+
+    def shown(self, name: str) -> str:
+        """Returns it in words, by the column's name."""
+        value = f"{short(name)} {mean_std(self.mean, self.std, len(self.trials))}"
+        trials = f"trial{'s' * (len(self.trials) > 1)} {', '.join(self.trials)}"
+        text = f"{value}: {trials}{f' ({self.setting})' if self.setting else ''}"
+        if self.left_out:
+            text += f"; {self.left_out} of too few repeats not compared"
+        return text
+
+
+def best(results: Results, name: str) -> Best | None:
+    """Returns the setting of the best mean of a column over repeats; None where no trial has it.
+
+    A mean of few repeats is the more likely to be best by luck: a setting is compared that has half
+    as many as that of the most, and two where any has. Trials that failed or were stopped do not
+    count.
+    """
+    values, settings = numbers(results.done, name).dropna(), _settings(results)
+    if values.empty:
+        return None
+    found = describe(values.groupby(settings[values.index], sort=False))
+    needed = max(found["count"].max() / 2, min(2, found["count"].max()))
+    most = found[found["count"] >= needed]
+    first = most["mean"].idxmin() if results.least(name) else most["mean"].idxmax()
+    trials = [str(trial) for trial in values.index if settings[trial] == first]
+    mean, std = most.loc[first, ["mean", "std"]]
+    return Best(str(first), trials, float(mean), float(std), len(found) - len(most))
+
+
 def by_setting(results: Results, y: str) -> pd.DataFrame:
     """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none."""
+    repeats = [key for key in results.several if key in REPEATS]
+    parts = {"setting": _settings(results), "repeat": _names(results.done, repeats)}
+    return pd.DataFrame(parts | {y: numbers(results.done, y)}).pivot_table(y, "repeat", "setting")
+
+
+def _settings(results: Results) -> pd.Series:
+    """Returns what is varied in each trial that is done, as text, without its repeats."""
     table, keys = results.done, list[str]()
     for key in results.varied:
         if not keys or key not in followers(table, keys, [key]):
             keys.append(key)
-    repeats = [key for key in results.several if key in REPEATS]
-    parts = {"setting": _names(table, keys), "repeat": _names(table, repeats)}
-    return pd.DataFrame(parts | {y: numbers(table, y)}).pivot_table(y, "repeat", "setting")
+    return _names(table, keys)
 
 
 def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:

@@ -1,23 +1,30 @@
-"""The figures of a study, each as HTML: curves with error bars, a heat map, parts of a step."""
+"""The charts of a study: curves with error bars, a heat map, parts of a step."""
 
-import html
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from heron.launch.studies.results import less_is_better
 from heron.launch.studies.text import label, number, scale, short
-from heron.pipeline.training.page import embedded, plot, png
+from heron.pipeline.report.charts import Chart
 
 WIDE = 6.0  # times the least: an axis of such numbers is logarithmic
-MOST = 10  # curves whose colours can be told apart
+FEW = 8  # numbers at x that have a tick each
+COLORS = (  # of curves, legible on light and on dark ground
+    *("#2f80d6", "#e07b1a", "#2a9d5c", "#d6455d", "#8f62d0", "#9a7b4f", "#d667b4", "#7f8793"),
+    *("#a8a02c", "#23a3b5"),
+)
+MOST = len(COLORS)  # curves whose colours can be told apart
+DASHES = "dash", "dashdot", "dot"
+TALL = 380  # pixels
 Lines = dict[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
 
 
-def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> str:
-    """Draws points with bars of one standard deviation over repeats, a curve each name.
+def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> Chart:
+    """Returns points with bars of one standard deviation over repeats, a curve each name.
 
     Args:
         drawn: from `curves.points`.
@@ -25,80 +32,92 @@ def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> s
         y: the column that they show.
         lines: that are drawn beside a curve; one whose name begins with `_` has no legend.
     """
-    figure, axes = plot(label(x), label(y))
     numeric, unit = pd.api.types.is_numeric_dtype(drawn["x"]), scale(y)
-    for i, (name, curve) in enumerate(drawn.groupby("curve", sort=False)):
-        at, color = curve["x"] if numeric else curve["x"].map(str), f"C{i}"
+    traces = []
+    for color, (name, curve) in zip(COLORS, drawn.groupby("curve", sort=False), strict=False):
         beside = lines.get(name, {}) if numeric else {}
-        shown = name or ("measured" if beside else None)
-        # of a point without repeats the bar is NaN, and is not drawn
-        axes.errorbar(at, unit * curve["mean"], yerr=unit * curve["std"], markersize=5, capsize=3,
-                      fmt="o-" if numeric else "o", color=color, label=shown)  # fmt: skip
-        for (line, law), style in zip(beside.items(), ("--", "-.", ":"), strict=False):
-            space = np.geomspace if at.min() > 0 else np.linspace
-            along = space(at.min(), at.max(), 60)
-            axes.plot(along, unit * law(along), style, color=color, label=line)
+        at = list(curve["x"] if numeric else curve["x"].map(str))
+        of = {"name": name or "measured", "color": color}
+        traces.append(_line(at, unit * curve["mean"], **of))
+        traces[-1]["mode"] = "lines+markers" if numeric else "markers"
+        # of a point without repeats the deviation is NaN, and no bar is drawn
+        spread = _plain(unit * curve["std"])
+        traces[-1]["error_y"] = {"type": "data", "array": spread, "color": color}
+        for (line, law), dash in zip(beside.items(), DASHES, strict=False):
+            space = np.geomspace if min(at) > 0 else np.linspace
+            along = space(min(at), max(at), 60)
+            named = {"name": f"{name}: {line}" if name else line, "color": color, "dash": dash}
+            traces.append(_line(along, unit * law(along), **named))
+            traces[-1]["showlegend"] = not line.startswith("_")
+    axes = {"xaxis": {"title": {"text": label(x)}, "type": "category"}}
     if numeric:
-        means = unit * drawn["mean"].to_numpy()
-        _log(axes, drawn["x"].to_numpy(), "x")
-        if less_is_better(y):
-            _log(axes, means, "y")
-            axes.set_ylim(bottom=means.min() / 2 if axes.get_yscale() == "log" else None)
-    else:
-        axes.tick_params(axis="x", rotation=20)
-    _legend(axes)
-    return embedded(f"{y} against {x}", png(figure))
+        axes["xaxis"] |= _axis(drawn["x"], ticks=True)
+    axes["yaxis"] = {"title": {"text": label(y)}}
+    if less_is_better(y):
+        axes["yaxis"] |= _axis(unit * drawn["mean"])
+    return _chart("", traces, axes)
 
 
-def heat_map(y: str, means: pd.DataFrame, least: bool) -> str:
-    """Draws the means of y from `curves.grid`: the best is framed, a missing one grey."""
-    values = scale(y) * means.iloc[::-1]  # the least at the bottom, as of an axis
-    values = values.rename_axis(
-        index=html.escape(short(means.index.name)), columns=html.escape(short(means.columns.name))
-    )
-    style = values.style.set_uuid(y.encode().hex()).set_properties(padding=".4rem .8rem")
-    style = style.format(lambda value: number(value, 3), na_rep="none")
-    style = style.format_index("{:g}").format_index("{:g}", axis=1)
-    style = style.background_gradient("viridis", axis=None)
-    style = style.highlight_null(props="background: #d9d9d9; color: #555")
-    framed = style.highlight_min if least else style.highlight_max
-    table = framed(axis=None, props="outline: 3px solid red").to_html()
-    return f'<div style="overflow-x: auto">{table}</div>'
+def heat_map(y: str, means: pd.DataFrame, least: bool) -> Chart:
+    """Returns the means of y from `curves.grid`: the best is framed, a missing one is empty."""
+    values = scale(y) * means
+    across, down = ([f"{v:g}" for v in axis] for axis in (means.columns, means.index))
+    cells = [[None if math.isnan(v) else float(v) for v in line] for line in values.to_numpy()]
+    text = [["none" if v is None else number(v, 3) for v in line] for line in cells]
+    heat: dict[str, Any] = {"type": "heatmap", "x": across, "y": down, "z": cells, "text": text}
+    heat |= {"texttemplate": "%{text}", "colorscale": "Viridis", "hoverongaps": False}
+    heat |= {"colorbar": {"title": {"text": label(y), "side": "right"}, "thickness": 12}}
+    heat |= {"xgap": 1, "ygap": 1}
+    flat = (np.nanargmin if least else np.nanargmax)(values.to_numpy(float))
+    line, column = map(int, np.unravel_index(flat, values.shape))
+    frame = {"type": "rect", "x0": column - 0.5, "x1": column + 0.5, "y0": line - 0.5}
+    frame |= {"y1": line + 0.5, "line": {"color": "#e02020", "width": 3}}
+    axes = {
+        name: {"title": {"text": short(str(key))}, "type": "category"}
+        for name, key in (("xaxis", means.columns.name), ("yaxis", means.index.name))
+    }
+    title = f"{label(y)}, mean over repeats"
+    return Chart(title, [heat], axes | {"shapes": [frame], "height": TALL, "showlegend": False})
 
 
-def extrapolated(parts: pd.DataFrame) -> str:
-    """Draws the parts of a predicted step, indexed by the number of processes, and their sum."""
-    figure, axes = plot("processes", "time, s")
-    axes.plot(parts.index, parts.sum(axis=1), "k", linewidth=2, label="step")
-    for name, seconds in parts.items():
+def extrapolated(parts: pd.DataFrame) -> Chart:
+    """Returns the parts of a predicted step, indexed by the number of processes, and their sum."""
+    traces = [_line(parts.index, parts.sum(axis=1), name="step", color="#7f8793")]
+    traces[0]["line"]["width"] = 4
+    for color, (name, seconds) in zip(COLORS, parts.items(), strict=False):
         if seconds.min() > 0:
-            axes.plot(parts.index, seconds, "o-", markersize=3, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(parts.index, [f"{n:,}" for n in parts.index], rotation=35, fontsize=8)
-    axes.tick_params(axis="x", which="minor", bottom=False)
-    _legend(axes)
-    return embedded("Parts of a step by processes: an extrapolation", png(figure))
+            traces.append(_line(parts.index, seconds, name=str(name), color=color))
+            traces[-1]["mode"] = "lines+markers"
+    every = {"type": "log", "tickvals": [*parts.index], "ticktext": [f"{n:,}" for n in parts.index]}
+    axes = {"xaxis": {"title": {"text": "processes"}, **every}}
+    axes["yaxis"] = {"title": {"text": "time, s"}, "type": "log", "dtick": "D2"}
+    return _chart("Parts of a step by processes: an extrapolation", traces, axes)
 
 
-def _legend(axes: Axes) -> None:
-    """Puts names beside the axes where there are many, so that they hide no point."""
-    handles, _ = axes.get_legend_handles_labels()
-    if len(handles) > 3:
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    elif handles:
-        axes.legend(fontsize=8)
+def _line(x: Any, y: Any, *, name: str, color: str, dash: str = "solid") -> dict[str, Any]:
+    trace = {"type": "scatter", "x": _plain(x), "y": _plain(y), "name": name, "mode": "lines"}
+    return trace | {"line": {"color": color, "dash": dash}, "marker": {"size": 7, "color": color}}
 
 
-def _log(axes: Axes, values: np.ndarray, which: str) -> None:
-    """Makes an axis logarithmic where numbers are far apart; has ticks at x where x are few."""
-    far = 0 < WIDE * values.min() <= values.max()
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    if far:
-        axes.set(**{f"{which}scale": "log"})
-    few = which == "x" and len(set(values)) <= (8 if far else 5)
-    if few:
-        axes.set_xticks(sorted(set(values)))
-        axes.minorticks_off()
-    if far or few:
-        axis.set_major_formatter(lambda value, _: number(value, 3))
+def _plain(values: Any) -> list[Any]:
+    """Returns numbers to six digits, None in place of what is not finite, or texts."""
+    if any(isinstance(value, str) for value in values):
+        return [*values]
+    return [float(f"{v:.6g}") if math.isfinite(v) else None for v in map(float, values)]
+
+
+def _axis(values: pd.Series, ticks: bool = False) -> dict[str, Any]:
+    """Returns an axis, logarithmic where numbers are far apart; with `ticks` at x where x are few.
+
+    Decades alone would leave most such axes with one tick or two.
+    """
+    known = sorted({float(v) for v in values if math.isfinite(v)})
+    far = bool(known) and 0 < WIDE * known[0] <= known[-1]
+    axis: dict[str, Any] = {"type": "log", "dtick": "D2"} if far else {"type": "linear"}
+    if ticks and len(known) <= FEW:
+        axis |= {"tickvals": known, "ticktext": [number(value, 3) for value in known]}
+    return axis
+
+
+def _chart(title: str, traces: Sequence[dict[str, Any]], axes: dict[str, Any]) -> Chart:
+    return Chart(title, [*traces], axes | {"height": TALL, "showlegend": len(traces) > 1})

@@ -14,6 +14,7 @@ from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_with
 from heron.launch.studies.text import heads_and_lines, markdown, number
 from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
+from heron.pipeline.report.pages import figure
 from heron.pipeline.training.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
@@ -162,7 +163,7 @@ class Forecast:
             return
         yield paragraph(f"{self.title}.")
         parts = self.table.set_index("processes")[[f"{part} s" for part in Step._fields]]
-        yield figures.extrapolated(parts)
+        yield figure(figures.extrapolated(parts))
         yield table(*heads_and_lines(self.table))
         yield paragraph(
             "Every line is an extrapolation. Messages of 'step s' are log2 P deep (recursive "

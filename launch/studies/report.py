@@ -12,6 +12,7 @@ import pandas as pd
 from heron.launch.repeats import paired
 from heron.launch.studies import figures
 from heron.launch.studies.curves import (
+    best,
     by_setting,
     curves,
     grid,
@@ -31,18 +32,14 @@ from heron.launch.studies.text import (
     scale,
     short,
 )
-from heron.pipeline.training.page import heading, page, paragraph, table
+from heron.pipeline.report.pages import figure, render
+from heron.pipeline.training.page import heading, paragraph, table
 from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
 SQUARE = "x² (HeroCon, Figure 4b)"
 SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
 MOST = 30  # settings that are compared with the best, so that the page stays one to read
-STYLE = """
-body { max-width: 70rem } td, th { white-space: nowrap }
-.note { background: #fff6dd; padding: .6rem 1rem }
-pre { font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
-"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Report:
         """
         out.mkdir(parents=True, exist_ok=True)
         every = every_column(self.results)
-        body = page(self.results.study.title, "".join(self._body(section)), STYLE)
+        body = render("base.html", name=self.results.study.title, body="".join(self._body(section)))
         files = {
             "table.md": markdown(*shown(self.results, self.ys)).encode(),
             "table.csv": every.to_csv(index=False).encode(),
@@ -110,13 +107,10 @@ class Report:
     def _best(self) -> str:
         results = self.results
         name = results.study.measure.score or self.ys[0]
-        trial = results.best(name)
-        if trial is None:
+        found = best(results, name)
+        if found is None:
             return paragraph(f"No trial that is done has '{name}', so that none is best.")
-        row = results.table.loc[trial]
-        varied = ", ".join(f"{short(k)} {cell(row[k], k)}" for k in results.varied)
-        best = f"Best in {short(name)}: trial {trial} with {cell(row[name], name)}"
-        return paragraph(f"{best} ({varied or '–'}).")
+        return paragraph(f"Best by the mean over repeats, {found.shown(name)}.")
 
     def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
@@ -151,7 +145,7 @@ class Report:
         if square:
             last = means[means["curve"] == names[0]].iloc[-1]
             lines[names[0]] |= {SQUARE: lambda x: last["mean"] * (x / last["x"]) ** 2}
-        yield figures.curves(means, x, y, lines)
+        yield figure(figures.curves(means, x, y, lines))
         yield from map(paragraph, sentences)
         if means["count"].max() > 1:
             yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
@@ -165,16 +159,17 @@ class Report:
         if means is not None:
             across, down = short(means.columns.name), short(means.index.name)
             yield heading(_upper(f"{label(y)} over {across} and {down}"))
-            yield figures.heat_map(y, means, self.results.least(y))
-            yield paragraph("Means over repeats; the best is framed, a cell without a trial grey.")
+            yield figure(figures.heat_map(y, means, self.results.least(y)))
+            yield paragraph("Means over repeats; the best is framed, a cell without a trial empty.")
 
     def _paired(self, y: str) -> Iterator[str]:
         """The best setting of a score less every other, over the repeats of both."""
         scores = by_setting(self.results, y)
         if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
             return
-        means = scores.mean()
-        first = means.idxmin() if self.results.least(y) else means.idxmax()
+        found = best(self.results, y)
+        assert found is not None  # there are scores
+        first = found.setting
         tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
         if lines:
@@ -238,7 +233,7 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
     ideal: dict[str, figures.Lines] = {
         str(name): {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()
     }
-    yield figures.curves(means, "workers", "samples_per_s", ideal)
+    yield figure(figures.curves(means, "workers", "samples_per_s", ideal))
     columns = {
         "fixed": means["curve"],
         "workers": means["x"],
@@ -283,7 +278,7 @@ def _beside_the_square(law: Law) -> str:
 
 def _lines(named: Iterable[tuple[object, str]]) -> str:
     text = "\n".join(f"{name}: {line}" for name, line in named)
-    return f"<pre>{html.escape(text)}</pre>"
+    return f'<pre class="command">{html.escape(text)}</pre>'
 
 
 def _upper(text: str) -> str:

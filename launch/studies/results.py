@@ -109,13 +109,6 @@ class Results:
         measure = self.study.measure
         return measure.mode == "min" if name == measure.score else less_is_better(name)
 
-    def best(self, name: str) -> str | None:
-        """Returns the trial with the best value of a column; none that failed or was stopped."""
-        values = numbers(self.done, name).dropna()
-        if values.empty:
-            return None
-        return str(values.idxmin() if self.least(name) else values.idxmax())
-
 
 def read_results(folder: Path) -> Results:
     """Reads a study's folder, also while it is still running.

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
 Figure = tuple[float, float | None]  # mean and, where it was published, standard deviation
 REFUSE = ConfigDict(extra="forbid")
 
@@ -80,7 +81,7 @@ def read_tables(path: Path) -> dict[str, PublishedTable]:
     each of `tables` names its methods with what they have there alone. `overrides` of a table are
     those of all its methods.
     """
-    paper = yaml.safe_load(path.read_text())
+    paper = yaml.load(path.read_text(), Loader)
     tables = {}
     for name, table in paper["tables"].items():
         of_table = table.pop("overrides", [])

@@ -3,6 +3,7 @@
 from heron.shards.errors import HeronError
 
 STOPPED = 75  # exit status: a signal came, the state is saved; run again to go on (EX_TEMPFAIL)
+INTERRUPTED = 130  # exit status: Ctrl-C ended it at once, as a shell says
 LOST = 76  # exit status: a process is dead, hangs, or cannot be reached
 
 

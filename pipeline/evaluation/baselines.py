@@ -19,7 +19,7 @@ from heron.pipeline.evaluation.probe import classify
 FOLDS = 5
 COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
-SHOWN = ("auc_macro", "f1_weighted")
+SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 ITERATIONS = 300
 
 Matrix = NDArray[np.float64]
@@ -87,27 +87,34 @@ def other_seeds(config: Config) -> list[Config]:
     return [parse_config(tree) for tree in trees]
 
 
-def table(results: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """Returns lines with the run, whose method has a `name`, and its baselines side by side.
+def summary(
+    results: Sequence[Mapping[str, Any]], name: str
+) -> tuple[list[str], list[list[str]]] | None:
+    """Returns heads and lines of a table of a run's scores, which has a `name`, and its baselines'.
 
-    Of several results, a seed each, they are means and standard deviations of those that have them.
+    Of several results, a seed each, they are means and standard deviations. None without scores.
     """
-    rows = {name: "", "the plain network": "plain_", "logistic regression": "logistic_"}
-    lines = []
-    for title, prefix in rows.items():
-        found = [[float(one[prefix + k]) for one in results if prefix + k in one] for k in SHOWN]
-        if not all(found):
-            continue
-        shown = [f"{np.mean(values):.4f}" for values in found]
-        if len(found[0]) > 1:
-            shown = [
-                f"{mean} ± {np.std(values, ddof=1):.4f}"
-                for mean, values in zip(shown, found, strict=True)
-            ]
-        lines.append(
-            f"{title:20}" + "".join(f"  {k} {v}" for k, v in zip(SHOWN, shown, strict=True))
-        )
-    return lines
+    rows = {name: "", f"{name}, validation": "validation_", "the plain network": "plain_"}
+    rows["logistic regression"] = "logistic_"
+    found = {
+        (title, score): [one[prefix + score] for one in results if prefix + score in one]
+        for title, prefix in rows.items()
+        for score in SUMMARISED
+    }
+    scores = [k for k in SUMMARISED if any(found[title, k] for title in rows)]
+    lines = [
+        [title, *(_mean_std(found[title, k]) for k in scores)]
+        for title in rows
+        if any(found[title, k] for k in scores)
+    ]
+    return (["", *scores], lines) if lines else None
+
+
+def _mean_std(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.4f}{spread}"
 
 
 def logistic_regression(

@@ -1,15 +1,11 @@
 """What a run leaves to look at: report.html, one file with scores, charts, rows and settings."""
 
-import base64
-import gzip
 import json
 import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
 import numpy as np
 import yaml
 
@@ -17,14 +13,13 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_auc, label_f1
-from heron.pipeline.report import charts, examples
+from heron.pipeline.report import charts, examples, pages
 from heron.pipeline.training.tracking import START, read_metrics, read_result
 from heron.shards.atomic import atomic_write
 
 LONG = 120.0  # seconds of training, beside which the seconds of a map are little
 SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several labels a row
 SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
-PAGE = Path(__file__).parent / "page"
 FEWEST_ROWS = 5  # that a map and neighbours are of
 
 
@@ -63,14 +58,8 @@ def write_report(
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
         near = examples.nearest_rows(embedding, reader, examples.picture_view(reader))
         scatter = _map(embedding, reader, labels).plot
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["inline"] = _inline
-    text = environment.get_template("run.html").render(
+    text = pages.render(
+        "run.html",
         name=folder.resolve().name,
         cards=_cards(result, shown, rows, folder),
         comparisons=_comparisons(result, shown, folder),
@@ -85,25 +74,11 @@ def write_report(
         facts=_facts(folder, config, result, reader),
         changed=_yaml(config.model_dump(mode="json", exclude_defaults=True)),
         config=_yaml(config.model_dump(mode="json")),
-        style=(PAGE / "run.css").read_text(),
-        script=(PAGE / "run.js").read_text(),
-        plotly=_plotly(),
     )
     path = folder / "report.html"
     with atomic_write(path) as stream:
         stream.write(text.encode())
     return path
-
-
-def _plotly() -> str:
-    """Returns Plotly as base64 of gzip, 2 MB: a browser unpacks it, and a page fetches nothing."""
-    source = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(source, mtime=0)).decode()
-
-
-def _inline(value: Any) -> str:
-    """Returns JSON that may stand in a script element: nothing in it ends the element."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _yaml(tree: Any) -> str:

@@ -39,7 +39,7 @@ from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vector
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.retrieval.transform import Prefix, rotation
 from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.progress import progress_bar
+from heron.shards.terminal import Bar
 
 faiss = require("faiss", "an index")
 LOCK = ".lock"
@@ -78,7 +78,7 @@ class LayerVectors:
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields the number of the first and the vectors, some at a time, checked."""
         hidden, count = not (name and self.progress), len(self.embeddings)
-        with progress_bar(total=count, desc=name, unit="vector", disable=hidden) as bar:
+        with Bar(count, "vector", name=name, hidden=hidden) as bar:
             for start, block in self.embeddings.blocks(self.layer, BLOCK):
                 yield start, self._prepared(block, np.arange(start, start + len(block)))
                 bar.update(len(block))

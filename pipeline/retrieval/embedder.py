@@ -21,7 +21,7 @@ from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.shards.artefact import Artefact, Count, FileSum
 from heron.shards.atomic import atomic_write
-from heron.shards.progress import progress_bar
+from heron.shards.terminal import Bar
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class Embedder:
         total = sum(len(self.parts[number]) for number in self.mine)
         left = sum(len(self.parts[number]) for number in missing)
         hidden = rank() > 0 or not progress
-        settings: dict[str, Any] = {"unit": "row", "desc": self.out.name, "disable": hidden}
-        with progress_bar(total=total, initial=total - left, **settings) as bar:
+        with Bar(total, "row", start=total - left, name=self.out.name, hidden=hidden) as bar:
             for count in self.run(missing):
                 bar.update(count)
 

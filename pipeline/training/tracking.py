@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a progress bar, a JSON object a step, and its trackers."""
+"""What a run tells while it goes: a bar, a JSON object a step, and its trackers."""
 
 import json
 import math
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
-from tqdm import tqdm
 
 from heron import __version__
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.sections import Plain
 from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
 from heron.shards.atomic import atomic_write, save_json
-from heron.shards.progress import progress_bar
+from heron.shards.terminal import Bar
 
 if TYPE_CHECKING:  # results are read without torch and accelerate
     from heron.pipeline.training.trackers import Trackers
@@ -63,7 +62,8 @@ class RunLog:
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.lines = path.open("a", buffering=1)
-        self.bar = progress_bar(initial=start, total=steps, unit="step")
+        self.bar = Bar(steps, "step", start=start, name=folder.name)
+        self.score = ""  # the last, beside the bar
         self.trackers = trackers
         if trackers:
             steps_told = [row["step"] for row in told if "loss" in row]
@@ -76,8 +76,9 @@ class RunLog:
         if not self.main:
             return
         self._write(row)
-        self.bar.update()
-        self.bar.set_postfix(loss=f"{row['loss']:.4f}", refresh=False)
+        rate = row.get("samples_per_s")
+        shown = [f"loss {row['loss']:.4f}", self.score, f"{rate:,.0f} samples/s" if rate else ""]
+        self.bar.update(shown=", ".join(filter(None, shown)))
 
     def scores(self, step: int, epoch: float, scores: dict[str, float], role: str = "test") -> None:
         """Records an evaluation of a role; without a classifier there is nothing to record."""
@@ -86,13 +87,14 @@ class RunLog:
         self._write({"step": step, "epoch": epoch} | {f"{role}/{k}": v for k, v in scores.items()})
         names = ["f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"]
         names += [name for name in scores if name.startswith("recall@10")]
-        shown = ", ".join(f"{k} {scores[k]:.4f}" for k in names if k in scores)
+        found = [f"{k} {scores[k]:.4f}" for k in names if k in scores]
+        shown, self.score = ", ".join(found), found[0] if found else ""
         self.say(f"epoch {epoch:g}{f', {role}' if role != 'test' else ''}: {shown}")
 
     def say(self, *lines: str) -> None:
         """Prints lines without breaking the bar."""
         for line in lines if self.main else ():
-            tqdm.write(line)
+            print(line, flush=True)
 
     def _write(self, row: dict[str, Any]) -> None:
         finite = {

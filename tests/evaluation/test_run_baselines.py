@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.evaluation.baselines import logistic_regression, other_seeds, plain, table
+from heron.pipeline.evaluation.baselines import logistic_regression, other_seeds, plain, summary
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
@@ -126,21 +126,19 @@ def test_further_seeds_train_networks_alone() -> None:
     first, second = other_seeds(config)
     assert (first.seed, second.seed) == (config.seed + 1, config.seed + 2)
     assert first.evaluate.baselines == "plain" and first.evaluate.seeds == 1
-    lines = table(
-        [
-            {
-                "auc_macro": 0.5,
-                "f1_weighted": 0.5,
-                "logistic_auc_macro": 0.7,
-                "logistic_f1_weighted": 1,
-            },
-            {"auc_macro": 0.7, "f1_weighted": 0.5},
-        ],
-        "run",
-    )
-    assert [[part.strip() for part in line.split("  ")[-2:]] for line in lines] == [
-        ["auc_macro 0.6000 ± 0.1414", "f1_weighted 0.5000 ± 0.0000"],
-        ["auc_macro 0.7000", "f1_weighted 1.0000"],
+    results = [
+        {
+            "auc_macro": 0.5,
+            "f1_weighted": 0.5,
+            "logistic_auc_macro": 0.7,
+            "logistic_f1_weighted": 1,
+        },
+        {"auc_macro": 0.7, "f1_weighted": 0.5},
+    ]
+    found = summary(results, "run")
+    assert found is not None and found[1] == [
+        ["run", "0.6000 ± 0.1414", "0.5000 ± 0.0000"],
+        ["logistic regression", "0.7000", "1.0000"],
     ]
 
 

@@ -166,6 +166,10 @@ def test_help_says_all(
         ),
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
         ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
+        (
+            "embed run --out x --rloe test",
+            "unrecognized arguments: --rloe test; did you mean --role?",
+        ),
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
         (
             "embed run --out x --role tests",

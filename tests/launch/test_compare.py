@@ -151,7 +151,9 @@ def test_a_search_writes_experiments_that_score_the_tests(
     out = experiment.parent / "tuned"
     words = ("tune", experiment, "--methods", "dnn", "--trials", 2, "--out", out)
     assert run(*words, "--score", "f1_macro") == 0
-    assert f"next: heron pretrain {out}/dnn.yaml" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert f"next: heron pretrain {out}/dnn.yaml" in told.err
+    assert told.out.splitlines()[-1].startswith("dnn  f1_macro as it stands 0.")
     config = load_config(out / "dnn.yaml")
     tree = json.loads((out / "dnn.json").read_text())
     reached = [trial["validation"] for trial in tree["trials"]]

@@ -97,7 +97,7 @@ def test_what_it_writes_trains(
     monkeypatch.chdir(tmp_path)
     data = made(tmp_path)
     assert main(["init", str(data), "--out", "mine.yaml"]) == 0
-    assert capsys.readouterr().out.endswith("next: heron pretrain mine.yaml\n")
+    assert capsys.readouterr().err.endswith("next: heron pretrain mine.yaml\n")
     config = load_config("mine.yaml", STEPS)
     assert {*config.objective.terms()} == terms
     assert [view.stored for view in config.data.views] == views

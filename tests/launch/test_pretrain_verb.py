@@ -1,8 +1,12 @@
 """`heron pretrain`: in one process or several, it ends with the status of the run."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,37 +14,81 @@ import yaml
 
 from heron.launch.cli import main
 from heron.launch.processes import environments
-from heron.pipeline.config.errors import ConfigError, TrainingError
+from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
+from heron.pipeline.training.signals import SAME_S
 from heron.pipeline.training.tracking import read_metrics
 from tests.launch import runs
 
-HERON = [sys.executable, "-m", "heron.launch.cli", "pretrain"]
+SLOW_STEPS = (  # each of which but the first three takes a minute
+    "import sys, time\nfrom heron.pipeline import pretrain\nstep = pretrain.Trainer.step\n"
+    "def slow(self, t, source):\n    step(self, t, source)\n    time.sleep(60 * (t > 2))\n"
+    "pretrain.Trainer.step = slow\nfrom heron.launch.cli import main\nsys.exit(main())"
+)
 
 
-def start(config: Path, *words: str) -> subprocess.Popen[str]:
+def start(
+    config: Path, *words: str, program: Sequence[str] = ("-m", "heron.launch.cli")
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*HERON, str(config), *words],
+        [sys.executable, *program, "pretrain", str(config), *words],
         cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored in some shells
     )  # fmt: skip
 
 
+def await_steps(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    runs.await_that("steps", lambda: metrics.exists() and len(read_metrics(metrics)) > 2, 120, str)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 @pytest.mark.parametrize("several", [(), ("--processes", "2")], ids=["one", "two"])
 def test_a_signal_reaches_the_run_which_saves_and_goes_on(
-    several: tuple[str, ...], tmp_path: Path
+    several: tuple[str, ...], number: signal.Signals, tmp_path: Path
 ) -> None:
+    """A terminal sends Ctrl-C to all processes at once."""
     config = runs.experiment(tmp_path, "run", train={**runs.LENGTH, "epochs": 400})
     process, metrics = start(config, *several), tmp_path / "run" / "metrics.jsonl"
-    runs.await_that("steps", lambda: metrics.exists() and len(read_metrics(metrics)) > 2, 120, str)
-    process.terminate()
+    await_steps(tmp_path / "run")
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     status, said = runs.finish(process, 60)
     assert status == runs.SAVED, said
-    assert "a signal came; step " in said
+    assert said.count("a signal came; step ") == 1, said
+    assert runs.saved_step(tmp_path / "run") == runs.steps(tmp_path / "run")
+    assert "run again with run.resume=auto to go on" in said
     after = read_metrics(metrics)[-1]["step"] + 3
     again = start(config, *several, "run.resume=auto", f"train.steps={after}")
     status, said = runs.finish(again, 120)
     assert status == 0, said
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    config = runs.experiment(tmp_path, "run", train={**runs.LENGTH, "epochs": 400})
+    process = start(config, program=("-c", SLOW_STEPS))
+    await_steps(tmp_path / "run")
+    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as of a launcher that passes on the first
+    time.sleep(SAME_S + 0.2)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    status, said = runs.finish(process, 30)
+    assert status == INTERRUPTED and "Traceback" not in said, said
+    assert said.count("Ctrl-C: the run saves after this step and stops; once more") == 1
+    assert "stopped: at once, by Ctrl-C, at the newest checkpoint; run again with run.re" in said
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
+    """Nothing would be saved; here a data set is built that takes minutes."""
+    build = {"source": "frames", "train": 2_000_000, "test": 70, "classes": 4}
+    config = runs.experiment(tmp_path, "run", data={"build": build})
+    process = start(config)
+    begun = lambda: any((tmp_path / "frames").glob("*"))  # noqa: E731
+    runs.await_that("the build", begun, 60, str)
+    os.killpg(process.pid, signal.SIGINT)
+    status, said = runs.finish(process, 30)
+    assert status == INTERRUPTED and "Traceback" not in said, said
 
 
 @pytest.mark.parametrize("several", [(), ("--accelerate", "cpu")], ids=["one", "two"])

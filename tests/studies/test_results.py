@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from heron.launch.studies.curves import (
+    best,
     curves,
     followers,
     grid,
@@ -149,10 +150,29 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
     assert sgd["std"][0.1] == pytest.approx(0.5**0.5)
     assert list(adam["count"]) == [1, 2]  # one of 0.1 failed
     assert mean_std(*adam.loc[0.1, ["mean", "std", "count"]]) == "10.1"
-    assert results.table["f1_weighted"][results.best("f1_weighted")] == 11.2
+    most = best(results, "f1_weighted")  # not trial 006, whose setting has one repeat left
+    assert most is not None and most.trials == ["002", "003"] and most.left_out == 1
+    assert most.setting == "optim.lr 0.2, optim.kind adam" and most.mean == pytest.approx(10.7)
     measure = results.study.measure.model_copy(update={"mode": "min", "score": "f1_weighted"})
     study = results.study.model_copy(update={"measure": measure})
-    assert replace(results, study=study).best("f1_weighted") == "004"
+    least = best(replace(results, study=study), "f1_weighted")
+    assert least is not None and least.trials == ["004", "005"]
+
+
+def test_the_best_is_not_a_lucky_seed(tmp_path: Path) -> None:
+    """0.2 has the highest score of all, 0.1 the higher mean; of 0.3 one of three has ended."""
+    scores = {0.1: (0.7, 0.72, 0.74), 0.2: (0.5, 0.6, 0.9), 0.3: (0.95,)}
+    lines = [
+        made.trial(f"0{int(10 * lr)}{seed}", {"optim.lr": lr, "seed": seed}, result={"f1": score})
+        for lr, of in scores.items()
+        for seed, score in enumerate(of)
+    ]
+    found = best(read_results(made.study(tmp_path / "study", lines)), "f1")
+    assert found is not None
+    assert found.shown("f1") == (
+        "f1 0.72 ± 0.02 (n = 3): trials 010, 011, 012 (optim.lr 0.1); 1 of too few repeats not "
+        "compared"
+    )
 
 
 def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:

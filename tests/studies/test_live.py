@@ -1,0 +1,81 @@
+"""The table of a study that runs: what is in it, and where it is shown."""
+
+import json
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.live import live, status
+from heron.launch.studies.study import Study, dump_study, load_study
+from heron.launch.studies.trials import plan
+from heron.pipeline.training.run_lock import RunLock
+from tests.studies import made
+
+
+def begun(folder: Path) -> tuple[Study, Ledger]:
+    """A study of four: one is done, one failed, one is under way, one waits."""
+    lines = [
+        made.trial("000", {"optim.lr": 0.1}),
+        made.trial("001", {"optim.lr": 0.2}, status="failed", result=None, measured=None),
+    ]
+    rates = [0.1, 0.2, 0.3, 0.4]
+    study = load_study(made.study(folder, lines, vary={"optim.lr": rates}) / "study.yaml")
+    (folder / "study.yaml").write_text(dump_study(study))
+    return study, Ledger(study, folder)
+
+
+def test_what_the_table_says(tmp_path: Path) -> None:
+    study, ledger = begun(tmp_path / "study")
+    trials = plan(study, ledger.out)
+    run = trials[2].run
+    run.mkdir()
+    (run / "config.yaml").touch()
+    start = {"steps": 40, "started": None, "host": None, "version": None, "fingerprint": None}
+    (run / "run.json").write_text(json.dumps(start))
+    rows = [{"step": 6, "loss": 1.25}, {"step": 6, "test/f1_weighted": 0.75}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with RunLock(run) as lock:
+        lock._lock(lambda: False)
+        console = Console(width=120, record=True, file=StringIO())
+        console.print(status(trials, ledger, time.monotonic() - 60, before=1))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:02:00 left"
+    assert "000 done 9 0.5 – 500 MB optim.lr=0.1" in lines
+    assert "001 failed – – – – optim.lr=0.2" in lines
+    (living,) = [line for line in lines if line.startswith("002 runs 7 of 40 0.75 1.25 ")]
+    memory, unit, rate = living.split()[-3:]
+    assert float(memory.replace(",", "")) > 50 and (unit, rate) == ("MB", "optim.lr=0.3")
+    assert not [line for line in lines if line.startswith("003")]
+
+
+def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, ledger = begun(tmp_path / "study")
+    with live(plan(study, ledger.out), ledger) as say:
+        say("000 runs: optim.lr=0.1")
+    assert capsys.readouterr().out == "000 runs: optim.lr=0.1\n"
+
+
+def test_a_terminal_has_the_table_below_the_lines(tmp_path: Path) -> None:
+    from tests.shards.test_terminal import on_a_terminal
+
+    begun(tmp_path / "study")
+    code = f"""
+import time
+from io import StringIO
+from pathlib import Path
+from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.live import live
+from heron.launch.studies.study import load_study
+from heron.launch.studies.trials import plan
+out = Path({str(tmp_path / "study")!r})
+study = load_study(out / "study.yaml")
+with live(plan(study, out), Ledger(study, out)) as say:
+    say("000 runs: optim.lr=0.1")
+"""
+    shown = on_a_terminal(code, COLUMNS="100")
+    assert "000 runs: optim.lr=0.1" in shown
+    assert shown.index("000 runs") < shown.rindex("2 of 4 trials have ended, 1 failed")
