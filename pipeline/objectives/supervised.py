@@ -118,7 +118,8 @@ def weighted_supervised(
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
     own, (here, _) = as_slice(rows), held(rows)
-    if is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE:
+    kernels = is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE
+    if kernels and ring_of(rows) is None:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
     stated = None if known is None else known.to(dtype)
     numbers = torch.arange(len(y), device=y.device)[own]
