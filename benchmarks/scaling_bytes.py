@@ -47,6 +47,7 @@ class Case:
         size: of the pictures, a side.
         channels: of the encoder's stages.
         width: of a projection.
+        by_ring: vectors come round a ring.
     """
 
     terms: Terms
@@ -55,6 +56,7 @@ class Case:
     size: int
     channels: tuple[int, ...]
     width: int
+    by_ring: bool = False
 
     def build(self) -> tuple[Objective, Heterogeneous]:
         objective = Objective(self.terms.terms())
@@ -93,6 +95,10 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     kind, number = "gathered", held[0] - held[1]
                 case "_reduce_scatter_base_":
                     kind, number = "scattered", held[1] - held[0]
+                case "recv_":
+                    kind, number = "passed", sum(held)
+                case "send":  # what another receives
+                    return func(*args, **(kwargs or {}))
                 case "allreduce_":
                     kind, number = self.sum, sum(held)
                 case other:
@@ -136,7 +142,8 @@ def count(gate: Gate, case: Case) -> None:
         tally.calls.clear()
         with tally:
             features = wrapped(inputs, row_keys, here, known)
-            loss, _ = objective(globalise(features, batch, inputs, sizes, objective, 1.0))
+            given = features, batch, inputs, sizes, objective, 1.0
+            loss, _ = objective(globalise(*given, by_ring=case.by_ring))
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -151,11 +158,11 @@ def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[st
     sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
     levels = LEVELS if "paths" in objective.needs.labelled else 0
     shapes = [(case.size, case.size, 3)] * VIEWS
-    moved = exchanges(objective, model, shapes, sizes, LABELS, levels)
+    moved = exchanges(objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring)
     found = {}
     for kind, number in received(moved, world).items():
         parts = " + ".join(one.arithmetic for one in moved if one.kind == kind)
-        apart = kind in ("gathered", "scattered")
+        apart = kind in ("gathered", "passed", "scattered")
         found[str(kind)] = (number, f"{world - 1} x ({parts})" if apart and parts else parts)
     calls = {str(kind): sum(one.calls for one in moved if one.kind == kind) for kind in KINDS}
     return found, calls

@@ -43,7 +43,7 @@ from heron.pipeline.data.webdataset import open_data, share_of
 from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
-from heron.pipeline.distributed.exchange import ShardSizes, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, comes_by_ring, globalise
 from heron.pipeline.distributed.launch import end, fail, prepare, settle, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog, leave
@@ -139,6 +139,7 @@ class Trainer:
         self.device = self.accelerator.device
         watchdog.start()
         self.trackers = Trackers(config, watchdog)
+        self.by_ring: bool | None = None  # known from the first step on
         self.stop = False  # whether a signal has come to any process
         self.unread: tuple[int, Told, dict[str, float], Features, dict[int, str]] | None = None
         torch.manual_seed(config.seed)
@@ -295,7 +296,13 @@ class Trainer:
         self.read()  # while a GPU is busy with these
         epoch = t / self.per_epoch
         half = config.train.precision == "bf16"
-        whole = globalise(features, batch, inputs, self.sizes, objective, epoch, half)
+        if self.by_ring is None:
+            asked, memory = config.distributed.exchange, throughput.whole_memory(self.device)
+            self.by_ring = comes_by_ring(asked, features, objective, self.sizes, memory)
+            if self.by_ring:
+                self.log.say("vectors of other processes' rows come round a ring")
+        given = features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
+        whole = globalise(*given)
         loss, terms = objective(whole)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
         told = Told(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)

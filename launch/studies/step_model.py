@@ -12,6 +12,7 @@ the link to steps of several, or given. Of n bytes over P processes (Thakur, Rab
 2009 for the ring):
 
     all-gather, reduce-scatter  W = (P - 1) n, n of one process;  S = P - 1 in a ring
+    a round of a ring of keys   W = (P - 1) n, n of one process;  S = P - 1
     all-reduce                  W = 2 n (P - 1) / P;              S = 2 (P - 1) in a ring
 
 With recursive doubling, and with trees, W is the same and log2 P takes the place of P - 1 in S.
@@ -105,7 +106,7 @@ def cost(moved: Sequence[Exchange], setting: Setting, ring: bool) -> tuple[float
         if not one.of_parts:
             passes = 3 if one.kind == "gradients" and setting.stage == 3 else 2
             size /= setting.world
-        messages += hops * passes * one.calls
+        messages += one.calls if one.kind == "passed" else hops * passes * one.calls
         sent += others * passes * size
     return messages, sent
 

@@ -117,16 +117,16 @@ class Workload:
     @cache  # noqa: B019 - a workload lives as long as its report
     def exchanges(self, setting: Setting) -> list[Exchange]:
         """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
-        return exchanges(
-            self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
-        )
+        given = self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
+        return exchanges(*given, by_ring=self.config.distributed.exchange == "ring")
 
     def counted(self, setting: Setting) -> dict[str, int]:
         """Returns the bytes that a process holds, as far as they are counted.
 
         By the stage of ZeRO (Rajbhandari et al. 2020, section 5, with float32 for its halves): 1
         shares out the optimiser's state, 2 the gradients too, 3 the weights too. DeepSpeed keeps
-        the optimiser's part of the weights once more. `gathered` is the negative set: see `HELD`.
+        the optimiser's part of the weights once more. `gathered` is the negative set: see `HELD`;
+        of what goes round a ring, two processes' rows.
         """
         stage, optim = setting.stage, self.config.optim
         every = FLOAT * sum(parameter.numel() for parameter in self.model.parameters())
@@ -139,7 +139,8 @@ class Workload:
             "weights": (part if stage >= 3 else every) + (part if stage else 0),
             "gradients": part if stage >= 2 else every,
             "optimiser": slots * (part if stage >= 1 else every),
-            "gathered": setting.world * held,
+            "gathered": setting.world * held
+            + 2 * max((e.bytes for e in moved if e.kind == "passed"), default=0),
         }
 
     def setting(self, trial: pd.Series) -> Setting:

@@ -21,7 +21,7 @@ from heron.pipeline.config.sections import (
     read_tree,
 )
 from heron.pipeline.config.terms import Terms
-from heron.pipeline.config.training import Evaluate, Negatives, Optim, Precision, Train
+from heron.pipeline.config.training import Distributed, Evaluate, Negatives, Optim, Precision, Train
 from heron.shards.artefact import Count
 from heron.shards.dotted import suggest
 
@@ -54,6 +54,7 @@ class Config(Section):
         optim: optimiser and its schedule.
         negatives: mined hard negatives.
         train: length, measurements, checkpoints and precision.
+        distributed: what processes exchange.
         evaluate: how the run is scored.
         tracking: trackers of accelerate by name, and dotted paths of your own, beside
             metrics.jsonl: see `training.trackers`.
@@ -67,6 +68,7 @@ class Config(Section):
     optim: Optim = Optim()
     negatives: Negatives = Negatives()
     train: Train = Train()
+    distributed: Distributed = Distributed()
     evaluate: Evaluate = Evaluate()
     tracking: list[TrackerName] = ["tensorboard"]
 
@@ -76,6 +78,17 @@ class Config(Section):
         for name in self.model.encoders:
             if name not in names:
                 raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _terms_ring(self) -> "Config":
+        if self.distributed.exchange == "ring":
+            for name, term in self.objective.terms().items():
+                if why := term.no_ring():
+                    raise ValueError(
+                        f"distributed.exchange is ring, and objective.{name} has no ring: {why}; "
+                        "expected gather, or auto, which gathers for it"
+                    )
         return self
 
     @model_validator(mode="after")

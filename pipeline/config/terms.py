@@ -114,6 +114,7 @@ class Term(Section):
     # memory. None: the term has no meaning on a part of a projection.
     nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
+    rings: ClassVar[bool] = False  # whether its loss takes keys that come round: `objectives.ring`
     remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers
     # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
     # labels of a row are unknown (NaN); the objective refuses it there otherwise.
@@ -131,6 +132,26 @@ class Term(Section):
         the labelled ones.
         """
         return []
+
+    def no_ring(self) -> str:
+        """Returns why the keys of its loss cannot come round a ring; empty: they can."""
+        needs = self.requires()
+        if needs.gathered or {*needs.labelled} - {"paths"}:
+            return "it finds gradients of other processes' rows, which would have to go back"
+        if (needs.vectors or needs.labelled_vectors) and not self.rings:
+            return "its loss reads the vectors of all rows at once"
+        return ""
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Returns how many numbers a row go round in each round of a step.
+
+        Args:
+            views: how many there are.
+            widths: numbers a row of each feature, those of all views together.
+        """
+        needs = self.requires()
+        compared = sum(widths[name] for name in (*needs.vectors, *needs.labelled_vectors))
+        return [compared] * 2 if compared else []
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where the term, `name` in the YAML, does not fit what it stands in."""

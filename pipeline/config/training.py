@@ -72,6 +72,20 @@ class Negatives(Section):
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
+class Distributed(Section):
+    """What the processes of a run exchange.
+
+    Attributes:
+        exchange: how vectors of other processes come: `gather`: all at once; `ring`: those of rows
+            of one process after another, while those before are compared, so that a process holds
+            two processes' at a time, and each comes two or three times a step. The numbers are the
+            same to rounding. `auto`: a ring where every term can and what would be gathered takes
+            more than an eighth of a process's memory; the run says which.
+    """
+
+    exchange: Literal["auto", "gather", "ring"] = "auto"
+
+
 class Train(Section):
     """How long, how often measured for collapse, evaluated, saved, and how a step is computed.
 

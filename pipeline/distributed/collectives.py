@@ -8,7 +8,8 @@ the whole batch; DistributedDataParallel takes their mean, so the loss is multip
 of processes before it goes back.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -178,6 +179,44 @@ def gather_all(tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> lis
         found.append(torch.cat(own).view(x.dtype).view(sum(rows), *x.shape[1:]))
         starts = ends
     return found
+
+
+def ring(
+    tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """This process's rows, then those of every other, which come while the last are used.
+
+    Each process passes on what it has: of others' rows at most two processes' are here at a time.
+    Every process must take all of them; what is given is overwritten when the next is asked for.
+
+    Args:
+        tensors: this process's rows, [own rows, ...] each, of one type; without gradient.
+        sizes: as of `gather_all`.
+
+    Yields:
+        A process's number and its rows of each tensor: own ones first, then of the rank before.
+    """
+    world, me = len(sizes[0]), rank() if len(sizes[0]) > 1 else 0
+    widths = [x[:0].new_empty(1, *x.shape[1:]).numel() for x in tensors]
+    lengths = [
+        [n * width for n, width in zip(of_process, widths, strict=True)]
+        for of_process in zip(*sizes, strict=True)
+    ]
+    longest = max(sum(of_process) for of_process in lengths)
+    here, coming = (tensors[0].new_empty(longest) for _ in range(2))
+    here[: sum(lengths[me])] = torch.cat([x.detach().reshape(-1) for x in tensors])
+    here[sum(lengths[me]) :] = 0  # what fills up travels, too
+    for source in [(me - hop) % world for hop in range(world)]:
+        sent: list[Any] = []
+        if longest and (source - 1) % world != me:  # else it has come round
+            to = dist.P2POp(dist.isend, here, (me + 1) % world)
+            sent = dist.batch_isend_irecv([to, dist.P2POp(dist.irecv, coming, (me - 1) % world)])
+        ends = list(itertools.accumulate(lengths[source], initial=0))
+        cut = zip(tensors, itertools.pairwise(ends), strict=True)
+        yield source, [here[start:end].view(-1, *x.shape[1:]) for x, (start, end) in cut]
+        for message in sent:
+            message.wait()
+        here, coming = coming, here
 
 
 class _Summed(torch.autograd.Function):

@@ -18,16 +18,19 @@ from heron.pipeline.distributed.collectives import (
     gather_objects,
     of_own,
     rank,
+    ring,
+    sum_over_processes,
     summed,
 )
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.present import OwnRows
+from heron.pipeline.objectives.present import OwnRows, Ring
 
 if TYPE_CHECKING:  # losses in anybody's own loop read no data
     from heron.pipeline.data.batches import Batch
 
+RING_FROM = 1 / 8  # of a process's memory
 ALWAYS = "hidden", "inputs", "logits", "paths", "projections"  # what a term may ask for
 
 
@@ -69,6 +72,7 @@ def globalise(
     objective: Objective,
     epoch: float = 0.0,
     half: bool = False,
+    by_ring: bool = False,
 ) -> GlobalBatch:
     """Gathers what the terms need of all processes' rows, and nothing else, in one collective.
 
@@ -79,7 +83,9 @@ def globalise(
         sizes: the rows of every process.
         objective: its terms say what they need.
         epoch: now; a fraction of it counts.
-        half: round vectors to bfloat16, in which they travel; on one process, too.
+        half: round vectors to bfloat16, in which they travel; on one process, too. Round a ring go
+            what terms make of them, in float32.
+        by_ring: leave out the vectors that come round a ring.
 
     Returns:
         The global batch, differentiable back to every process's features.
@@ -103,7 +109,7 @@ def globalise(
     vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
     types = dict.fromkeys(vectors, torch.bfloat16)
     scopes, (targets, *present) = exchange(
-        known, needs, sizes, labelled_at, targets, of_rows, types
+        known, needs, sizes, labelled_at, targets, of_rows, types, by_ring
     )
     return GlobalBatch(
         own=ByName("own", known),
@@ -118,7 +124,7 @@ def globalise(
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
         present=present[0] if present else None,
-        shared=shared(sizes),
+        shared=shared(sizes, by_ring),
     )
 
 
@@ -131,13 +137,16 @@ class Scopes(TypedDict):
     labelled_vectors: ByName
 
 
-def shared(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:
+def shared(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
     """The own rows, and the own labelled ones, where other processes have some too."""
     if len(sizes.rows) == 1:
         return None
 
     def own(of: list[int]) -> OwnRows:
-        return OwnRows(_own(of), lambda x: gather_all([x], [of])[0])
+        ends = itertools.accumulate(of, initial=0)
+        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        around = Ring(shares, ring) if by_ring else None
+        return OwnRows(_own(of), lambda x: gather_all([x], [of])[0], around)
 
     return own(sizes.rows), own(list(sizes.labelled))
 
@@ -150,6 +159,7 @@ def exchange(
     targets: Tensor,
     of_rows: Sequence[Tensor] = (),
     types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    by_ring: bool = False,
 ) -> tuple[Scopes, list[Tensor]]:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
@@ -164,15 +174,18 @@ def exchange(
         of_rows: further tensors of this process's rows, without gradient.
         types: in which features travel, by name, and to which they are rounded on any number of
             processes, one too; of others, their own.
+        by_ring: whether `vectors` and `labelled_vectors` stay those of own rows.
 
     Returns:
         The fields of `GlobalBatch` that hold features, and `targets` and `of_rows` of all rows.
     """
     rows, labelled_sizes = sizes.rows, list(sizes.labelled)
     count = labelled_sizes[_place(rows)]
-    all_rows = dict.fromkeys((*needs.gathered, *needs.vectors))
+    by_ring = by_ring and len(rows) > 1
+    vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
+    all_rows = dict.fromkeys((*needs.gathered, *vectors))
     wanted = [(n, False) for n in all_rows]
-    few = dict.fromkeys((*needs.labelled, *needs.labelled_vectors))
+    few = dict.fromkeys((*needs.labelled, *labelled_vectors))
     wanted += [(n, True) for n in few if n not in all_rows]
 
     own: list[Tensor] = []
@@ -207,10 +220,45 @@ def exchange(
     scopes: Scopes = {
         "gathered": scope("gathered", needs.gathered, False, True),
         "gathered_labelled": scope("labelled", needs.labelled, True, True),
-        "vectors": scope("vectors", needs.vectors, False, False),
-        "labelled_vectors": scope("labelled_vectors", needs.labelled_vectors, True, False),
+        "vectors": scope("vectors", vectors, False, False),
+        "labelled_vectors": scope("labelled_vectors", labelled_vectors, True, False),
     }
+    if by_ring:
+
+        def here(name: str) -> list[Tensor]:
+            rounded = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in known[name]]
+            both = zip(known[name], rounded, strict=True)
+            return [joined(x, y, [len(x)], False) for x, y in both]
+
+        scopes["vectors"] = ByName("vectors", {name: here(name) for name in needs.vectors})
+        of_few = {name: [x[:count] for x in here(name)] for name in needs.labelled_vectors}
+        scopes["labelled_vectors"] = ByName("labelled_vectors", of_few)
     return scopes, found[len(own) :]
+
+
+def comes_by_ring(
+    asked: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
+) -> bool:
+    """Whether vectors come round a ring in a run's steps; every process calls it.
+
+    Args:
+        asked: `distributed.exchange`. `auto`: a ring where every term has one, and on some process
+            all rows' vectors take more than `RING_FROM` of the memory: as they come, as unit
+            vectors, and laid end to end.
+        features: of this process's rows.
+        objective: its terms say what is compared.
+        sizes: the rows of every process.
+        memory: of this process, in bytes.
+    """
+    if len(sizes.rows) == 1 or asked != "auto" or not objective.rings:
+        return asked == "ring" and len(sizes.rows) > 1
+    needs, held = objective.needs, 0
+    for names, rows in ((needs.vectors, sizes.rows), (needs.labelled_vectors, sizes.labelled)):
+        of_row = [x.shape[1:].numel() * x.itemsize for name in names for x in features[name]]
+        held += sum(rows) * sum(of_row)
+    device = next(iter(features.values()))[0].device
+    over = torch.tensor([float(3 * held > RING_FROM * memory)], device=device)
+    return float(sum_over_processes(over)) > 0
 
 
 def _refuse(objective: Objective, known: Features) -> NoReturn:

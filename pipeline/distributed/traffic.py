@@ -16,13 +16,14 @@ from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.throughput import skeleton
 
-Kind = Literal["gathered", "scattered", "statistics", "gradients"]
+Kind = Literal["gathered", "passed", "scattered", "statistics", "gradients"]
 HALF, FLOAT, INTEGER = 2, 4, 8  # bytes of an element
 BUCKET = 25 * 2**20  # bytes of a bucket of gradients, of DistributedDataParallel
 
 # What each kind is, and over how many processes' parts its bytes are counted.
 KINDS: dict[Kind, str] = {
     "gathered": "vectors and labels of others, and their batch norm's moments, forward",
+    "passed": "vectors of others that come round a ring, forward and backward",
     "scattered": "gradients of own vectors from others, backward",
     "statistics": "sums of batch norm, backward",
     "gradients": "of the parameters",
@@ -34,7 +35,8 @@ class Exchange:
     """Collectives of one kind that move one thing, once a step.
 
     Attributes:
-        kind: `gathered` is an all-gather, `scattered` a reduce-scatter, the others are all-reduces.
+        kind: `gathered` is an all-gather, `passed` a round of messages, each to the next process,
+            `scattered` a reduce-scatter; the others are all-reduces.
         what: is moved.
         rows: of one process, padded to the longest share; 1 where it is no matter of rows.
         width: elements a row.
@@ -52,7 +54,7 @@ class Exchange:
     @property
     def of_parts(self) -> bool:
         """Whether each process adds a part: of a gather or a scatter, but not of a sum."""
-        return self.kind in ("gathered", "scattered")
+        return self.kind in ("gathered", "passed", "scattered")
 
     @property
     def part(self) -> Literal["gathers", "norm", "gradients"]:
@@ -92,6 +94,7 @@ def exchanges(
     labels: int,
     levels: int = 0,
     half: bool = False,
+    by_ring: bool = False,
 ) -> list[Exchange]:
     """Returns every exchange of a step in one piece under DDP; one process makes none.
 
@@ -99,7 +102,8 @@ def exchanges(
     them S, the labels (a width) and the paths (of so many levels); and all inputs where weights are
     of inputs: all by one collective. Then go the few numbers a row of `Term.tells`, and back the
     gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of one
-    sample of each view; with `half`, vectors travel in bfloat16.
+    sample of each view; with `half`, vectors travel in bfloat16. `by_ring`: vectors are not
+    gathered, and go round as often as `Term.passes` says.
     """
     if len(sizes.rows) == 1:
         return []
@@ -107,11 +111,13 @@ def exchanges(
     of_features = step_features(model, shapes, [1], labels)
     widths = {name: [int(x[0].numel()) for x in tensors] for name, tensors in of_features.items()}
     widths |= {"inputs": [sum(int(torch.Size(shape).numel()) for shape in shapes)]}
+    totals = {name: sum(of_views) for name, of_views in widths.items()}
     compared = {*needs.vectors, *needs.labelled_vectors}
+    vectors, few_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
 
     def travelling(rows: int, own: int) -> list[Exchange]:
-        every = dict.fromkeys((*needs.gathered, *needs.vectors))
-        few = dict.fromkeys((*needs.labelled, *needs.labelled_vectors))
+        every = dict.fromkeys((*needs.gathered, *vectors))
+        few = dict.fromkeys((*needs.labelled, *few_vectors))
         parts = [(name, rows) for name in every] + [(n, own) for n in few if n not in every]
         found = [
             Exchange("gathered", name, count, sum(widths[name]), HALF if half else FLOAT, calls=0)
@@ -131,6 +137,11 @@ def exchanges(
         count = rows if term.requires().vectors else own
         told = term.tells(len(shapes), labels, levels)
         moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
+        rounds = term.passes(len(shapes), totals) if by_ring else []
+        moved += [
+            Exchange("passed", f"keys of {name}", count, width, calls=len(sizes.rows) - 1)
+            for width in rounds
+        ]
     met = norms(model, shapes, [n for n in (own, rows - own) if n], labels)
     channels = [n for of_meeting in met for n in of_meeting]
     if met:

@@ -54,8 +54,9 @@ class GlobalBatch:
         widths: `model.matryoshka`, where the term takes them itself; none: all of a projection.
         present: which views each of all rows has, [all rows, views]; None: all of them. Features of
             a view that a row lacks are zeros.
-        vectors: features of all rows, of which `own_rows` alone have a gradient; see `Needs`.
-        labelled_vectors: features of all labelled rows, of which `own_labelled_rows` have one.
+        vectors: features of all rows, of which `own_rows` alone have a gradient, see `Needs`; of
+            own rows alone where `own_rows` has a ring.
+        labelled_vectors: features of all labelled rows, likewise, of `own_labelled_rows`.
         shared: the own rows, and the own labelled ones, where other processes have some too.
     """
 

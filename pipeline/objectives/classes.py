@@ -5,7 +5,7 @@ alone, side by side: the work is that of the pairs that count, in products, and 
 made.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from heron.pipeline.objectives.engine import strip_elements
 from heron.pipeline.objectives.present import OwnRows, Rows
+from heron.pipeline.objectives.ring import Block
 
 STRIP_PART = 4  # a strip of pairs takes so many tensors of its size
 NO_CUT = 40.0  # above it log(1 + e^x) is x in float64, too
@@ -45,12 +46,14 @@ class Classes:
         agree.append(rows[:, None] == columns)
         return [above ^ below for above, below in zip(agree, agree[1:], strict=False)]
 
-    def visits(self, own: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Strips as (places among the anchors `own`, places of keys), by class."""
+    def visits(self, own: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Strips as (places among the anchors `own`, places among `keys`), by class."""
         coarsest = self.groups[0]
-        size = torch.bincount(coarsest, minlength=1)
+        if not len(coarsest):
+            return
+        size = torch.bincount(coarsest[keys], minlength=int(coarsest.max()) + 1)
         end = size.cumsum(0).tolist()
-        order, mine = coarsest.argsort(stable=True), coarsest[own].argsort(stable=True)
+        order, mine = coarsest[keys].argsort(stable=True), coarsest[own].argsort(stable=True)
         of_anchor = coarsest[own][mine].tolist()
         largest = max(int(size.max()), 1)
         room = strip_elements(own.device) // STRIP_PART // (2 * largest)
@@ -63,12 +66,13 @@ class Classes:
 
 def class_losses(
     anchors: Float[Tensor, "anchors dim"],
-    keys: Float[Tensor, "keys dim"],
+    keys: Float[Tensor, "held dim"],
     log_total: Float[Tensor, " anchors"],
     least: Float[Tensor, " levels"],
     classes: Classes,
     rows: Rows,
-    others: Float[Tensor, " keys"] | None,
+    others: Float[Tensor, " every"] | None,
+    around: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None,
 ) -> Float[Tensor, ""]:
     r"""Sums the losses of the pairs of the anchors, weight_il loss(max(u_ik, least_l)).
 
@@ -82,12 +86,20 @@ def class_losses(
         others: log_total of every key, where all keys are anchors of some process: then the
             gradient with respect to the anchors is all that is owed to their rows, as of
             `mutual_sums`, and that of `least` the sum over all processes.
+        around: begins a round of the keys, of which own rows' alone are here; None: all are.
 
     Returns:
         Differentiable once with respect to anchors, log_total, least and, without `others`, keys.
     """
     loss: Tensor = _ClassLosses.apply(  # type: ignore[no-untyped-call]
-        anchors, keys if others is None else keys.detach(), log_total, least, classes, rows, others
+        anchors,
+        keys if others is None else keys.detach(),
+        log_total,
+        least,
+        classes,
+        rows,
+        others,
+        around,
     )
     return loss
 
@@ -105,12 +117,20 @@ class _ClassLosses(torch.autograd.Function):
         classes: Classes,
         rows: Rows,
         others: Tensor | None,
+        around: Callable[[Sequence[Tensor]], Iterator[Block]] | None,
     ) -> Tensor:
         grads = [torch.zeros_like(x) for x in (anchors, keys, log_total, least)]
         d_anchors, d_keys, d_total, d_least = grads
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
-        for mine, columns in classes.visits(classes.own):
-            places, vectors = classes.own[mine], keys[columns]
+        every = torch.arange(len(classes.weight), device=keys.device)
+        whole = [(every, keys)]
+        came = whole if around is None else ((b.places[0], b.keys[0]) for b in around([keys]))
+        for mine, columns, vectors in (
+            (mine, here[some], found[some])
+            for here, found in came
+            for mine, some in classes.visits(classes.own, here)
+        ):
+            places = classes.own[mine]
             logits = anchors[mine] @ vectors.T
             masks = classes.levels(places, columns)
             weight = classes.weight[places]
@@ -119,7 +139,7 @@ class _ClassLosses(torch.autograd.Function):
             )
             loss += part
             d_least += raised
-            d_total[mine] = slope.sum(1)
+            d_total[mine] += slope.sum(1)
             if others is None:
                 d_keys.index_add_(0, columns, slope.T @ anchors[mine], alpha=-1)
             elif not isinstance(rows, OwnRows):  # anchors are the keys in order, scaled
@@ -142,7 +162,7 @@ class _ClassLosses(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        return *(grad * x for x in saved), None, None, None
+        return *(grad * x for x in saved), None, None, None, None
 
 
 def _visit(
@@ -179,7 +199,7 @@ def largest_pairs(
     """
     best = [(-torch.inf, 0, 0)] * len(classes.groups)
     every = torch.arange(len(keys), device=keys.device)
-    for mine, columns in classes.visits(every):
+    for mine, columns in classes.visits(every, every):
         u = log_total[mine, None] - (keys[mine] / tau) @ keys[columns].T
         for level, mask in enumerate(classes.levels(mine, columns)):
             value, place = u.masked_fill(~mask, -torch.inf).view(-1).max(0)

@@ -1,7 +1,7 @@
 """CLIP's and SigLIP's losses: rows of two views are matched, at a learnt temperature."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,8 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay
-from heron.pipeline.objectives.unsupervised import cross_view
+from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
+from heron.pipeline.objectives.unsupervised import couples, cross_view
 
 MOST = 100.0  # times a cosine: CLIP's bound
 PAPERS_BIAS = -10.0  # SigLIP's at the start, where the batch is not known
@@ -51,6 +52,7 @@ class Clip(Term):
     tau: Temperature = 0.07
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), own=("clip_scale",), views=2)
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     repels_all: ClassVar[bool] = True
 
@@ -61,6 +63,10 @@ class Clip(Term):
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """The scale, and the slopes as `Cmc`; in float64."""
         return [2, *[4] * (views * (views - 1) // 2)]
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """As `Cmc`, in float64."""
+        return [2 * n for n in couples(views, widths["projections"]) * 2]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""
@@ -83,6 +89,7 @@ class Siglip(Term):
     needs: ClassVar[Needs] = Needs(
         vectors=("projections",), own=("siglip_scale", "siglip_bias"), views=2
     )
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -96,6 +103,10 @@ class Siglip(Term):
         """Scale and bias."""
         return [2]
 
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Loss and gradient in one round."""
+        return [widths["projections"]]
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `siglip`."""
         own = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
@@ -104,7 +115,7 @@ class Siglip(Term):
 
 
 def clip(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     scale: Float[Tensor, " own"],
     *,
     rows: Rows = slice(None),
@@ -134,7 +145,10 @@ def clip(
     vectors = _views(z, "clip", working_dtype(z[0].dtype, 1 / MOST))
     own, scale = as_slice(rows), scale.to(vectors[0].dtype)
     start, stop, _ = own.indices(len(vectors[0]))
-    if isinstance(rows, OwnRows):
+    if ring_of(rows) is not None:
+        halves = [v * scale.sqrt()[:, None] for v in vectors]
+        head = halves, halves
+    elif isinstance(rows, OwnRows):
         # Half of the scale on either side, so that logits turned over have the same.
         others = rows.gather(scale.detach())
         scale = torch.cat([others[:start], scale, others[stop:]]).sqrt()[:, None]
@@ -148,7 +162,7 @@ def clip(
 
 
 def siglip(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     scale: Float[Tensor, " own"],
     bias: Float[Tensor, " own"],
     *,
@@ -173,17 +187,18 @@ def siglip(
         present: which views each row has.
     """
     vectors = _views(z, "siglip", working_dtype(z[0].dtype, 1.0))
-    batch, count, own, dtype = len(vectors[0]), len(vectors), as_slice(rows), vectors[0].dtype
+    batch, count = row_count(rows, vectors[0]), len(vectors)
+    own, dtype = as_slice(rows), vectors[0].dtype
     mean = 2 / (max(batch, 1) * count * (count - 1))
     if present is not None:
         mean = 1 / max(sum(int(present[:, u].sum()) * (count - 1 - u) for u in range(count)), 1)
 
     def share(own: slice, keys: slice, factor: Tensor, offset: Tensor, vectors: Views) -> Tensor:
-        """The loss of the pairs of some rows' anchors and some rows' keys."""
+        """The loss of some rows' anchors with some rows' keys, whose vectors these are."""
         among = range(batch)[keys]
         shares = [offset.sum() * 0]
         for u in range(count):
-            anchors = vectors[0][u][own] * factor[:, None]
+            anchors = vectors[0][u] * factor[:, None]
             here = slice(None) if present is None else present[own, u]
             for v in range(u + 1, count):
                 places = torch.arange(batch, device=anchors.device)
@@ -192,20 +207,34 @@ def siglip(
                     there &= present[:, v]
                 places = torch.where(there, there.cumsum(0) - 1, -1)
                 kept = None if present is None else present[keys]
-                far = lay([x[keys] for x in vectors[1]], kept, among=[v])
+                far = lay(vectors[1], kept, among=[v])
                 rule = _pairwise(places[own][here], mean)
                 shares.append(blockwise(rule, [anchors[here]], [far], [offset[here]]))
         return torch.stack(shares).sum()
 
     scale, bias = scale.to(dtype), bias.to(dtype)
+    every = slice(None)
     if not isinstance(rows, OwnRows):
-        return share(own, slice(None), scale, bias, (vectors, vectors)).to(bias.dtype)
+        mine = [x[own] for x in vectors]
+        return share(own, every, scale, bias, (mine, vectors)).to(bias.dtype)
     # What own anchors find, and then what the anchors of all find for own keys: its gradient.
-    constant = [view.detach() for view in vectors]
-    found = share(own, slice(None), scale, bias, (vectors, constant))
     factor, offset = rows.gather(torch.stack([scale, bias], 1).detach()).unbind(1)
-    pull = share(slice(None), own, factor, offset, (constant, vectors))
-    return found + pull - pull.detach()
+
+    def both(own_ones: Sequence[Tensor], block: Block) -> Tensor:
+        *mine, scale, bias = own_ones
+        found = share(own, block.rows, scale, bias, (mine, block.keys))
+        others = factor[block.rows], offset[block.rows]
+        pull = share(block.rows, own, *others, (block.keys, mine))
+        return found + pull - pull.detach()
+
+    def around() -> Iterator[Block]:
+        return blocks(vectors, rows, [[0]] * count)
+
+    if ring_of(rows) is not None:
+        return over_blocks(both, [*vectors, scale, bias], around)
+    constant = [view.detach() for view in vectors]
+    mine = [x[own] for x in vectors]
+    return both([*mine, scale, bias], Block(every, False, constant, []))
 
 
 Views = tuple[Sequence[Tensor], Sequence[Tensor]]  # on the anchors' side, and on the keys'

@@ -1,7 +1,7 @@
 """Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -26,6 +26,7 @@ from heron.pipeline.objectives.present import (
     own_places,
     pair_count,
 )
+from heron.pipeline.objectives.ring import held, row_count
 from heron.pipeline.objectives.unsupervised import own_views, unit_views
 from heron.pipeline.objectives.unsupervised import positives as augmentations
 
@@ -55,6 +56,7 @@ class Hard(Term):
     detach: bool = False
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
@@ -78,6 +80,10 @@ class Hard(Term):
         """The slopes by an anchor's sums, and their logarithm where a class's pairs are visited."""
         slopes = views if self.hardening == "none" else 2 * views
         return [slopes] if self.positives == "augmentation" else [slopes, views]
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """For the sums, for the pairs of a class where they are visited, and for the gradient."""
+        return [widths["projections"]] * (2 if self.positives == "augmentation" else 3)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hard`."""
@@ -108,6 +114,7 @@ class Debiased(Term):
     tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
+    rings: ClassVar[bool] = True
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """The slope by an anchor's sum."""
@@ -120,7 +127,7 @@ class Debiased(Term):
 
 
 def hard(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     label: Shaped[Tensor, "..."] | None = None,
     *,
     tau: float = 0.5,
@@ -167,12 +174,12 @@ def hard(
         raise ValueError("positives are by label, but there are no labels; expected augmentation")
     power, floor = _eta(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
-    count, batch = len(z), z[0].shape[0]
+    count, batch, (here, seen) = len(z), row_count(rows, z[0]), held(rows, present)
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
     own_slice = as_slice(rows)
     mutual = Mutual.of(rows, batch, [0], [0], [range(count)], present)
-    anchors, keys = lay(vectors, present, own_slice), lay(vectors, present)
+    anchors, keys = lay(vectors, seen, here), lay(vectors, seen)
     of_anchor, of_key = lay([admit] * count, present, own_slice), lay([admit] * count, present)
     few = label is None and present is None  # keys that are left out
     sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
@@ -194,9 +201,9 @@ def hard(
         ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
         return torch.where(some, (spread if present is None else known[1]) + ratio, -math.inf)
 
-    known = [(len(keys) - sizes)[of_anchor].to(keys.dtype)]
+    known = [(len(of_key) - sizes)[of_anchor].to(keys.dtype)]
     if present is not None:  # the log of M, of each anchor
-        others = (len(keys) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
+        others = (len(of_key) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
         known.append(lay([others] * count, present, own_slice))
     if positives == "augmentation":
         mean = 1 / (count * (count - 1) * max(batch, 1))
@@ -209,7 +216,7 @@ def hard(
             return (loss * there[0] if there else loss).sum() * mean
 
         half = len(known)
-        pairs_of_views = augmentations(vectors, range(count), tau, own_slice, present)
+        pairs_of_views = augmentations(vectors, range(count), tau, here, seen)
         return contrast(pairs, by_view, [*known, *pairs_of_views], mutual=mutual)
     own = own_places(batch, count, present, own_slice, keys.device)
     mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
@@ -219,10 +226,10 @@ def hard(
         weight = torch.full_like(total, mean)
         return fused.tagged_pair_losses(pairs.anchors[0], keys, total, *tags, weight)
     total = log_total(mutual_sums(pairs, mutual)[0], known)
-    weight, least = keys.new_full((len(keys), 1), mean), keys.new_full((1,), -math.inf)
+    weight, least = keys.new_full((len(of_key), 1), mean), keys.new_full((1,), -math.inf)
     classes = Classes([of_key], weight, own, soft=True)
-    told = everyone(mutual, total)
-    return class_losses(pairs.anchors[0], keys, total, least, classes, rows, told)
+    told, around = everyone(mutual, total), None if mutual is None else mutual.around
+    return class_losses(pairs.anchors[0], keys, total, least, classes, rows, told, around)
 
 
 def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:
@@ -235,7 +242,7 @@ def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, fl
 
 
 def debiased(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     *,
     tau: float = 0.5,
     tau_plus: float = 0.1,
@@ -261,7 +268,7 @@ def debiased(
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
     vectors = unit_views(z, tau, "debiased")
-    count, batch = len(z), z[0].shape[0]
+    count, batch, (here, _) = len(z), row_count(rows, z[0]), held(rows)
     samples = torch.arange(batch, device=z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 
@@ -272,13 +279,13 @@ def debiased(
 
     own = as_slice(rows)
     pairs = Pairs(
-        [torch.cat([view[own] for view in vectors]) / tau],
+        [torch.cat([view[here] for view in vectors]) / tau],
         [torch.cat(vectors)],
         anchor_tag=samples[own].repeat(count),
         key_tag=samples.repeat(count),
         exclude=own_views(samples[own], batch, count).repeat(count, 1),
     )
-    known = augmentations(vectors, range(count), tau, own, None)
+    known = augmentations(vectors, range(count), tau, here)
     return contrast(pairs, finish, known, mutual=Mutual.of(rows, batch, [0], [0], [range(count)]))
 
 

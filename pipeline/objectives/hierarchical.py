@@ -1,7 +1,7 @@
 """Hierarchical contrastive learning: positives by the depth to which two labels agree."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +15,7 @@ from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, lay, own_places
+from heron.pipeline.objectives.ring import held, row_count
 
 Penalty = Literal["exp_inverse"] | None
 
@@ -30,6 +31,20 @@ class Hierarchical(Term):
         labelled=("paths",), labelled_vectors=("projections",), labels=("hierarchical",)
     )
     missing_views: ClassVar[bool] = True
+    rings: ClassVar[bool] = True
+
+    def no_ring(self) -> str:
+        """Why not, with `constrain`."""
+        if self.constrain:
+            return (
+                "with constrain, the row of the batch's largest pair meets all keys at once "
+                "(constrain: false has a ring)"
+            )
+        return super().no_ring()
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """For the sums, for the pairs of a class, and for the gradient."""
+        return [widths["projections"]] * 3
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """An anchor's sum, the slope by it, and those by the largest losses."""
@@ -49,7 +64,7 @@ class Hierarchical(Term):
 
 
 def hierarchical(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     levels: Shaped[Tensor, "..."],
     *,
     tau: float = 0.1,
@@ -88,7 +103,7 @@ def hierarchical(
     Raises:
         ValueError: tau <= 0, or levels that are not whole numbers [batch, depth].
     """
-    batch = z[0].shape[0]
+    batch, (here, seen) = row_count(rows, z[0]), held(rows, present)
     if levels.dim() != 2 or levels.is_floating_point() or levels.shape != (batch, levels.shape[1]):
         raise ValueError(
             f"levels are {levels.dtype} {tuple(levels.shape)}; expected whole numbers "
@@ -96,8 +111,8 @@ def hierarchical(
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]
-    keys, paths = lay(vectors, present), lay([levels] * len(z), present)
-    number = torch.arange(len(keys), device=keys.device)
+    keys, paths = lay(vectors, seen), lay([levels] * len(z), present)
+    number = torch.arange(len(paths), device=keys.device)
     own = own_places(batch, len(z), present, as_slice(rows), keys.device)
     groups = [
         torch.unique(paths[:, : level + 1], dim=0, return_inverse=True)[1]
@@ -105,7 +120,7 @@ def hierarchical(
     ]
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
-    anchors = lay(vectors, present, as_slice(rows)) / tau
+    anchors = lay(vectors, seen, here) / tau
 
     def log_total(anchors: Tensor, own: Tensor, mutual: Mutual | None) -> Tensor:
         exclude = own[:, None]
@@ -121,7 +136,8 @@ def hierarchical(
         with torch.no_grad():
             known = others if others is not None else log_total(keys / tau, number, None)
         least = _largest_below(keys, largest_pairs(keys, known, classes, tau), tau)
-    return class_losses(anchors, keys, total, least, classes, rows, others)
+    around = None if mutual is None else mutual.around
+    return class_losses(anchors, keys, total, least, classes, rows, others, around)
 
 
 def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:

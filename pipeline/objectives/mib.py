@@ -1,7 +1,7 @@
 """MIB: views agree on what they share, and the codes of a sample on everything else."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,8 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
+from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
+from heron.pipeline.objectives.unsupervised import couples
 
 SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
 LEAST_STD = 0.1  # D_SKL divides by its square, and with the authors' 1e-7 overflowed
@@ -92,11 +94,16 @@ class Mib(Term):
         vectors=("critics",), own=("projections", "means", "stds"), views=2
     )
     nested: ClassVar[tuple[str, ...] | None] = ()  # a width has bottlenecks of its own
+    rings: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Brings a bottleneck a view."""
         widths = spec.config.matryoshka or [spec.config.projection_width]
         return {"bottlenecks": lambda: Bottlenecks(widths, len(spec.shapes))}
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Of two views at a time, loss and gradient in one round."""
+        return couples(views, widths["critics"])
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `mib`; beta grows as in the paper's experiments."""
@@ -118,7 +125,7 @@ class Mib(Term):
 
 
 def mib(
-    critics: Sequence[Float[Tensor, "batch dim"]],
+    critics: Sequence[Float[Tensor, "held dim"]],
     means: Sequence[Float[Tensor, "rows code"]],
     stds: Sequence[Float[Tensor, "rows code"]],
     *,
@@ -154,12 +161,14 @@ def mib(
     if len(critics) < 2:
         raise ValueError(f"mib has {len(critics)} view; expected at least 2")
     couples = list(itertools.combinations(range(len(critics)), 2))
-    batch = len(critics[0])
+    batch = row_count(rows, critics[0])
     own, places = as_slice(rows), torch.arange(batch, device=critics[0].device)
     parts = []
     for u, v in couples:
         apart = _divergence(means[u], stds[u], means[v], stds[v])
-        if not isinstance(rows, OwnRows):
+        if ring_of(rows) is not None:
+            parts.append(_around(critics[u], critics[v], rows, batch))
+        elif not isinstance(rows, OwnRows):
             parts.append(_minus_information(critics[u][own], critics[v], places[own], batch))
         else:  # what own anchors find; then what the anchors of all find for own keys: a gradient
             constant = critics[u].detach(), critics[v].detach()
@@ -169,6 +178,23 @@ def mib(
             parts.append(pull - pull.detach())
         parts.append(beta * apart / max(batch, 1))
     return torch.stack(parts).sum() / len(couples)
+
+
+def _around(anchors: Tensor, keys: Tensor, rows: Rows, batch: int) -> Tensor:
+    """As where all are here, with the keys of a process after those of another."""
+    assert isinstance(rows, OwnRows)
+    number = torch.arange(len(anchors), device=anchors.device)
+
+    def share(own: Sequence[Tensor], block: Block) -> Tensor:
+        (near, far), (of_anchors, of_keys) = own, block.keys
+        at = number if block.own else number.new_full((max(len(near), len(of_keys)),), -1)
+        pull = _minus_information(of_anchors, far, at, batch)
+        return _minus_information(near, of_keys, at, batch) + pull - pull.detach()
+
+    def around() -> Iterator[Block]:
+        return blocks([anchors, keys], rows, [[0], [0]])
+
+    return over_blocks(share, [anchors, keys], around)
 
 
 def _minus_information(anchors: Tensor, keys: Tensor, own: Tensor, batch: int) -> Tensor:

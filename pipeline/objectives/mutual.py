@@ -14,6 +14,7 @@ pair once for both of its rows: two products of a symmetric head, four of a head
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.engine import strips, triangle
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, spread
+from heron.pipeline.objectives.ring import Block, blocks, ring_of, within
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class Mutual:
         way: of each head, numbers from 0 on; the sums of heads of one way are added.
         spread: numbers of the own anchors, a tensor a way, to those of all anchors; None: these
             are all.
+        around: begins a round of the keys, of which own rows' alone are here; None: all are.
     """
 
     mirror: Sequence[int]
     way: Sequence[int]
     spread: Callable[[Sequence[Tensor]], list[Tensor]] | None
+    around: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None
 
     @classmethod
     def of(
@@ -62,7 +66,11 @@ class Mutual:
         gradient of their share is wanted with respect to all rows.
         """
         if isinstance(rows, OwnRows):
-            return cls(mirror, way, lambda own: spread(own, rows, present, among))
+            tell, around = partial(spread, rows=rows, present=present, among=among), None
+            if ring_of(rows) is not None:  # a head's keys are the anchors of its mirror
+                views = [among[way[m]] for m in mirror]
+                around = partial(blocks, rows=rows, among=views, present=present)
+            return cls(mirror, way, tell, around)
         return cls(mirror, way, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
@@ -101,17 +109,19 @@ class _Sums(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.given = pairs, mutual  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
-        if mutual is not None and is_fused(anchors[0]):
-            both = zip(anchors, keys, strict=True)
-            return _by_way([_fused(pairs, a, k) for a, k in both], mutual)
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
-        for strip in _visits(mutual, anchors, keys):
-            h, rows, first = strip.head, strip.rows, strip.first
-            for r, part in enumerate(summands(pairs, rows, strip.logits, first)):
-                sums[h][rows, r] += part.sum(1)
-                if strip.turned is not None:
-                    served, columns = strip.turned
-                    sums[strip.mirror][served, r] += part[:, columns].sum(0)
+        for some, here, _ in _around(pairs, mutual, keys):
+            if mutual is not None and is_fused(anchors[0]):
+                for total, a, k in zip(sums, anchors, here, strict=True):
+                    total += _fused(some, a, k)
+                continue
+            for strip in _visits(mutual, anchors, here):
+                h, rows, first = strip.head, strip.rows, strip.first
+                for r, part in enumerate(summands(some, rows, strip.logits, first)):
+                    sums[h][rows, r] += part.sum(1)
+                    if strip.turned is not None:
+                        served, columns = strip.turned
+                        sums[strip.mirror][served, r] += part[:, columns].sum(0)
         return _by_way(sums, mutual)
 
     @staticmethod
@@ -124,38 +134,68 @@ class _Sums(torch.autograd.Function):
         slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
         of_ways = [d * slopes.to(d) for d in d_sums]
         own = [of_ways[0]] * heads if mutual is None else [of_ways[way] for way in mutual.way]
-        of_keys: list[Tensor] = []
+        turned: list[Tensor] = []
         if mutual is not None:
             everyone = of_ways if mutual.spread is None else mutual.spread(of_ways)
             turned = [everyone[mutual.way[m]] for m in mutual.mirror]
-            of_keys = [_padded(x, len(k)) for x, k in zip(turned, keys, strict=True)]
-            if is_fused(anchors[0]):
-                given = zip(anchors, keys, own, of_keys, strict=True)
-                found = [_fused_gradient(pairs, *head) for head in given]
-                return None, None, None, *found, *[None] * heads
         d_anchors = [torch.zeros_like(a) for a in anchors]
         d_keys = [torch.zeros_like(k) if mutual is None else None for k in keys]
-        buffer = anchors[0].new_empty(0)
-        for strip in _visits(mutual, anchors, keys):
-            h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
-            if of_keys and len(buffer) < logits.numel():
-                buffer = logits.new_empty(logits.numel())
-            parts = summands(pairs, rows, logits, first)
-            for r, part in enumerate(parts):
-                if not of_keys:
-                    part.mul_(own[h][rows, r, None])
-                    continue
-                slope = buffer[: logits.numel()].view_as(logits)
-                part.mul_(torch.add(own[h][rows, r, None], of_keys[h][None, first:, r], out=slope))
-            for part in parts[1:]:
-                parts[0].add_(part)
-            d_anchors[h][rows].addmm_(parts[0], keys[h][first:])
-            if (of_key := d_keys[h]) is not None:
-                of_key.addmm_(parts[0].T, anchors[h][rows])
-            if strip.turned is not None:
-                m, (served, columns) = strip.mirror, strip.turned
-                d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
+        for some, here, places in _around(pairs, mutual, keys):
+            of_keys = (
+                turned if places is None else [x[p] for x, p in zip(turned, places, strict=True)]
+            )
+            of_keys = [_padded(x, len(k)) for x, k in zip(of_keys, here, strict=False)]
+            if of_keys and is_fused(anchors[0]):
+                for total, *head in zip(d_anchors, anchors, here, own, of_keys, strict=True):
+                    total += _fused_gradient(some, *head)
+            else:
+                _add_gradients(some, mutual, (anchors, here), (own, of_keys), (d_anchors, d_keys))
         return None, None, None, *d_anchors, *d_keys
+
+
+Heads = Sequence[Tensor]
+
+
+def _around(
+    pairs: Pairs, mutual: Mutual | None, keys: Heads
+) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
+    """Pairs with keys that are here, the keys, and their places among all; None: these are all."""
+    if mutual is None or mutual.around is None:
+        yield pairs, keys, None
+        return
+    for block in mutual.around(keys):
+        yield within(pairs, block), block.keys, block.places
+
+
+def _add_gradients(
+    pairs: Pairs,
+    mutual: Mutual | None,
+    vectors: tuple[Heads, Heads],
+    slopes: tuple[Heads, Heads],
+    gradients: tuple[Heads, Sequence[Tensor | None]],
+) -> None:
+    """Adds what anchors, and keys, are owed by their pairs, strip by strip."""
+    (anchors, keys), (own, of_keys), (d_anchors, d_keys) = vectors, slopes, gradients
+    buffer = anchors[0].new_empty(0)
+    for strip in _visits(mutual, anchors, keys):
+        h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
+        if of_keys and len(buffer) < logits.numel():
+            buffer = logits.new_empty(logits.numel())
+        parts = summands(pairs, rows, logits, first)
+        for r, part in enumerate(parts):
+            if not of_keys:
+                part.mul_(own[h][rows, r, None])
+                continue
+            slope = buffer[: logits.numel()].view_as(logits)
+            part.mul_(torch.add(own[h][rows, r, None], of_keys[h][None, first:, r], out=slope))
+        for part in parts[1:]:
+            parts[0].add_(part)
+        d_anchors[h][rows].addmm_(parts[0], keys[h][first:])
+        if (of_key := d_keys[h]) is not None:
+            of_key.addmm_(parts[0].T, anchors[h][rows])
+        if strip.turned is not None:
+            m, (served, columns) = strip.mirror, strip.turned
+            d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
 
 
 def _by_way(sums: Sequence[Tensor], mutual: Mutual | None) -> tuple[Tensor, ...]:

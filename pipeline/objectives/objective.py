@@ -31,6 +31,7 @@ class Objective:
         matryoshka: the widths; none: projections are compared whole.
         needs: what any of them needs.
         memories: of the terms that have one, by the term's name; see `remember`.
+        rings: whether vectors of other processes' rows can come round a ring.
     """
 
     def __init__(self, terms: Mapping[str, Term], matryoshka: Sequence[int] = ()) -> None:
@@ -49,6 +50,7 @@ class Objective:
             labelled_vectors=union("labelled_vectors"),
         )
         self.memories: dict[str, Memory] = {}
+        self.rings = not any(term.no_ring() for term in terms.values())
 
     @property
     def supervised(self) -> bool:

@@ -1,6 +1,6 @@
 """Anchors and keys laid end to end, of rows that may lack views."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,20 @@ def pair_count(present: Bool[Tensor, "batch views"], among: Sequence[int]) -> in
 
 
 @dataclass(frozen=True)
+class Ring:
+    """How rows go round the processes, each of which holds the vectors of its own alone.
+
+    Attributes:
+        shares: the rows of each process among all rows.
+        turn: own tensors, and how many rows of each there are of every process, to the number of a
+            process and its tensors, own ones first; see `objectives.ring`.
+    """
+
+    shares: Sequence[slice]
+    turn: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Iterator[tuple[int, list[Tensor]]]]
+
+
+@dataclass(frozen=True)
 class OwnRows:
     """One process's rows of a batch whose vectors it sees without the others' gradient.
 
@@ -57,10 +71,12 @@ class OwnRows:
         slice: the own rows among all rows.
         gather: numbers of the own rows, [own rows, ...], to those of all rows; without gradient.
             Every process must call it.
+        ring: where vectors of own rows alone are here, and the others' come one after another.
     """
 
     slice: slice
     gather: Callable[[Tensor], Tensor]
+    ring: Ring | None = None
 
 
 Rows = slice | OwnRows

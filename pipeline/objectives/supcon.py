@@ -1,6 +1,6 @@
 """Supervised contrastive learning: one class a sample, every view of every sample an anchor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, lay, own_places
+from heron.pipeline.objectives.ring import held, row_count
 
 
 class Supcon(Term):
@@ -24,12 +25,17 @@ class Supcon(Term):
     needs: ClassVar[Needs] = Needs(
         own=("projections",), labelled_vectors=("projections",), labels=KNOWN
     )
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """The slope by an anchor's sum."""
         return [views]
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """For the classes' sums of vectors, for the anchors' sums, and for the gradient."""
+        return [widths["projections"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `supcon`."""
@@ -38,7 +44,7 @@ class Supcon(Term):
 
 
 def supcon(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     label: Shaped[Tensor, "..."],
     *,
     tau: float = 0.1,
@@ -71,25 +77,30 @@ def supcon(
         ValueError: tau <= 0, or labels that are not one whole number a sample.
     """
     dtype = working_dtype(z[0].dtype, tau)
-    batch = z[0].shape[0]
+    batch, (here, seen) = row_count(rows, z[0]), held(rows, present)
     number, count = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
-    keys, classes = lay(vectors, present), lay([number] * len(z), present)
-    place = torch.arange(len(keys), device=keys.device)
-    anchors = lay(vectors, present, as_slice(rows))
+    keys, classes = lay(vectors, seen), lay([number] * len(z), present)
+    place = torch.arange(len(classes), device=keys.device)
+    anchors = lay(vectors, seen, here)
     own = own_places(batch, len(z), present, as_slice(rows), keys.device)
     same = classes[own]
 
     members = torch.bincount(classes, minlength=count)
     mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
     of_class = keys if mutual is None else keys.detach()
-    whole = keys.new_zeros(count, keys.shape[1]).index_add(0, classes, of_class)
+    whole = keys.new_zeros(count, keys.shape[1])
+    if mutual is not None and mutual.around is not None:
+        for block in mutual.around([of_class]):
+            whole.index_add_(0, classes[block.places[0]], block.keys[0])
+    else:
+        whole = whole.index_add(0, classes, of_class)
     others = (members[same] - 1).to(dtype)
     rest = whole[same] - (anchors if mutual is None else anchors.detach())
     attraction = (anchors * rest).sum(1) / (tau * others.clamp(min=1))
     if mutual is not None:  # a row is as much its positives' positive as they are its
         attraction = 2 * attraction - attraction.detach()
-    mean = 1 / max(len(keys), 1)
+    mean = 1 / max(len(classes), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         attraction, others = per_anchor

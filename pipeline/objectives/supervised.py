@@ -1,6 +1,6 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.pipeline.objectives.pairs import is_fused
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
+from heron.pipeline.objectives.ring import blocks, held, ring_of
 
 Distance = Literal["hamming", "indicator"]
 
@@ -26,12 +27,17 @@ class WeightedSupervised(Term):
     self_pairs: bool = False
 
     needs: ClassVar[Needs] = Needs(labelled_vectors=("hidden",), labels=KNOWN)
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """The sum of each label, and the slope by it."""
         return [2 * labels]
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """For D, for the pairs, and for the gradient."""
+        return [widths["hidden"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_supervised`."""
@@ -46,7 +52,7 @@ class WeightedSupervised(Term):
 
 
 def weighted_supervised(
-    s: Float[Tensor, "batch dim"],
+    s: Float[Tensor, "held dim"],
     y: Num[Tensor, "batch labels"],
     *,
     tau: float = 1.0,
@@ -111,16 +117,32 @@ def weighted_supervised(
     count = y.sum(0)
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    own = as_slice(rows)
-    numbers = torch.arange(len(y), device=y.device)
-    if is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE:
+    own, (here, _) = as_slice(rows), held(rows)
+    kernels = is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE
+    if kernels and ring_of(rows) is None:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
     stated = None if known is None else known.to(dtype)
-    rule = _PairRule(y, y[own], weight, distance, self_pairs, numbers[own], stated, own)
-    if isinstance(rows, OwnRows):
-        loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
-        return loss
-    return blockwise(rule, [s[own] / tau], [s])
+    numbers = torch.arange(len(y), device=y.device)[own]
+
+    def rule(keys: slice, own_too: bool = True) -> _PairRule:
+        at = None if self_pairs or not own_too else numbers - (keys.start or 0)
+        return _PairRule(y, weight, distance, stated, own, keys, at)
+
+    every = slice(0, len(y))
+    whole = rule(every) if ring_of(rows) is None else None
+    if not isinstance(rows, OwnRows):
+        assert whole is not None
+        return blockwise(whole, [s[own] / tau], [s])
+
+    def around() -> Iterator[tuple[_PairRule, Tensor, slice]]:
+        if whole is not None:
+            yield whole, s.detach(), every
+            return
+        for block in blocks([s], rows, [[0]]):
+            yield rule(block.rows, block.own), block.keys[0], block.rows
+
+    loss: Tensor = _SharedPairs.apply(s[here] / tau, around, y.shape[1], rows)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _by_kernels(
@@ -157,25 +179,36 @@ class _SharedPairs(torch.autograd.Function):
     """L_s of own anchors with the whole gradient of their rows; two passes, as of `mutual`.
 
     The first finds each own anchor's D of every label and the loss's slope by it, which all
-    processes then tell each other; the second what is owed to the rows as anchors and as keys.
+    processes then tell each other; the second what is owed to the rows as anchors and as keys. A
+    loss of pairs needs D whole, so where keys come round D takes a round of its own.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows
+        ctx: FunctionCtx, anchors: Tensor, around: "Around", labels: int, rows: OwnRows
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
-        own = anchors.new_zeros(2, len(anchors), rule.labels)
-        parts = list(strips(len(anchors), len(keys), anchors.device))
-        for part in parts:
-            share, own[0, part], own[1, part] = rule.found(part, anchors[part] @ keys.T)
+        own = anchors.new_zeros(2, len(anchors), labels)  # D, and the slope by it
+
+        def visits() -> Iterator[tuple[_PairRule, slice, Tensor, Tensor, slice]]:
+            for rule, keys, at in around():
+                for part in strips(len(anchors), len(keys), anchors.device):
+                    yield rule, part, anchors[part] @ keys.T, keys, at
+
+        if rows.ring is not None:
+            for rule, part, logits, _, _ in visits():
+                own[0, part] += rule.totals(part, logits)
+        for rule, part, logits, _, _ in visits():
+            total = own[0, part] if rows.ring is not None else None
+            share, own[0, part], slope = rule.found(part, logits, total)
+            own[1, part] += slope
             loss += share
         gradient = torch.zeros_like(anchors)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             everyone = rows.gather(own.transpose(0, 1).contiguous()).unbind(1)
-            for part in parts:
-                slope = rule.owed(part, anchors[part] @ keys.T, own[:, part], everyone)
-                torch.mm(slope, keys, out=gradient[part])
+            for rule, part, logits, keys, at in visits():
+                slope = rule.owed(part, logits, own[:, part], [x[at] for x in everyone])
+                gradient[part].addmm_(slope, keys)
         ctx.save_for_backward(gradient)
         return loss.to(anchors.dtype)
 
@@ -192,20 +225,20 @@ class _PairRule:
     def __init__(
         self,
         y: Tensor,
-        anchor_y: Tensor,
         weight: Tensor,
         distance: Distance,
-        self_pairs: bool,
-        numbers: Tensor,
         known: Tensor | None,
         rows: slice,
+        keys: slice,
+        at: Tensor | None,
     ) -> None:
+        """Pairs of the anchors `rows` and some keys; their own lie `at` these, None: nowhere."""
         self.labels = y.shape[1]
         self.distance = distance
-        self.self_pairs = self_pairs
-        self.numbers = numbers  # the anchors' places in the batch
+        self.at = at
         self.weight = weight.tolist()
-        self.negative = 1 - y
+        anchor_y, y = y[rows], y[keys]
+        self.anchor_negative, self.negative = 1 - anchor_y, 1 - y
         self.members = [y[:, a].nonzero()[:, 0] for a in range(self.labels)]
         self.anchor_y = anchor_y
         # hamming(y_i, y_k) = |y_i| + |y_k| - 2 y_i.y_k, as one product of widened label vectors
@@ -215,9 +248,9 @@ class _PairRule:
         )
         self.known = None
         if known is not None:  # the same over the labels that are known of both
-            self.negative = known - y
-            self.known = known[rows], known
-            self.key_side = torch.cat([known - 2 * y, y], 1)
+            self.known = known[rows], known[keys]
+            self.anchor_negative, self.negative = known[rows] - anchor_y, known[keys] - y
+            self.key_side = torch.cat([known[keys] - 2 * y, y], 1)
             self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
@@ -246,10 +279,19 @@ class _PairRule:
         d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
         return loss, [d_logits], []
 
-    def found(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss of a strip, D, and the loss's slope by D."""
+    def totals(self, rows: slice, logits: Tensor) -> Tensor:
+        """What these keys add to D."""
+        return (self.distances(rows) * logits.exp_()) @ self.negative
+
+    def found(
+        self, rows: slice, logits: Tensor, total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of a strip, D, and the loss's slope by D.
+
+        `total` is D where it is no sum over these keys alone.
+        """
         repulsion, inverse = self.weighed(rows, logits)
-        total = repulsion @ self.negative
+        total = repulsion @ self.negative if total is None else total
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         for a, weight, anchors, _, place in self.pairs(rows):
             pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
@@ -265,7 +307,7 @@ class _PairRule:
         """
         repulsion, inverse = self.weighed(rows, logits)
         slope = own[1] @ self.negative.T
-        slope.addmm_(self.negative[self.numbers[rows]], everyone[1].T).mul_(repulsion)
+        slope.addmm_(self.anchor_negative[rows], everyone[1].T).mul_(repulsion)
         for a, weight, anchors, members, place in self.pairs(rows):
             pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
             pulls = torch.zeros_like(pair_inverse)
@@ -283,8 +325,8 @@ class _PairRule:
         if self.distance == "hamming":
             f.mul_(dist.mul_(-1 / self.labels).add_(1))
         inverse = f.reciprocal_()
-        if not self.self_pairs:
-            inverse.scatter_(1, self.numbers[rows, None], 0.0)  # ratio 0: no loss, no gradient
+        if self.at is not None:
+            inverse.scatter_(1, self.at[rows, None], 0.0)  # ratio 0: no loss, no gradient
         return repulsion, inverse
 
     def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
@@ -298,3 +340,6 @@ class _PairRule:
             if weight != 0 and anchors.numel():
                 place = (anchors[:, None] * len(self.negative) + members).view(-1)
                 yield a, weight, anchors, members, place
+
+
+Around = Callable[[], Iterator[tuple[_PairRule, Tensor, slice]]]  # rules, keys, their rows

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,6 +17,7 @@ from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay, pair_count
+from heron.pipeline.objectives.ring import held, row_count
 
 Anchors = Literal["first", "all"]
 Negatives = Literal["all_views", "cross_view"]
@@ -29,6 +30,7 @@ class NtXent(Term):
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
@@ -52,12 +54,17 @@ class Cmc(Term):
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
+    rings: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
 
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """The slopes by the sums of either view, of two at a time."""
         return [2] * (views * (views - 1) // 2)
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Of two views at a time, there and back."""
+        return couples(views, widths["projections"]) * 2
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `cmc`."""
@@ -87,6 +94,7 @@ class WeightedUnsupervised(Term):
     needs: ClassVar[Needs] = Needs(vectors=("projections", "weights"), views=2)
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights")
     repels_all: ClassVar[bool] = True
+    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -96,6 +104,11 @@ class WeightedUnsupervised(Term):
     def tells(self, views: int, labels: int, levels: int) -> list[int]:
         """As `NtXent`, or as `Cmc`."""
         return [views] if self.negatives == "all_views" else [2] * (views * (views - 1) // 2)
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """As `NtXent`, or as `Cmc`, of two vectors a view."""
+        both = widths["projections"] + widths["weights"]
+        return ([both] if self.negatives == "all_views" else couples(views, both)) * 2
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `weighted_unsupervised`."""
@@ -127,8 +140,13 @@ class InputWeightedUnsupervised(Term):
         )
 
 
+def couples(views: int, width: int) -> list[int]:
+    """Numbers a row of each two of so many views, of equal width, which are `width` in all."""
+    return [2 * width // views] * (views * (views - 1) // 2)
+
+
 def nt_xent(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     *,
     tau: float = 0.5,
     rows: Rows = slice(None),
@@ -146,7 +164,8 @@ def nt_xent(
         tau: temperature, > 0.
         rows: the samples whose anchors are summed here; the loss is still divided by the count of
             the whole batch, so that the shares of all processes add up to the loss. Of `OwnRows`
-            the gradient is that of the whole loss, with respect to these rows alone.
+            the gradient is that of the whole loss, with respect to these rows alone; where they
+            have a ring, vectors are of these rows alone, too.
         present: which views each sample has: i, u, v and k, j run over these, and the mean over
             the pairs that there are.
 
@@ -162,7 +181,7 @@ def nt_xent(
 
 
 def cmc(
-    z: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
     *,
     tau: float = 0.5,
     rows: Rows = slice(None),
@@ -182,8 +201,8 @@ def cmc(
 
 
 def weighted_unsupervised(
-    z: Sequence[Float[Tensor, "batch dim"]],
-    h: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
+    h: Sequence[Float[Tensor, "held dim"]],
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",
@@ -235,8 +254,8 @@ def weighted_unsupervised(
 
 
 def input_weighted_unsupervised(
-    z: Sequence[Float[Tensor, "batch dim"]],
-    x: Sequence[Float[Tensor, "batch _"]],
+    z: Sequence[Float[Tensor, "held dim"]],
+    x: Sequence[Float[Tensor, "held _"]],
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",
@@ -298,7 +317,8 @@ def own_excluded(
 
     D is the sum over the heads and over all views of the other samples.
     """
-    count, batch, own = len(vectors), vectors[0].shape[0], as_slice(rows)
+    count, batch, own = len(vectors), row_count(rows, vectors[0]), as_slice(rows)
+    here, seen = held(rows, present)
     samples = torch.arange(batch, device=vectors[0].device)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
@@ -312,10 +332,10 @@ def own_excluded(
     if list(among) == every:
         mirror = range(len(heads))[::-1]
         mutual = Mutual.of(rows, batch, mirror, [0] * len(heads), [every], present)
-    known = positives(vectors, among, tau, own, present)
+    known = positives(vectors, among, tau, here, seen)
     if len(counted) < len(among):
-        weigh = [x.new_full((batch,), float(u in counted)) for u, x in enumerate(vectors)]
-        anchor = lay(weigh, present, own, among)[:, None]
+        weigh = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
+        anchor = lay(weigh, seen, here, among)[:, None]
         known = [known[0], anchor * (known[1] if len(known) > 1 else torch.ones_like(known[0]))]
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -324,8 +344,8 @@ def own_excluded(
 
     few = own_views(samples[own], batch, count).repeat(len(among), 1) if present is None else None
     pairs = Pairs(
-        [lay(near, present, own, among) for near, _ in heads],
-        [lay(far, present) for _, far in heads],
+        [lay(near, seen, here, among) for near, _ in heads],
+        [lay(far, seen) for _, far in heads],
         anchor_tag=lay([samples] * count, present, own, among),
         key_tag=lay([samples] * count, present),
         exclude=few,
@@ -349,7 +369,7 @@ def cross_view(
     turned over are as `Head` says.
     """
     near, far = attraction
-    count, batch, own = len(near), near[0].shape[0], as_slice(rows)
+    count, batch, (own, seen) = len(near), row_count(rows, near[0]), held(rows, present)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
         mean = len(among) / pair_count(present, among)
@@ -363,16 +383,16 @@ def cross_view(
 
     def pairs(ways: Sequence[tuple[int, int]]) -> Pairs:
         return Pairs(
-            [lay(vectors, present, own, [u]) for u, _ in ways for vectors, _ in heads],
-            [lay(vectors, present, among=[v]) for _, v in ways for _, vectors in heads],
+            [lay(vectors, seen, own, [u]) for u, _ in ways for vectors, _ in heads],
+            [lay(vectors, seen, among=[v]) for _, v in ways for _, vectors in heads],
         )
 
     def known(u: int, v: int) -> list[Tensor]:  # the positive's logit, and whether there is one
         positive = (near[u][own] * far[v][own]).sum(1)
-        if present is None:
+        if seen is None:
             return [positive]
-        here = present[own, u]
-        return [positive[here], present[own, v][here].to(positive)]
+        here = seen[own, u]
+        return [positive[here], seen[own, v][here].to(positive)]
 
     shares = []
     for couple in itertools.combinations(range(count), 2):

@@ -328,7 +328,8 @@ def load(path: Path) -> Snapshot:
 
 def _decisive(config: Config) -> dict[str, Any]:
     """Returns what decides how a run goes on: not its folder, its length or how it is watched."""
-    tree = config.model_dump(mode="json", exclude={"run", "evaluate", "train", "tracking"})
+    apart = {"run", "evaluate", "train", "distributed", "tracking"}
+    tree = config.model_dump(mode="json", exclude=apart)
     tree["data"] = without_places(tree["data"])
     where = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*where, "on_error", "max_bad_fraction"):

@@ -1,6 +1,7 @@
 """How much of a device a step uses: model FLOPs utilisation, and memory."""
 
 import copy
+import os
 import re
 import resource
 from collections.abc import Callable, Sequence
@@ -119,6 +120,14 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def whole_memory(device: torch.device) -> int:
+    """Returns the memory that a process may fill: of its GPU, or its part of the host's; bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
 
 
 def mfu(flops: float, seconds: float, peak: float | None) -> float | None:

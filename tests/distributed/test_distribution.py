@@ -129,6 +129,7 @@ def step(
     pieces: int = 1,
     matryoshka: Sequence[int] = (),
     missing: bool = False,
+    by_ring: bool = False,
 ) -> dict[str, Tensor]:
     """Forward and backward over this process's share of batches of `count` labelled rows.
 
@@ -178,7 +179,8 @@ def step(
         refuse_lonely_rows(batch, micro, ["one", "two"])
         features, backward = embed(strategy, own, batch, micro)
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
-        loss, terms = objective(globalise(features, batch, own, sizes, objective, epoch))
+        whole = globalise(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
+        loss, terms = objective(whole)
         backward(loss)
         objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.from_first))
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}

@@ -34,11 +34,11 @@ class Told:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("world", [8, 4096])
-def test_a_step_exchanges_what_the_arithmetic_says(world: int) -> None:
+@pytest.mark.parametrize(("world", "by_ring"), [(8, False), (4096, False), (8, True), (64, True)])
+def test_a_step_exchanges_what_the_arithmetic_says(world: int, by_ring: bool) -> None:
     """Shares are uneven, so that what is padded counts too."""
     case, told = (
-        Case(Terms.model_validate(HEROCON), 2 * world + 5, world + 7, 16, (4, 6), 8),
+        Case(Terms.model_validate(HEROCON), 2 * world + 5, world + 7, 16, (4, 6), 8, by_ring),
         Told(),
     )
     with processes(world):
@@ -46,6 +46,8 @@ def test_a_step_exchanges_what_the_arithmetic_says(world: int) -> None:
         count(gate, case)
     predicted, calls = predict(case, world)
     assert told.found == [({kind: n for kind, (n, _) in predicted.items()}, calls)]
+    passed = calls.pop("passed")
+    assert passed == (5 * (world - 1) if by_ring else 0)  # L_u twice round, L_s three times
     assert sum(calls.values()) < 50  # in any number of processes
 
 

@@ -1,7 +1,8 @@
 """Own rows' gradients are whole without that of others being sent: threads stand for processes."""
 
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from heron.pipeline.objectives.hard import debiased, hard
 from heron.pipeline.objectives.hierarchical import hierarchical
 from heron.pipeline.objectives.mib import mib
 from heron.pipeline.objectives.pico import pico
-from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
+from heron.pipeline.objectives.present import OwnRows, Ring, Rows, as_slice
+from heron.pipeline.objectives.ring import held
 from heron.pipeline.objectives.supcon import supcon
 from heron.pipeline.objectives.supervised import weighted_supervised
 from heron.pipeline.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
@@ -67,11 +69,11 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     ),
     "cmc": (lambda x, r: cmc(x, rows=r, present=PRESENT), FEW),
     "clip": (
-        lambda x, r: clip(x[V], x[-1][as_slice(r)], rows=r, present=PRESENT),
+        lambda x, r: clip(x[V], x[-1][held(r)[0]], rows=r, present=PRESENT),
         [*FEW, SCALE],
     ),
     "siglip": (
-        lambda x, r: siglip(x[V], *(n[as_slice(r)] for n in x[-2:]), rows=r, present=PRESENT),
+        lambda x, r: siglip(x[V], *(n[held(r)[0]] for n in x[-2:]), rows=r, present=PRESENT),
         [*FEW, SCALE, BIAS],
     ),
     "supcon": (lambda x, r: supcon(x, LABEL, rows=r, present=PRESENT), FEW),
@@ -97,8 +99,13 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
 }
 
 
-def shared(term: Term, known: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+def shared(
+    term: Term, known: Sequence[Tensor], sizes: Sequence[int], by_ring: bool = False
+) -> list[list[Tensor]]:
     """The share of the loss, and the gradients of own rows, of each process."""
+    edges = [sum(sizes[:rank]) for rank in range(len(sizes) + 1)]
+    shares = [slice(*edge) for edge in itertools.pairwise(edges)]
+    sent: list[list[Tensor]] = [[] for _ in sizes]
     told: list[Tensor] = [torch.empty(0)] * len(sizes)
     meet = threading.Barrier(len(sizes), timeout=60)
     found: list[list[Tensor]] = [[] for _ in sizes]
@@ -111,13 +118,27 @@ def shared(term: Term, known: Sequence[Tensor], sizes: Sequence[int]) -> list[li
             meet.wait()
             return whole
 
+        def turn(
+            own: Sequence[Tensor], counts: Sequence[Sequence[int]]
+        ) -> Iterator[tuple[int, list[Tensor]]]:
+            sent[rank] = [x.clone() for x in own]
+            meet.wait()
+            came = [(at - 1) % len(sizes) for at in range(rank + 1, rank + 1 - len(sizes), -1)]
+            for process in came:
+                assert [len(x) for x in sent[process]] == [n[process] for n in counts]
+                yield process, sent[process]
+            meet.wait()
+
         try:
             start = sum(sizes[:rank])
             own = slice(start, start + sizes[rank])
             mine = [x[own].clone().requires_grad_() for x in known]
             parts = zip(known, mine, strict=True)
             whole = [torch.cat([x[:start], part, x[own.stop :]]) for x, part in parts]
-            loss = term(whole, OwnRows(own, gather))
+            loss = term(
+                mine if by_ring else whole,
+                OwnRows(own, gather, Ring(shares, turn) if by_ring else None),
+            )
             slopes = torch.autograd.grad(0.7 * loss, mine, materialize_grads=True)
             found[rank] = [loss.detach(), *slopes]
         finally:
@@ -142,8 +163,9 @@ def test_processes_are_one(name: str, strip: int, monkeypatch: pytest.MonkeyPatc
     leaves = [x.clone().requires_grad_() for x in known]
     value = term(leaves, slice(None))
     slopes = torch.autograd.grad(0.7 * value, leaves, materialize_grads=True)
-    for sizes in SHARES:
-        found = shared(term, known, sizes)
+    rings = [False] if name in ("pico", "hierarchical") else [False, True]
+    for sizes, by_ring in itertools.product(SHARES, rings):
+        found = shared(term, known, sizes, by_ring)
         total = torch.stack([share for share, *_ in found]).sum()
         torch.testing.assert_close(total, value.detach(), rtol=1e-10, atol=1e-12)
         for at, slope in enumerate(slopes, start=1):
