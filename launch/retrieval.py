@@ -15,7 +15,7 @@ from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.kinds import Asked, Metric, bytes_of
+from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
@@ -79,6 +79,7 @@ def index(
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
     width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
+    map: Annotated[MapKind, "how the page's map is drawn; umap takes long"] = "pca",
     gpu: Gpu = False,
     no_verify: NoVerify = False,
     quiet: Quiet = False,
@@ -104,6 +105,7 @@ def index(
         seed=seed,
         width=width,
         gpu=gpu,
+        map=map,
         progress=not quiet,
     ).manifest
     plan, measured = made.plan, made.recall
@@ -116,6 +118,8 @@ def index(
         f"memory: {in_bytes(plan.index_bytes)} open, {in_bytes(plan.build_bytes)} predicted to "
         f"build, budget {in_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
     )
+    if made.map is not None:
+        print(f"map: {made.map.how}")
     if measured is None:
         return
     setting = "".join(f", {name} {value}" for name, value in made.search.items())
@@ -140,7 +144,7 @@ def query(
     k: Annotated[int, "samples to find"] = 10,
     where: Annotated[str, 'filter by label: "Smiling and not Male"'] = "",
     relation: Annotated[
-        Relation, "hard: with labels far from the query's; false: with the same labels"
+        Relation, "hard: with labels far from the query's; false: with its labels, or close ones"
     ] = "neighbours",
     far: Annotated[
         float | None, "least label distance of a hard one (default: the median; of classes, any)"
@@ -200,6 +204,10 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
     asked = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
     if answer.far is not None:
         asked += f", at a label distance of {answer.far:.4g} or more"
+    if answer.close is not None:
+        asked += f", at a label distance of {answer.close:.4g} or less"
+    if answer.instead:
+        asked = f"samples, none of them {asked}: the nearest in label space"
     if answer.where:
         asked += f", where {answer.where}"
     return [
