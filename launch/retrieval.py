@@ -276,7 +276,7 @@ def negatives(
 
 def serve(
     index: IndexFolder,
-    *,
+    *others: Annotated[Path, "further indexes, of other data or models"],
     host: Annotated[str, "address; beyond loopback who has the token may search"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
     token: Annotated[
@@ -288,9 +288,10 @@ def serve(
     gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Shows an index as a web page.
+    """Shows an index, or several, as a web page.
 
     heron serve indexes/faces
+    heron serve indexes/faces indexes/birds
     """
     from heron.pipeline.retrieval.query import Retriever
 
@@ -299,10 +300,17 @@ def serve(
     from heron.pipeline.serve.server import address, choose_token, listen, make_server
 
     given = os.environ.get("HERON_TOKEN") or None if token is None else token
+    if others and (embeddings, run, data) != (None, None, None):
+        raise UsageError("--embeddings, --run and --data are of one index; serve one with them")
     with listen(host, port) as listening:  # a taken port is found before the index
         token = choose_token(listening, given)
-        retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
-        server = make_server(retriever, listening, token=token)
-        print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
+        found: dict[str, Retriever] = {}
+        for folder in (index, *others):
+            name = folder.name if folder.name not in found else str(folder)
+            found[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
+        server = make_server(found, listening, token=token)
+        count = sum(len(one.samples) for one in found.values())
+        folders = ", ".join(map(str, (index, *others)))
+        print(f"{folders}: {count:,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)
         server.run(sockets=[listening])

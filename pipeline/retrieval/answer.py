@@ -1,6 +1,6 @@
 """What was asked of an index, and what was found."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 Relation = Literal["neighbours", "hard", "false"]
@@ -15,8 +15,10 @@ class Query:
     key: str  # of the sample; of a file or a vector, its name
     labels: list[str]  # of the sample, by name; none of what is no sample
     vector: str  # where its vector comes from, in words
-    examples: tuple[int, ...] = ()  # numbers of several samples that are asked for as one
-    predicted: tuple[tuple[str, float], ...] = ()  # labels and their share among the nearest
+    examples: list[int] = field(
+        default_factory=list
+    )  # numbers of several samples that are asked for as one
+    predicted: dict[str, float] = field(default_factory=dict)  # labels' share among the nearest
     voters: int = 0  # nearest labelled samples that labels are predicted from
 
 

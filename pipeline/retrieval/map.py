@@ -28,7 +28,7 @@ MAP = "map.npy"  # float32 [N, 2], in the order of the samples
 FITTED = 2**22  # numbers of the vectors that the projection is fitted on, at most
 FEWEST = 3  # samples of a map
 REGIONS = 12  # that are named, at most
-SURE = 5.0  # standard errors by which a label's share in a region is above that of all
+SURE = 4.0  # standard errors by which a label's share in a region is above that of all
 GRID = 2**16 - 1  # the largest coordinate on the grid, in which the page has the map
 CORNERS = 100  # of an outline, at most
 

@@ -139,12 +139,12 @@ class Retriever:
         Raises:
             RetrievalError: no such sample, k or filter; or nothing passes the filter.
         """
-        numbers = tuple(dict.fromkeys(self.samples.find(key) for key in keys))
+        numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
         vectors = np.stack(rows)
         if self.index.manifest.normalised:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
-        shared = self.samples.targets[list(numbers)].all(0)
+        shared = self.samples.targets[numbers].all(0)
         query = Query(
             None,
             ", ".join(self.samples.key(number) for number in numbers),
@@ -200,10 +200,10 @@ class Retriever:
         vector = self.encode(file, row)
         predicted, voters = self.predict(vector)
         named, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
-        query = Query(None, named, [], origin, (), predicted, voters)
+        query = Query(None, named, [], origin, [], predicted, voters)
         return self._answer(query, vector, k, where, relation, among=among)
 
-    def predict(self, vector: NDArray[Any]) -> tuple[tuple[tuple[str, float], ...], int]:
+    def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
         """Returns the labels that half of a vector's nearest have, with their share, and how many.
 
         Of classes the most frequent one. Neighbours are the nearest `VOTERS` with labels.
@@ -211,13 +211,13 @@ class Retriever:
         samples = self.samples
         most = min(VOTERS, int(samples.known.sum()))
         if not samples.names or not most:
-            return (), 0
+            return {}, 0
         known = None if samples.known.all() else np.asarray(samples.known)
         near = self.index.search(vector[None], most, allowed=known).numbers[0]
         shares = samples.targets[near[near >= 0]].mean(0)
         order = np.argsort(-shares, kind="stable").tolist()
         chosen = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
-        return tuple((samples.names[i], float(shares[i])) for i in chosen), most
+        return {samples.names[i]: float(shares[i]) for i in chosen}, most
 
     def by_vector(
         self,
@@ -343,7 +343,8 @@ class Retriever:
         hits: list[Hit] = []
         for distance in np.unique(chosen.apart[chosen.mask]):
             level = chosen.mask & (chosen.apart == distance)
-            found = self.index.search(vector[None], min(k - len(hits), level.sum()), allowed=level)
+            most = min(k - len(hits), int(level.sum()))
+            found = self.index.search(vector[None], most, allowed=level)
             hits += self._hits(query, found.numbers[0], found.scores[0])
             if len(hits) >= k:
                 break

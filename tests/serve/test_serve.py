@@ -17,7 +17,8 @@ from PIL import Image
 from heron.launch.retrieval import serve
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.server import BINARY, Limits, listen
+from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.server import listen
 from heron.shards.errors import ShardError
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
