@@ -171,7 +171,8 @@ class SampleMap:
     def inside(self, outline: str) -> NDArray[np.bool_]:
         """Returns which samples lie within an outline, bool [N], by the even-odd rule.
 
-        `outline` has 3 to `CORNERS` corners on the grid: "x,y,x,y,...".
+        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", of 0 to `GRID` + 1; a sample is at the
+        middle of its cell of the grid, and so never on an edge that follows it.
 
         Raises:
             RetrievalError: it is no outline.
@@ -181,12 +182,12 @@ class SampleMap:
         if not sound or len(words) % 2 or not 3 <= len(words) // 2 <= CORNERS:
             raise RetrievalError(
                 f"an outline of {len(words)} numbers; expected 3 to {CORNERS} corners, x,y,x,y, "
-                f"whole numbers of 0 to {GRID}; draw it on the map"
+                f"whole numbers of 0 to {GRID + 1}; draw it on the map"
             )
         corners = np.array(words, np.int64).reshape(-1, 2)
-        near = ((self.grid >= corners.min(0)) & (self.grid <= corners.max(0))).all(1)
+        near = ((self.grid >= corners.min(0)) & (self.grid < corners.max(0))).all(1)
         numbers = np.flatnonzero(near)
-        x, y = self.grid[numbers].astype(np.float64).T
+        x, y = self.grid[numbers].T + 0.5
         odd = np.zeros(len(numbers), bool)
         for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
             crossed = np.flatnonzero((y0 > y) != (y1 > y))

@@ -95,7 +95,7 @@ def _answer_faults(app: FastAPI) -> None:
         found = fault.errors()[0]
         given = str(found["input"])
         shown = given if len(given) <= 40 else f"{given[:40]}…"
-        return words(400, f"{found['loc'][-1]} is '{shown}': {found['msg'].lower()}")
+        return words(400, f"{found['loc'][:2][-1]} is '{shown}': {found['msg'].lower()}")
 
     async def expected(request: Request, fault: Exception) -> Response:
         return words(400 if isinstance(fault, RetrievalError) else 500, str(fault))

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from io import BytesIO
@@ -84,7 +84,9 @@ def _vector(model: EmbeddingModel, rows: NDArray[Any]) -> NDArray[np.float32]:
 
 @contextmanager
 def running(
-    found: Retriever, limits: Limits | None = None, token: str | None = None
+    found: Retriever | Mapping[str, Retriever],
+    limits: Limits | None = None,
+    token: str | None = None,
 ) -> Iterator[str]:
     """A real server in a thread; its address."""
     listening = listen("127.0.0.1", 0)

@@ -4,7 +4,6 @@
 import { asked, go } from "./address.js";
 import { api, ask, at, counted, make, number, page } from "./elements.js";
 
-const TERM = /^(not\s+)?('(?:[^']|'')*'|"(?:[^"]|"")*"|[^\s'"&|!()]+)$/i;
 const RESERVED = /^(and|or|not)$/i;
 let asking = new AbortController();
 
@@ -14,27 +13,33 @@ function quoted(name) {
   return plain ? name : `'${name.replaceAll("'", "''")}'`;
 }
 
-/** The parts of a filter that `and` joins; one part where it has `or`s or parentheses. */
+/** The parts of a filter that `and` joins; one part where it has an `or`. */
 function terms(where) {
   const text = where.trim();
-  if (!text) return [];
-  const parts = text.match(/'(?:[^']|'')*'|"(?:[^"]|"")*"|\S+/g);
-  const found = [[]];
-  for (const part of parts) {
-    if (/^and$/i.test(part)) found.push([]);
-    else found.at(-1).push(part);
+  const parts = [];
+  let depth = 0, from = 0;
+  for (const found of text.matchAll(/'(?:[^']|'')*'|"(?:[^"]|"")*"|[()]|[^\s'"()]+/g)) {
+    const [word] = found;
+    depth += (word === "(") - (word === ")");
+    if (depth) continue;
+    if (/^or$|[&|!]/i.test(word)) return [`(${text})`];
+    if (/^and$/i.test(word)) {
+      parts.push(text.slice(from, found.index).trim());
+      from = found.index + word.length;
+    }
   }
-  const joined = found.map((words) => words.join(" "));
-  if (joined.every((term) => TERM.test(term) && !RESERVED.test(term))) return joined;
-  return [/^\(.*\)$/.test(text) && !text.slice(1, -1).includes(")") ? text : `(${text})`];
+  return [...parts, text.slice(from).trim()].filter(Boolean);
 }
 
-/** Have the filter ask for a label, or for its absence, or for neither if it does already. */
+/** Have the filter ask for a label, or for its absence, or for neither if it does already.
+
+Of classes, of which a sample has one, it asks for one at most. */
 export function toggle(name, without = false) {
   const wanted = `${without ? "not " : ""}${quoted(name)}`;
   const other = `${without ? "" : "not "}${quoted(name)}`;
   const before = terms(asked().where);
-  const rest = before.filter((term) => term !== wanted && term !== other);
+  const classes = page.about.exclusive && !without ? new Set(page.about.names.map(quoted)) : new Set();
+  const rest = before.filter((term) => term !== wanted && term !== other && !classes.has(term));
   const found = before.includes(wanted) ? rest : [...rest, wanted];
   const alone = found.length === 1 && /^\((.*)\)$/.exec(found[0]);
   go({ where: alone ? alone[1] : found.join(" and ") });

@@ -14,6 +14,7 @@ let lit = { own: [], hits: [] }; // numbers of samples
 let outline = []; // corners on the grid, while one is drawn
 let drawing = false; // an outline, at the next drag
 let resting, hovering;
+let painted = null; // the colour that the address had
 
 const size = () => at("over").getBoundingClientRect();
 const toScreen = (x, y, { width, height } = size()) =>
@@ -156,7 +157,7 @@ export function light(query, hits) {
   at("over").setAttribute("aria-label",
     `Map of ${number(points.count)} samples; ${lit.hits.length} results are marked`);
   over();
-  if (at("colour").value !== asked().colour) colour();
+  if (painted !== asked().colour) colour();
 }
 
 /** What the points can be coloured by. */
@@ -171,6 +172,7 @@ function choices() {
 async function colour() {
   const { exclusive, names, classes, of } = page.about;
   const chosen = asked().colour;
+  painted = chosen;
   at("colour").value = chosen in names ? chosen : "";
   const label = at("colour").value;
   let colours = [PALETTE[0]], codes = null, legend = [];
@@ -230,7 +232,7 @@ function select(corners) {
   const { corners: most, grid } = page.about.map;
   const step = Math.ceil(corners.length / most);
   const bounded = corners.filter((_, i) => i % step === 0).flat()
-    .map((value) => Math.round(Math.min(Math.max(value, 0), grid)));
+    .map((value) => Math.round(Math.min(Math.max(value, 0), grid + 1)));
   if (bounded.length >= 6) go({ lasso: bounded.join(",") });
 }
 

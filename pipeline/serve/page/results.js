@@ -21,7 +21,7 @@ export function drawHits(answer) {
       + `These are the nearest in label space, of ${among}.`
     : `${counted(hits.length, WHAT[relation])} of ${among}${apart}.`;
   const differ = differences(query);
-  at("hits").replaceChildren(page.about.pictures ? grid(query, hits, differ) : table(hits, differ));
+  at("hits").replaceChildren(page.about.pictures ? grid(hits, differ) : table(hits, differ));
   const links = [...at("hits").querySelectorAll("a")];
   links.forEach((link, place) => {
     link.addEventListener("focus", () => rove(links, place));
@@ -89,12 +89,12 @@ function adder(hit) {
   }, "+");
 }
 
-function grid(query, hits, differ) {
+function grid(hits, differ) {
   const cards = hits.map((hit) => make("li", {},
     link(hit,
       make("img", { src: source(hit.number), alt: "", loading: "lazy", width: 152, height: 152 }),
-      make("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3)),
-      make("b", { title: hit.key }, hit.key)),
+      make("b", { title: hit.key }, hit.key),
+      make("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3))),
     adder(hit),
     labelList(hit, differ, DIFFERENCES)));
   return make("ol", { class: "grid" }, ...cards);
