@@ -247,6 +247,7 @@ def negatives(
     anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
     seed: Annotated[int, "seed of the draw of anchors"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
+    page: Annotated[str, "address of `heron serve` that links open"] = "http://127.0.0.1:8000/",
     no_verify: NoVerify = False,
 ) -> None:
     """Reports false and hard negatives of embeddings.
@@ -262,7 +263,7 @@ def negatives(
     of_index: Layer = "hidden" if searched is None else searched.manifest.layer
     question = Question(layer or of_index, k, anchors, seed)
     opened = Embeddings.open(embeddings, not no_verify)
-    numbers = report(opened, question, out, searched, data)
+    numbers = report(opened, question, out, searched, data, page)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
