@@ -77,7 +77,7 @@ class Client(Thread):
         draw, about = self._random, self._about
         number, share = draw.randrange(about["count"]), draw.random()
         if share < 0.1:
-            return "suggestions", f"/api/samples?prefix={quote(about['keys'][number % 20][:-1])}"
+            return "suggestions", f"/api/samples?part={quote(about['keys'][number % 20][:-1])}"
         if share < 0.4 and about["pictures"]:
             return "picture", f"/api/picture/{number}"
         asked = {"key": draw.choice(about["keys"]), "k": 24}

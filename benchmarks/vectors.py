@@ -44,9 +44,17 @@ def draw(rows: int, dim: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
 
 
 def write_embeddings(
-    folder: Path, rows: int, dim: int, data: str = "drawn", keys: Sequence[str] = ()
+    folder: Path,
+    rows: int,
+    dim: int,
+    data: str = "drawn",
+    keys: Sequence[str] = (),
+    labels: int = 0,
 ) -> None:
-    """A folder of drawn vectors, as `heron embed` writes one; of shards that have these keys."""
+    """A folder of drawn vectors, as `heron embed` writes one; of shards that have these keys.
+
+    With labels, each sample has some, the first of them most often.
+    """
     (folder / "hidden").mkdir(parents=True)
     parts = []
     for number, vectors in enumerate(draw(rows, dim)):
@@ -54,9 +62,15 @@ def write_embeddings(
         np.save(path, vectors, allow_pickle=False)
         parts.append(Part(count=len(vectors), files={"hidden": FileSum.of(path)}))
     named = keys or [f"{row:08d}" for row in range(rows)]
-    known, targets = np.zeros(rows, bool), np.zeros((rows, 0), np.uint8)
+    share = np.linspace(0.6, 0.05, labels)
+    targets = (np.random.default_rng(2).random((rows, labels)) < share).astype(np.uint8)
     samples = Samples(
-        np.array(named, np.bytes_), np.arange(rows, dtype=np.int64), targets, known, [], "none"
+        np.array(named, np.bytes_),
+        np.arange(rows, dtype=np.int64),
+        targets,
+        np.full(rows, bool(labels)),
+        [f"label {number}" for number in range(labels)],
+        "multi_label" if labels else "none",
     )
     EmbeddingsManifest(
         format=FORMAT,

@@ -15,7 +15,7 @@ from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.kinds import Asked, Metric, bytes_of
+from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
@@ -79,6 +79,7 @@ def index(
     k: Annotated[int, "neighbours that recall is measured on"] = 10,
     seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
     width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
+    map: Annotated[MapKind, "how the page's map is drawn; umap takes long"] = "pca",
     gpu: Gpu = False,
     no_verify: NoVerify = False,
     quiet: Quiet = False,
@@ -104,6 +105,7 @@ def index(
         seed=seed,
         width=width,
         gpu=gpu,
+        map=map,
         progress=not quiet,
     ).manifest
     plan, measured = made.plan, made.recall
@@ -116,6 +118,8 @@ def index(
         f"memory: {in_bytes(plan.index_bytes)} open, {in_bytes(plan.build_bytes)} predicted to "
         f"build, budget {in_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
     )
+    if made.map is not None:
+        print(f"map: {made.map.how}")
     if measured is None:
         return
     setting = "".join(f", {name} {value}" for name, value in made.search.items())
@@ -140,7 +144,7 @@ def query(
     k: Annotated[int, "samples to find"] = 10,
     where: Annotated[str, 'filter by label: "Smiling and not Male"'] = "",
     relation: Annotated[
-        Relation, "hard: with labels far from the query's; false: with the same labels"
+        Relation, "hard: with labels far from the query's; false: with its labels, or close ones"
     ] = "neighbours",
     far: Annotated[
         float | None, "least label distance of a hard one (default: the median; of classes, any)"
@@ -200,6 +204,10 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
     asked = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
     if answer.far is not None:
         asked += f", at a label distance of {answer.far:.4g} or more"
+    if answer.close is not None:
+        asked += f", at a label distance of {answer.close:.4g} or less"
+    if answer.instead:
+        asked = f"samples, none of them {asked}: the nearest in label space"
     if answer.where:
         asked += f", where {answer.where}"
     return [
@@ -239,6 +247,7 @@ def negatives(
     anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
     seed: Annotated[int, "seed of the draw of anchors"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
+    page: Annotated[str, "address of `heron serve` that links open"] = "http://127.0.0.1:8000/",
     no_verify: NoVerify = False,
 ) -> None:
     """Reports false and hard negatives of embeddings.
@@ -254,7 +263,7 @@ def negatives(
     of_index: Layer = "hidden" if searched is None else searched.manifest.layer
     question = Question(layer or of_index, k, anchors, seed)
     opened = Embeddings.open(embeddings, not no_verify)
-    numbers = report(opened, question, out, searched, data)
+    numbers = report(opened, question, out, searched, data, page)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
@@ -268,7 +277,7 @@ def negatives(
 
 def serve(
     index: IndexFolder,
-    *,
+    *others: Annotated[Path, "further indexes, of other data or models"],
     host: Annotated[str, "address; beyond loopback who has the token may search"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
     token: Annotated[
@@ -280,9 +289,10 @@ def serve(
     gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Shows an index as a web page.
+    """Shows an index, or several, as a web page.
 
     heron serve indexes/faces
+    heron serve indexes/faces indexes/birds
     """
     from heron.pipeline.retrieval.query import Retriever
 
@@ -291,10 +301,17 @@ def serve(
     from heron.pipeline.serve.server import address, choose_token, listen, make_server
 
     given = os.environ.get("HERON_TOKEN") or None if token is None else token
+    if others and (embeddings, run, data) != (None, None, None):
+        raise UsageError("--embeddings, --run and --data are of one index; serve one with them")
     with listen(host, port) as listening:  # a taken port is found before the index
         token = choose_token(listening, given)
-        retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
-        server = make_server(retriever, listening, token=token)
-        print(f"{index}: {len(retriever.samples):,} samples at {address(listening, token)}")
+        found: dict[str, Retriever] = {}
+        for folder in (index, *others):
+            name = folder.name if folder.name not in found else str(folder)
+            found[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
+        server = make_server(found, listening, token=token)
+        count = sum(len(one.samples) for one in found.values())
+        folders = ", ".join(map(str, (index, *others)))
+        print(f"{folders}: {count:,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)
         server.run(sockets=[listening])

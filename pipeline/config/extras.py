@@ -16,6 +16,7 @@ EXTRAS = {  # of pyproject.toml, by the module that one brings
     "peft": "pip install 'heron-pretrain[lora]'",
     "torch_geometric": "pip install 'heron-pretrain[graph]'",
     "timm": "pip install 'heron-pretrain[vision]'",
+    "umap": "pip install 'heron-pretrain[map]'",
     "ray": "pip install 'heron-pretrain[study]'",
 }
 

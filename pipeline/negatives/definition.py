@@ -6,9 +6,9 @@ An anchor is compared with the *others*: all other samples that have labels.
 - The *label difference* of two samples is the number of labels in which they differ, and their
   *label distance* the share of the labels: HeroCon's dist(y_i, y_j) / c (Eq. 7). Where classes
   exclude each other, both are 0 or 1.
-- A *false negative* has exactly the anchor's labels. An unsupervised loss pushes it away wrongly.
-  Where labels are many, hardly two samples agree in all. So the report also counts *close* ones: up
-  to the largest distance that at most 1 % of random pairs have.
+- A *false negative* has the anchor's labels, or *close* ones: up to the largest distance that at
+  most 1 % of random pairs have. An unsupervised loss pushes it away wrongly. Where labels are few
+  or exclude each other, close means the same; where they are many, hardly two samples agree in all.
 - A *hard negative* is near, and its label distance is the median of the anchor's others or more,
   and above 0: it shares no more labels with the anchor than a sample that is picked blindly. Half
   of a random batch is as far, however many labels there are and however rare they are. Where
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RELATIONS = "false", "close", "neither", "hard"  # of a near sample to its anchor
+ANCHORS, OTHERS = 2_000, 20_000  # samples that stand for all where labels of pairs are compared
 RARE = 0.01  # share of random pairs whose labels are close, at most
 CELLS = 2**22  # pairs of samples that are in memory at a time
 LABELS = 2**24  # labels that are compared at a time
@@ -117,3 +118,32 @@ class LabelPairs:
     def counts(self, block: slice) -> Numbers:
         """Returns how many others differ in 0, 1, ... labels, [anchors, differences]."""
         return row_sums(self.differences(block), self.largest + 2)[:, :-1]
+
+
+def draw_pairs(
+    targets: NDArray[Any],
+    known: NDArray[np.bool_],
+    exclusive: bool,
+    anchors: int = ANCHORS,
+    seed: int = 0,
+) -> LabelPairs:
+    """Returns the pairs of some drawn anchors and `OTHERS`; 0 anchors: all samples with labels."""
+    labelled, generator = np.flatnonzero(known), np.random.default_rng(seed)
+    drawn = [
+        np.sort(generator.choice(labelled, count, replace=False))
+        if count < len(labelled)
+        else labelled
+        for count in (anchors or len(labelled), OTHERS)
+    ]
+    return LabelPairs(targets, exclusive, *drawn)
+
+
+def close_in(targets: NDArray[Any], known: NDArray[np.bool_], exclusive: bool) -> int:
+    """Returns the largest label difference of close labels among samples, whoever asks.
+
+    `targets` are 0/1, [samples, labels]; `known` says which samples have labels. The pairs are of
+    one fixed draw, so that queries, the page and the report mean the same.
+    """
+    pairs = draw_pairs(targets, known, exclusive)
+    counts = sum((pairs.counts(block).sum(0) for block in pairs.blocks()), np.int64(0))
+    return close_difference(np.asarray(counts)) if np.any(counts) else 0

@@ -1,28 +1,31 @@
 """The figures of the report on negatives, each as HTML; small, to be read on a phone too."""
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from heron.pipeline.negatives.estimates import Estimate
+from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.negatives.measure import EXPECTED
-from heron.pipeline.training.page import embedded, plot, png
+from heron.pipeline.training.page import DPI, embedded, plot, png
 
 FEW = 30  # pairs that a point of a curve is of, at least
 LARGEST = 40  # labels on a heat map
 
 
-def draw(numbers: Mapping[str, Any], exclusive: bool) -> dict[str, str]:
+def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[str, str]:
     """Draws every figure of the numbers of `negatives.json`, by name."""
     close, question = numbers["thresholds"]["close"] > 0, numbers["question"]
     figures = {
         "rates": _rates(numbers["false_negatives"], ["close", "same"] if close else ["same"]),
         "similarity": _similarity(numbers["similarity"], question.layer, close),
-        "confusion": _confusion(numbers["confusion"], numbers["labels"]["names"], exclusive),
+        "confusion": _confusion(numbers["confusion"], numbers["labels"]["names"], exclusive, links),
     }
     if (weight := numbers["weight"]) is not None:
         alike, bins = "label similarity (1 − label distance)", len(weight["counts"])
@@ -78,8 +81,13 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> str:
     return embedded("Cosine similarity of pairs by their labels", png(figure))
 
 
-def _confusion(confusion: Mapping[str, Any], names: list[str], exclusive: bool) -> str:
-    """Draws which labels take whose place: times as often as by chance, or of classes the share."""
+def _confusion(
+    confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
+) -> str:
+    """Draws which labels take whose place: times as often as by chance, or of classes the share.
+
+    A cell is a link to such samples.
+    """
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
     if len(counts) > LARGEST:  # those with most in the wrong place
@@ -105,7 +113,34 @@ def _confusion(confusion: Mapping[str, Any], names: list[str], exclusive: bool) 
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.colorbar(image, ax=axes, label=unit, location="top", shrink=0.7, pad=0.02)
-    return embedded("Which labels are confused", png(figure))
+    areas = "".join(
+        f'<area shape="rect" coords="{",".join(map(str, corners))}" '
+        f'href="{html.escape(links.confused(labels[row], labels[column]))}" '
+        f'title="{html.escape(f"{labels[row]}, {labels[column]}")}" alt="">'
+        for (row, column), corners in cell_corners(figure, axes, len(labels)).items()
+        if enough[row, column]
+    )
+    drawn = embedded("Which labels are confused", png(figure))
+    linked = drawn.replace("<img ", '<img usemap="#confused" ', 1)
+    return f'{linked}<map name="confused">{areas}</map>'
+
+
+def cell_corners(figure: Figure, axes: Axes, count: int) -> dict[tuple[int, int], list[int]]:
+    """Returns left, top, right and bottom of the cells of a square heat map in its PNG, in pixels.
+
+    `png` cuts the picture to what is drawn, and adds a margin.
+    """
+    figure.set_dpi(DPI)
+    figure.canvas.draw()
+    box = figure.get_tightbbox().padded(rcParams["savefig.pad_inches"])  # inches
+    edges = np.arange(count + 1) - 0.5
+    points = axes.transData.transform(np.stack([edges, edges], 1)) - np.array([box.x0, 0]) * DPI
+    x, y = np.rint(points[:, 0]).astype(int), np.rint(box.y1 * DPI - points[:, 1]).astype(int)
+    return {
+        (row, column): [int(x[column]), int(y[row]), int(x[column + 1]), int(y[row + 1])]
+        for row in range(count)
+        for column in range(count)
+    }
 
 
 def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> str:

@@ -13,7 +13,7 @@ from heron.pipeline.negatives.definition import (
     RELATIONS,
     LabelPairs,
     Numbers,
-    close_difference,
+    draw_pairs,
     hard_difference,
     label_difference,
     relation,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
 KS = 1, 2, 5, 10, 20, 50
-OTHERS = 20_000  # samples that stand for all where anchors are compared with random ones
 EXAMPLES = 12  # pairs that are shown
 
 Vectors = NDArray[np.float32]
@@ -95,26 +94,22 @@ def find_neighbours(
     samples = embeddings.samples
     labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
     notes = _check(embeddings, question, labelled)
-    generator = np.random.default_rng(question.seed)
-    anchors, others = (
-        np.sort(generator.choice(labelled, count, replace=False))
-        if count < len(labelled)
-        else labelled
-        for count in (question.anchors or len(labelled), OTHERS)
+    pairs = draw_pairs(
+        samples.targets, samples.known, samples.exclusive, question.anchors, question.seed
     )
+    anchors, others = pairs.anchors, pairs.others
     if len(others) < len(labelled):
         notes.append(
             f"random pairs and sums over negatives are of {len(others):,} samples, drawn from "
             f"{len(labelled):,}"
         )
-    pairs = LabelPairs(samples.targets, samples.exclusive, anchors, others)
     counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
     if not counts[:, 1:].any():
         raise RetrievalError(
             f"all samples with labels in {embeddings.folder} have the same ones; expected two "
             "classes or more, to tell negatives from positives; embed more of the data set"
         )
-    close = close_difference(counts.sum(0))
+    close = samples.close
     ks = tuple(k for k in sorted({*KS, question.k}) if k < len(labelled))
     if len(ks) < len({*KS, question.k}):
         notes.append(f"rates are of k up to {ks[-1]}: {len(labelled):,} samples have labels")

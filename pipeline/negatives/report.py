@@ -19,6 +19,7 @@ from heron.pipeline.evaluation.collapse import collapsed
 from heron.pipeline.negatives import figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
+from heron.pipeline.negatives.links import ADDRESS, PageLinks
 from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
@@ -50,16 +51,19 @@ def report(
     out: Path,
     index: "Index | None" = None,
     data: str | None = None,
+    address: str = ADDRESS,
 ) -> dict[str, Any]:
     """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
     `index` is of the same embeddings, to take neighbours from; `data` names the shards of their
-    pictures, where they are not those that the embeddings name.
+    pictures, where they are not those that the embeddings name. Pairs and confused labels link to
+    the page of `heron serve` at `address`.
 
     Raises:
         RetrievalError: the question has no answer, or index or data are of other samples.
         ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
     """
+    links = PageLinks(address)
     pictures, without = find_pictures(embeddings, data)  # before the work, if it is wrong
     near, known = find_neighbours(embeddings, question, index), embeddings.manifest
     temperatures = Temperatures.of_run(known.run)
@@ -86,7 +90,7 @@ def report(
         **repulsion,
         "left_out": [*near.notes, *notes, *filter(None, [without])],
     }
-    text = render(near, numbers, pictures)
+    text = render(near, numbers, pictures, links)
     small = len(embeddings.samples.names) <= LARGEST
     confusion = numbers["confusion"] | ({} if small else {"swapped": None, "expected": None})
     out.mkdir(parents=True, exist_ok=True)
@@ -124,7 +128,9 @@ def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
     return pa.table(columns)
 
 
-def render(near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | None) -> str:
+def render(
+    near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | None, links: PageLinks
+) -> str:
     """Returns the whole page: each figure and table with what it says, in sentences."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE),
@@ -140,13 +146,14 @@ def render(near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | 
         numbers,
         exclusive=near.pairs.exclusive,
         expected=EXPECTED,
-        figures=figures.draw(numbers, near.pairs.exclusive),
+        figures=figures.draw(numbers, near.pairs.exclusive, links),
         sheets={relation: _sheet(near, relation, pictures) for relation in ("hard", "false")},
         common=lambda pairs: Counter(n for p in pairs for n in p["both"]).most_common(1),
         collapsed=collapsed(numbers["collapse"]),
         lift=lift,
         order=[int(a) for a in np.argsort(lift) if np.isfinite(lift[a])],
         g_ends=_ends(numbers["weight"]),
+        links=links,
     )
     return page(f"Negatives of {near.embeddings.folder.resolve().name}", body, STYLE)
 

@@ -1,6 +1,6 @@
 """What was asked of an index, and what was found."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 Relation = Literal["neighbours", "hard", "false"]
@@ -15,6 +15,11 @@ class Query:
     key: str  # of the sample; of a file or a vector, its name
     labels: list[str]  # of the sample, by name; none of what is no sample
     vector: str  # where its vector comes from, in words
+    examples: list[int] = field(
+        default_factory=list
+    )  # numbers of several samples that are asked for as one
+    predicted: dict[str, float] = field(default_factory=dict)  # labels' share among the nearest
+    voters: int = 0  # nearest labelled samples that labels are predicted from
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Answer:
     relation: Relation  # to the query
     far: float | None  # label distance from which on a neighbour is hard; None: another relation
     metric: str  # of the scores
+    close: float | None = None  # label distance up to which labels are close; None: as `far`
+    instead: bool = False  # no sample has close labels: the hits are the nearest in label space
 
     def plain(self) -> dict[str, Any]:
         """Returns the answer as plain values, for JSON."""

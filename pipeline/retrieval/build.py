@@ -29,12 +29,14 @@ from heron.pipeline.retrieval.kinds import (
     POINTS,
     PQ_SAMPLE,
     Asked,
+    MapKind,
     Metric,
     Plan,
     VectorSet,
     choose,
     compared_by,
 )
+from heron.pipeline.retrieval.map import MAP, draw_map
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.retrieval.transform import Prefix, rotation
@@ -119,6 +121,7 @@ def build_index(
     seed: int = 0,  # of the draw
     width: int | None = None,  # the first numbers of each view's vectors that count; None: all
     gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
+    map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
 ) -> Index:
     """Builds an index of a layer of embeddings, and measures its recall.
@@ -130,8 +133,11 @@ def build_index(
         RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
             of the embeddings was altered; the budget is too small; `out` holds something; or GPUs
             are asked for, and FAISS has none.
+        MissingPackage: a map by UMAP is asked for, and it is not installed.
     """
     out, count = Path(out), len(embeddings)
+    if map == "umap":  # before the work, if it is not there
+        require("umap", "a map by UMAP")
     if gpu:
         require_gpus()
     if metric not in METRICS:
@@ -161,8 +167,13 @@ def build_index(
             setting, measured = measure(
                 index, vectors, plan, query_numbers, min(k, count - 1), recall, gpu
             )
+        with _timed(seconds, "map"):
+            drawn = draw_map(
+                map, vectors.take, vectors.blocks("map"), embeddings.samples, work / MAP, seed
+            )
         with _timed(seconds, "checksums"):
-            files = embeddings.copy_samples(work) | {INDEX: FileSum.of(work / INDEX)}
+            made = [INDEX] if drawn is None else [INDEX, MAP]
+            files = embeddings.copy_samples(work) | {n: FileSum.of(work / n) for n in made}
         manifest = IndexManifest(
             format=FORMAT,
             kind=plan.kind,
@@ -179,6 +190,7 @@ def build_index(
             faiss=faiss.__version__,
             search={plan.setting: setting} if plan.setting else {},
             recall=measured,
+            map=drawn,
             seconds=seconds,
             files=files,
         ).write(work / MANIFEST)

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.embeddings import Layer, Width
 from heron.pipeline.retrieval.kinds import Compared, Kind, Metric, Plan, compared_by
+from heron.pipeline.retrieval.map import MAP, MapRecord
 from heron.pipeline.retrieval.recall import Recall
 from heron.pipeline.retrieval.samples import FILES
 from heron.pipeline.retrieval.transform import Prefix
@@ -53,6 +54,7 @@ class IndexManifest(Artefact):
     faiss: str
     search: dict[str, Setting]  # that reaches the target of recall
     recall: Recall | None
+    map: MapRecord | None = None  # coordinates in the plane; indexes before it have none
     seconds: dict[str, float]  # what each step took
     files: dict[str, FileSum]
 
@@ -66,7 +68,7 @@ class IndexManifest(Artefact):
             ("search", [*self.search], [plan.setting] if plan.setting else []),
             ("subvectors of a dimension", self.dim % (plan.subvectors or 1), 0),
             ("dim", self.dim, self.prefix.width * self.prefix.views if self.prefix else self.dim),
-            ("files", sorted(self.files), sorted([INDEX, *FILES])),
+            ("files", sorted(self.files), sorted([INDEX, *FILES, *[MAP] * (self.map is not None)])),
         ]
         for name, found, wanted in pairs:
             if found != wanted:

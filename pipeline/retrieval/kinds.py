@@ -13,6 +13,7 @@ from heron.shards.artefact import Count, Record
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
 Asked = Literal["flat", "ivf", "sq8", "rabitq", "binary", "ivfpq", "hnsw", "auto"]
+MapKind = Literal["pca", "umap", "none"]  # how a map is drawn: see `map`
 Metric = Literal["cosine", "inner_product", "euclidean"]
 Compared = Literal["inner_product", "euclidean"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

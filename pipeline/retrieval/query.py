@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.definition import hard_difference
-from heron.pipeline.retrieval.answer import RELATIONS, Answer, Hit, Query, Relation
+from heron.pipeline.retrieval.allowed import Allowed, Flags, allowed_samples
+from heron.pipeline.retrieval.answer import Answer, Hit, Query, Relation
 from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
-from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.given import File
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.kinds import CODED
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
+
+VOTERS = 10  # nearest samples that a file's labels are predicted from
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
     from heron.pipeline.retrieval.encode import FileEncoder
@@ -38,7 +39,10 @@ class Retriever:
 
     - `neighbours`: any.
     - `hard`: those whose labels are far from the query's.
-    - `false`: those with the very same labels: false negatives, which an unsupervised loss repels.
+    - `false`: those with its labels, or close ones: false negatives, which an unsupervised loss
+      repels. Where there are none, the nearest in label space are found instead.
+
+    `among` are flags of the samples to choose from, [N], beside the filter; None: all.
 
     Attributes:
         index: that is searched.
@@ -109,6 +113,7 @@ class Retriever:
         where: str = "",
         relation: Relation = "neighbours",
         far: float | None = None,
+        among: Flags | None = None,
     ) -> Answer:
         """Returns the samples nearest to one of them.
 
@@ -122,10 +127,40 @@ class Retriever:
         number = self.samples.find(key)
         vector, origin = self.vector(number)
         query = Query(number, key, self.samples.label_names(number), origin)
-        return self._answer(query, vector, k, where, relation, far)
+        return self._answer(query, vector, k, where, relation, far, among)
+
+    def by_keys(
+        self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
+    ) -> Answer:
+        """Returns the samples nearest to the mean of some of them, which are not among the hits.
+
+        Under cosine each example counts as a unit vector. The query has the labels that all have.
+
+        Raises:
+            RetrievalError: no such sample, k or filter; or nothing passes the filter.
+        """
+        numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
+        rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
+        vectors = np.stack(rows)
+        if self.index.manifest.normalised:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+        shared = self.samples.targets[numbers].all(0)
+        query = Query(
+            None,
+            ", ".join(self.samples.key(number) for number in numbers),
+            [self.samples.names[i] for i in np.flatnonzero(shared)],
+            f"the mean of {len(numbers)} samples, from {origins[0]}",
+            numbers,
+        )
+        return self._answer(query, vectors.mean(0), k, where, "neighbours", None, among)
 
     def by_text(
-        self, text: str, k: int = 10, where: str = "", relation: Relation = "neighbours"
+        self,
+        text: str,
+        k: int = 10,
+        where: str = "",
+        relation: Relation = "neighbours",
+        among: Flags | None = None,
     ) -> Answer:
         """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
 
@@ -136,7 +171,7 @@ class Retriever:
         query = Query(None, text, [], f"the text, by the model of {self.run}")
         with self._lock:
             vector = self._encoder.text(text)
-        return self._answer(query, vector, k, where, relation)
+        return self._answer(query, vector, k, where, relation, among=among)
 
     def by_file(
         self,
@@ -146,9 +181,11 @@ class Retriever:
         relation: Relation = "neighbours",  # a file has no labels that others could be told by
         name: str | None = None,  # what the answer calls it; by default the path
         row: int = 0,  # of an array of rows
+        among: Flags | None = None,
     ) -> Answer:
         """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
+        Its labels are predicted from its nearest neighbours: see `predict`.
         `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows; where the
         model sees several stored views, one of each by the view's name.
 
@@ -160,8 +197,27 @@ class Retriever:
         """
         files = list(file.values()) if isinstance(file, Mapping) else [file]
         paths = [str(one) for one in files if not isinstance(one, bytes)]
-        query = Query(None, name or ", ".join(paths) or "a file", [], f"the model of {self.run}")
-        return self._answer(query, self.encode(file, row), k, where, relation)
+        vector = self.encode(file, row)
+        predicted, voters = self.predict(vector)
+        named, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
+        query = Query(None, named, [], origin, [], predicted, voters)
+        return self._answer(query, vector, k, where, relation, among=among)
+
+    def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
+        """Returns the labels that half of a vector's nearest have, with their share, and how many.
+
+        Of classes the most frequent one. Neighbours are the nearest `VOTERS` with labels.
+        """
+        samples = self.samples
+        most = min(VOTERS, int(samples.known.sum()))
+        if not samples.names or not most:
+            return {}, 0
+        known = None if samples.known.all() else np.asarray(samples.known)
+        near = self.index.search(vector[None], most, allowed=known).numbers[0]
+        shares = samples.targets[near[near >= 0]].mean(0)
+        order = np.argsort(-shares, kind="stable").tolist()
+        chosen = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
+        return {samples.names[i]: float(shares[i]) for i in chosen}, most
 
     def by_vector(
         self,
@@ -256,23 +312,43 @@ class Retriever:
         where: str,
         relation: Relation,
         far: float | None = None,
+        among: Flags | None = None,
     ) -> Answer:
-        own = query.number is not None  # the query is among the samples
-        others = len(self.samples) - own
+        own = query.examples if query.number is None else (query.number,)  # among the samples
+        others = len(self.samples) - len(own)
         if not 1 <= k <= others:
             raise RetrievalError(
                 f"k is {k:,}; expected 1 to {others:,}, as the index holds {len(self.samples):,} "
                 f"samples{' with the query' if own else ''}"
             )
-        mask, far = self._allowed(query, where, relation, far)
-        allowed = others if mask is None else int(mask.sum())
-        # Without a mask one more than asked for, as the query is most likely among them.
-        most = k + own if mask is None else min(k, allowed)
+        chosen = allowed_samples(self.samples, query, own, where, relation, far, among)
+        mask, answer = chosen.mask, (k, chosen.count or others, where, relation, chosen.far)
+        rest = self.index.manifest.metric, chosen.close
+        if chosen.apart is not None:
+            return Answer(
+                query, self._nearest_labels(query, vector, k, chosen), *answer, *rest, True
+            )
+        # Without a mask more than asked for, as the query is most likely among them.
+        most = k + len(own) if mask is None else min(k, chosen.count)
         found = self.index.search(vector[None], most, allowed=mask)
         numbers, scores = found.numbers[0], found.scores[0]
-        kept = (numbers >= 0) & (numbers != query.number if own else True)
-        hits = self._hits(query, numbers[kept][:k], scores[kept][:k])
-        return Answer(query, hits, k, allowed, where, relation, far, self.index.manifest.metric)
+        kept = (numbers >= 0) & ~np.isin(numbers, own)
+        return Answer(query, self._hits(query, numbers[kept][:k], scores[kept][:k]), *answer, *rest)
+
+    def _nearest_labels(
+        self, query: Query, vector: NDArray[Any], k: int, chosen: Allowed
+    ) -> list[Hit]:
+        """Returns the k nearest in label space; those as far in it by their vectors."""
+        assert chosen.apart is not None and chosen.mask is not None
+        hits: list[Hit] = []
+        for distance in np.unique(chosen.apart[chosen.mask]):
+            level = chosen.mask & (chosen.apart == distance)
+            most = min(k - len(hits), int(level.sum()))
+            found = self.index.search(vector[None], most, allowed=level)
+            hits += self._hits(query, found.numbers[0], found.scores[0])
+            if len(hits) >= k:
+                break
+        return hits
 
     def _hits(
         self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
@@ -293,57 +369,3 @@ class Retriever:
                 numbers.tolist(), scores.tolist(), apart.tolist(), strict=True
             )
         ]
-
-    def _allowed(
-        self, query: Query, where: str, relation: Relation, far: float | None
-    ) -> tuple[NDArray[np.bool_] | None, float | None]:
-        """Returns which samples are allowed, never the query, [N], or None for all; what is far."""
-        masks: dict[str, NDArray[np.bool_]] = {}  # by what they say
-        if where.strip():
-            masks[f"pass {where!r}"] = mask = passing(where, self.samples)
-            if query.number is not None:
-                mask[query.number] = False
-        if relation not in RELATIONS:
-            raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
-        if far is not None and (relation != "hard" or not 0 < far <= 1):
-            raise RetrievalError(
-                f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
-                "distance, with relation 'hard'"
-            )
-        if relation != "neighbours":
-            apart = self._label_distances(query, relation)
-            far = _far(apart, self.samples) if relation == "hard" and far is None else far
-            how = "its very labels" if far is None else f"a label distance of {far:.4g} or more"
-            related = apart == 0 if far is None else apart >= far
-            masks[f"have {how} (relation '{relation}')"] = related
-        if not masks:
-            return None, None
-        allowed = np.logical_and.reduce(list(masks.values()))
-        if not allowed.any():
-            counts = (f"{int(mask.sum()):,} others {what}" for what, mask in masks.items())
-            raise RetrievalError(
-                f"'{query.key}' has no other sample to choose from: {', '.join(counts)}; expected "
-                "one at least; ask for less"
-            )
-        return allowed, far
-
-    def _label_distances(self, query: Query, relation: Relation) -> NDArray[np.float32]:
-        """Returns the label distances to a query, [N]; NaN for itself and what has no labels."""
-        number, samples = query.number, self.samples
-        if number is None or not samples.known[number]:
-            what = "is no sample, and" if number is None else "is a sample that"
-            raise RetrievalError(
-                f"'{query.key}' {what} has no labels; relation '{relation}' needs a query with "
-                "labels; ask for neighbours, or by the key of another sample"
-            )
-        apart = samples.label_distance(np.array([number]), np.arange(len(samples)))
-        apart[number] = np.nan  # which compares as false
-        return apart
-
-
-def _far(apart: NDArray[np.float32], samples: Samples) -> float:
-    """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
-    largest = 1 if samples.exclusive else len(samples.names)
-    differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
-    hard = hard_difference(np.bincount(differ, minlength=largest + 1))
-    return float(np.float32(hard / largest))  # as the distances are

@@ -1,6 +1,7 @@
 """Which samples the rows of an array of embeddings are: keys, row numbers, labels."""
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.definition import label_difference
+from heron.pipeline.negatives.definition import close_in, label_difference
 from heron.shards.artefact import FileSum, Record, in_words
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import RESTORE, ShardError
@@ -88,6 +89,46 @@ class Samples:
         at = self._position(prefix.encode())
         near = (self.key(int(i)) for i in self._order[at : at + most])
         return [key for key in near if key.startswith(prefix)]
+
+    def keys_with(self, part: str, most: int) -> list[str]:
+        """Returns keys that begin with a text, in order, then others that hold it; at most `most`.
+
+        The others come in the order of the samples.
+        """
+        found = dict.fromkeys(self.keys_with_prefix(part, most))
+        width, wanted = self.keys.dtype.itemsize, part.encode()
+        data = memoryview(np.ascontiguousarray(self.keys).view(np.uint8))
+        for match in re.finditer(re.escape(wanted), data) if wanted.strip(b"\0") else ():
+            if len(found) >= most:
+                break
+            number = match.start() // width
+            if match.end() <= (number + 1) * width and wanted in self.keys[number]:
+                found[self.key(number)] = None
+        return list(found)
+
+    @cached_property
+    def close(self) -> int:
+        """The largest label difference of close labels: see `pipeline.negatives.definition`."""
+        return close_in(self.targets, self.known, self.exclusive)
+
+    @property
+    def largest(self) -> int:
+        """The label difference at the label distance 1."""
+        return 1 if self.exclusive else max(1, len(self.names))
+
+    @property
+    def close_distance(self) -> float:
+        """The largest label distance of close labels, as `label_distance` has it."""
+        return float(np.float32(self.close / self.largest))
+
+    @cached_property
+    def _label_bits(self) -> NDArray[np.uint8]:
+        return np.packbits(self.targets.T, axis=1)  # which samples have each label
+
+    def label_counts(self, allowed: NDArray[np.bool_] | None = None) -> list[int]:
+        """Returns how many of the allowed samples have each label; None: of all."""
+        bits = self._label_bits if allowed is None else self._label_bits & np.packbits(allowed)
+        return np.bitwise_count(bits).sum(1, dtype=np.int64).tolist()  # type: ignore[no-any-return]
 
     def label_names(self, number: int) -> list[str]:
         """Returns the labels that a sample has, by name."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DPI = 110  # pixels of an inch of a figure
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
        color: #1d2433; }
@@ -35,7 +36,7 @@ def plot(x: str, y: str) -> "tuple[Figure, Axes]":
 def png(figure: "Figure") -> bytes:
     """Returns a figure as a PNG, cut to what is drawn."""
     out = BytesIO()
-    figure.savefig(out, dpi=110, bbox_inches="tight", format="png")
+    figure.savefig(out, dpi=DPI, bbox_inches="tight", format="png")
     return out.getvalue()
 
 

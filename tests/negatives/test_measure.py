@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.negatives import definition, neighbours, repulsion
+from heron.pipeline.negatives import definition, repulsion
 from heron.pipeline.negatives import measure as statistics
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
@@ -155,7 +155,7 @@ def test_blocks_make_no_difference(
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     e = drawn(tmp_path / "e")
-    monkeypatch.setattr(neighbours, "OTHERS", 30)
+    monkeypatch.setattr(definition, "OTHERS", 30)
     found = find_neighbours(e, Question(k=3, anchors=100))
     assert len(found.pairs.anchors) == 39 and len(found.pairs.others) == 30
     assert found.counts.sum() == 39 * 30 - 30  # others are anchors too, but not of themselves

@@ -1,20 +1,28 @@
 """The report on negatives: its page, its numbers, its table of pairs, and the verb."""
 
+import base64
+import html
 import json
 import math
 import re
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from matplotlib import colormaps
+from PIL import Image
 
 from heron.launch.arguments import Verb, parse
 from heron.launch.retrieval import negatives
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives import figures as negatives_figures
 from heron.pipeline.negatives.definition import RELATIONS
+from heron.pipeline.negatives.links import PageLinks
+from heron.pipeline.negatives.measure import EXPECTED
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
@@ -62,7 +70,9 @@ def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> N
         "negatives.json", "pairs.parquet", "report.html",
     ]  # fmt: skip
     assert text.startswith("<!doctype html>") and text.count("data:image/png;base64,") == 5
-    assert not re.findall(r'(?:src|href)="(?!data:)', text) and "http" not in text
+    assert not re.findall(r'src="(?!data:)|<(?!a|area)\w+ [^>]*href=', text)  # nothing is fetched
+    there = "http://127.0.0.1:8000/"  # of heron serve
+    assert text.count("http") == text.count(there) > 50
     assert "<h1>Negatives of e</h1>" in text and "nan" not in text.lower().split("base64")[0]
     rate = float(numbers["false_negatives"]["close"]["near"].value[near.ks.index(10)])
     assert f"Of the 10 nearest neighbours {percent(rate)}" in text
@@ -70,6 +80,47 @@ def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> N
     assert "pictures: " in text and "--data names the data set" in text
     assert "Does HeroCon's weight g fall" in text and "Assumption 1" in text
     assert text.count('class="pair"') > 12
+
+
+def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Path) -> None:
+    near, numbers, out = written
+    text = read(out / "report.html")
+    row, column = near.examples("hard")[0]
+    samples = near.embeddings.samples
+    for number in (near.pairs.anchors[row], near.numbers[row, column]):
+        key = samples.key(int(number))
+        assert f'<a href="http://127.0.0.1:8000/?key={key}&amp;relation=hard">{key}</a>' in text
+    links = PageLinks("https://host/a?b=c")
+    assert parse_qs(urlsplit(links.confused("a b", "c")).query) == {
+        "b": ["c"],
+        "among": ["'a b' and not c"],
+        "where": ["c and not 'a b'"],
+    }
+    assert links.confused("c", "c").endswith("?b=c&among=c&where=c")
+    swap = numbers["confusion"]["worst"][0]
+    assert html.escape(PageLinks().confused(swap["anchor"], swap["neighbour"])) in text
+    with pytest.raises(RetrievalError, match="'javascript:x' is no address of a page"):
+        report(near.embeddings, near.question, tmp_path / "no", address="javascript:x")
+    # A link lies on its cell: those without enough pairs are grey, and are no links.
+    picture = re.search(r'usemap="#confused"[^>]*base64,([^"]+)', text)
+    assert picture
+    with Image.open(BytesIO(base64.b64decode(picture[1]))) as image:
+        pixels = np.asarray(image.convert("RGB"), int)
+    areas = re.findall(r'coords="(\d+),(\d+),(\d+),(\d+)" href="([^"]+)"', text)
+    values = {}
+    for *corners, href in areas:
+        left, top, right, bottom = map(int, corners)
+        assert right - left > 12 and bottom - top > 12
+        values[href] = pixels[(top + bottom) // 2, (left + right) // 2]
+    names = samples.names
+    counts, chance = (np.asarray(numbers["confusion"][n], float) for n in ("swapped", "expected"))
+    checked = 0
+    for i, j in np.argwhere(chance >= EXPECTED):
+        there = html.escape(PageLinks().confused(names[i], names[j]))
+        wanted = 255 * np.array(colormaps["RdBu_r"](counts[i, j] / chance[i, j] / 2)[:3])
+        assert np.abs(values[there] - wanted).max() < 6
+        checked += 1
+    assert checked == len(areas) > 2
 
 
 def test_the_numbers_are_json(written: Written) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from heron.launch.arguments import UsageError, Verb, parse
 from heron.launch.retrieval import query
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.negatives.neighbours import Question, find_neighbours
 from heron.pipeline.retrieval.answer import Answer
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
@@ -161,8 +162,84 @@ def test_the_same_labels_are_never_hard(tmp_path: Path) -> None:
     hard = found.by_key("s000", 5, relation="hard")
     assert [hit.number for hit in hard.hits] == [9]
     assert hard.far == 0.5
-    with pytest.raises(RetrievalError, match=r"'s009' has no other sample .*: 0 others have its"):
-        found.by_key("s009", 5, relation="false")
+    alone = found.by_key("s009", 5, relation="false")  # none has its labels, or close ones
+    assert alone.instead and alone.close == 0 and alone.allowed == 9
+    assert {hit.label_distance for hit in alone.hits} == {0.5} and len(alone.hits) == 5
+
+
+def test_false_negatives_have_close_labels_as_the_report_has_them(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    y = draw.integers(0, 2, (150, 40))
+    y[1], y[2] = y[0], y[0]
+    y[2, :2] = 1 - y[2, :2]
+    y[3] = 1 - y[0]
+    found = of_labels(tmp_path, y, "multi_label")
+    embeddings = found.embeddings
+    assert embeddings is not None
+    near = find_neighbours(embeddings, Question(k=5, anchors=0))
+    apart = (y[:, None] != y).sum(2)[~np.eye(150, dtype=bool)]
+    assert (
+        found.samples.close
+        == near.close
+        == max(n for n in range(41) if (apart <= n).mean() <= 0.01)
+    )
+    answer = found.by_key("s000", 9, relation="false")
+    close = [i for i in range(1, 150) if (y[i] != y[0]).sum() <= near.close]
+    assert sorted(hit.number for hit in answer.hits) == close and {1, 2} <= {*close}
+    assert answer.close == pytest.approx(near.close / 40) and not answer.instead
+    alone = found.by_key("s003", 9, relation="false")
+    assert alone.instead and len(alone.hits) == 9 and alone.allowed == 149
+    distances = sorted((y[i] != y[3]).mean() for i in range(150) if i != 3)[:9]
+    assert [hit.label_distance for hit in alone.hits] == pytest.approx(distances)
+    among = np.arange(150) < 50
+    hard = found.by_key("s000", 49, relation="hard", among=among)
+    assert hard.far is not None and hard.far * 40 > near.close
+    assert all(hit.number < 50 for hit in hard.hits)
+
+
+def test_several_samples_are_one_query(stored: Embeddings, retriever: Retriever) -> None:
+    x, y = all_vectors(stored), stored.samples.targets
+    own = [3, 8, 5]
+    mean = (x[own] / np.linalg.norm(x[own], axis=1, keepdims=True)).mean(0)
+    answer = retriever.by_keys(["s003", "s008", "s003", "s005"], 9)
+    same(answer, by_a_loop(stored, mean, "cosine", lambda i: i not in own, 9))
+    assert answer.query.examples == own and answer.allowed == N - 3
+    assert answer.query.labels == [n for i, n in enumerate(NAMES) if y[own, i].all()]
+    some = retriever.by_keys(["s003", "s008"], 9, "a")
+    same(
+        some,
+        by_a_loop(
+            stored,
+            x[[3, 8]].T @ (1 / np.linalg.norm(x[[3, 8]], axis=1)),
+            "cosine",
+            lambda i: y[i, 0] and i < N - BARE and i not in (3, 8),
+            9,
+        ),
+    )
+    with pytest.raises(RetrievalError, match="no sample has the key 's7000'"):
+        retriever.by_keys(["s003", "s7000"])
+
+
+def test_labels_are_predicted_from_the_nearest(stored: Embeddings, retriever: Retriever) -> None:
+    x, y, known = all_vectors(stored), stored.samples.targets, stored.samples.known
+    near = [i for i, _ in by_a_loop(stored, x[700], "cosine", lambda i: known[i], 10)]
+    share = y[near].mean(0)
+    predicted, voters = retriever.predict(x[700].astype(np.float32))
+    assert voters == 10
+    assert predicted == {n: pytest.approx(share[i]) for i, n in enumerate(NAMES) if share[i] >= 0.5}
+    assert [*predicted.values()] == sorted(predicted.values(), reverse=True)
+
+
+def test_keys_that_hold_a_part_and_counts_of_labels(stored: Embeddings) -> None:
+    samples = stored.samples
+    assert samples.keys_with("s07", 20) == [f"s07{n}" for n in range(10)]
+    assert samples.keys_with("70", 5) == ["s070", "s170", "s270", "s370", "s470"]
+    assert samples.keys_with("s00", 3) == ["s000", "s001", "s002"]
+    for none in ("0s", "x", "\0", "é", "s0000"):  # "0s" is there only across two keys
+        assert samples.keys_with(none, 5) == []
+    allowed = np.random.default_rng(0).random(N) < 0.3
+    assert samples.label_counts(allowed) == samples.targets[allowed].sum(0).tolist()
+    assert samples.label_counts() == samples.targets.sum(0).tolist()
 
 
 def test_where_all_labels_are_the_same_none_is_hard(tmp_path: Path) -> None:
@@ -314,6 +391,9 @@ def test_the_verb_prints_json_in_full(
         "key": f"{tmp_path / 'rows.npy'} row 2",
         "labels": [],
         "vector": "as given",
+        "examples": [],
+        "predicted": {},
+        "voters": 0,
     }
     ask(retriever.index.folder, *vector)
     title, *lines = capsys.readouterr().out.splitlines()[5:]

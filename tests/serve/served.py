@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from io import BytesIO
@@ -24,7 +24,8 @@ from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.encode import FileEncoder
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.server import BINARY, Limits, address, listen, make_server
+from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.server import address, listen, make_server
 from heron.shards.build import build
 from heron.shards.sources import make
 from tests.experiments import frames
@@ -83,7 +84,9 @@ def _vector(model: EmbeddingModel, rows: NDArray[Any]) -> NDArray[np.float32]:
 
 @contextmanager
 def running(
-    found: Retriever, limits: Limits | None = None, token: str | None = None
+    found: Retriever | Mapping[str, Retriever],
+    limits: Limits | None = None,
+    token: str | None = None,
 ) -> Iterator[str]:
     """A real server in a thread; its address."""
     listening = listen("127.0.0.1", 0)

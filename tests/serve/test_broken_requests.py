@@ -118,6 +118,11 @@ def test_bodies_need_a_length_or_chunks(faces: Site) -> None:
 
 PATHS = [
     "/api/neighbours",
+    "/api/facets",
+    "/api/export",
+    "/api/map",
+    "/api/colours",
+    "/api/sample/",
     "/api/samples",
     "/api/picture/",
     "/api/random",
@@ -125,7 +130,20 @@ PATHS = [
     "/",
     "/x",
 ]
-NAMES = ["key", "k", "where", "relation", "prefix", "token", "of", "k[]", ""]
+NAMES = [
+    "key",
+    "k",
+    "where",
+    "relation",
+    "part",
+    "lasso",
+    "label",
+    "format",
+    "token",
+    "of",
+    "k[]",
+    "",
+]
 NUMBERS = ["-1", "0", "1e9", "NaN", "1_0", "٣", "9" * 30, "9" * 10_000, "0x10", "", "5.0", " 5"]
 texts = st.one_of(
     st.binary(max_size=40),

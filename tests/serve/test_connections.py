@@ -14,8 +14,8 @@ import h11
 import pytest
 
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.serve.admission import BINARY, Limits
 from heron.pipeline.serve.guard import BoundedConnection, WholeAnswers
-from heron.pipeline.serve.server import BINARY, Limits
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
 GET = "GET /page.js HTTP/1.1", "Host: localhost"
@@ -90,7 +90,7 @@ def test_one_who_does_not_read_is_cut_off(faces: Site, monkeypatch: pytest.Monke
         made(connection, transport)
 
     monkeypatch.setattr(BoundedConnection, "connection_made", narrow)
-    monkeypatch.setattr(Samples, "keys_with_prefix", lambda *_: ["a" * 1000] * 300)
+    monkeypatch.setattr(Samples, "keys_with", lambda *_: ["a" * 1000] * 300)
     with socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         line.connect((urlsplit(faces.url).hostname, urlsplit(faces.url).port))

@@ -17,7 +17,8 @@ from PIL import Image
 from heron.launch.retrieval import serve
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.server import BINARY, Limits, listen
+from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.server import FILES, listen
 from heron.shards.errors import ShardError
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
@@ -26,15 +27,18 @@ def test_page_and_its_headers(faces: Site) -> None:
     for path, kind, text in (
         ("/", "text/html", b"<title>Heron</title>"),
         ("/page.css", "text/css", b"prefers-color-scheme"),
-        ("/page.js", "text/javascript", b"/api/about"),
+        ("/page.js", "text/javascript", b"heron serve"),
         ("/icon.svg", "image/svg+xml", b"<svg"),
     ):
         response, data = faces.ask(path)
         assert response.status == 200 and text in data
         assert response.headers["Content-Type"].startswith(kind)
-    _, script = faces.ask("/page.js")
-    for way_in in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval("):
-        assert way_in not in script
+    for name in FILES:
+        response, script = faces.ask("/" if name == "index.html" else f"/{name}")
+        assert response.status == 200
+        for way_in in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert way_in.encode() not in script
+        assert b"http" not in script.replace(b"http://www.w3.org/2000/svg", b"")  # no other place
     for path in ("/", "/api/about", "/nothing", "/api/neighbours?k=0"):  # errors have them too
         response, _ = faces.ask(path)
         policy = response.headers["Content-Security-Policy"]
@@ -66,12 +70,12 @@ def test_about(faces: Site, frames: Site) -> None:
 
 def test_keys_are_suggested(faces: Site) -> None:
     keys = [faces.found.samples.key(number) for number in range(48)]
-    assert faces.json("/api/samples?prefix=00004")["keys"] == sorted(
-        key for key in keys if key.startswith("00004")
-    )
+    first = sorted(key for key in keys if key.startswith("00004"))
+    assert faces.json("/api/samples?part=00004")["keys"] == [*first, "000004"]
     assert faces.json("/api/samples")["keys"] == sorted(keys)[:20]
-    assert faces.json("/api/samples?prefix=zzz")["keys"] == []
-    assert faces.json("/api/samples?prefix=%00%C3%A9")["keys"] == []
+    assert faces.json("/api/samples?part=47")["keys"] == ["000047"]
+    assert faces.json("/api/samples?part=zzz")["keys"] == []
+    assert faces.json("/api/samples?part=%00%C3%A9")["keys"] == []
     assert faces.json("/api/random")["key"] in keys
 
 
@@ -209,9 +213,9 @@ class Held:
         with self._lock:
             self.inside -= 1
 
-    def by_key(self, *args: Any) -> Any:
+    def by_key(self, *args: Any, **options: Any) -> Any:
         self._hold()
-        return self._found.by_key(*args)
+        return self._found.by_key(*args, **options)
 
     def by_file(self, *args: Any, **options: Any) -> Any:
         self._hold()
@@ -255,7 +259,7 @@ def test_faults_are_told_without_a_traceback(
     faces: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(fault: Exception) -> Any:
-        def by_key(*_: object) -> None:
+        def by_key(*_: object, **__: object) -> None:
             raise fault
 
         monkeypatch.setattr(faces.found, "by_key", by_key)

@@ -1,0 +1,47 @@
+"""Links from the report on negatives to the page of `heron serve`."""
+
+from dataclasses import dataclass
+from urllib.parse import urlencode, urlsplit
+
+from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval.filters import quoted
+
+ADDRESS = "http://127.0.0.1:8000/"  # of `heron serve`, by default
+
+
+@dataclass(frozen=True)
+class PageLinks:
+    """Addresses on the page of an index of the samples that the report is of.
+
+    Raises:
+        RetrievalError: the address is none of a web page.
+    """
+
+    address: str = ADDRESS
+
+    def __post_init__(self) -> None:
+        """Refuses what a browser would not open as a page."""
+        if urlsplit(self.address).scheme not in ("http", "https"):
+            raise RetrievalError(
+                f"'{self.address}' is no address of a page; expected one such as {ADDRESS}; give "
+                "--page what `heron serve` prints"
+            )
+
+    def sample(self, key: str, relation: str) -> str:
+        """Returns where a sample is shown with its `hard` or `false` negatives."""
+        return self._with(key=key, relation=relation)
+
+    def confused(self, anchor: str, neighbour: str) -> str:
+        """Returns where a random sample with one label alone is shown among those with the other.
+
+        Of one label twice, among others that have it.
+        """
+        if anchor == neighbour:
+            return self._with(among=quoted(anchor), where=quoted(anchor))
+        pair = quoted(anchor), quoted(neighbour)
+        return self._with(
+            among=f"{pair[0]} and not {pair[1]}", where=f"{pair[1]} and not {pair[0]}"
+        )
+
+    def _with(self, **asked: str) -> str:
+        return f"{self.address}{'&' if '?' in self.address else '?'}{urlencode(asked)}"
