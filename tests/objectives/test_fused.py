@@ -165,9 +165,16 @@ def test_sums_are_the_dense_ones(options: dict[str, Any]) -> None:
 
 @kernels
 @pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (16, 32, 16), (17, 20, 300), (3, 40, 128)])
-@pytest.mark.parametrize("moments", [(1.0,), (1.5, 0.5)])
-def test_sums_at_any_size(n: int, m: int, d: int, moments: tuple[float, ...]) -> None:
-    options = complete(n, m, {"moments": moments, "weights": 2})
+@pytest.mark.parametrize("moments", [(1.0,), (1.5, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize("apart", [True, False])
+def test_sums_at_any_size(n: int, m: int, d: int, moments: tuple[float, ...], apart: bool) -> None:
+    """Weights are 0 of keys past the end; without, the last tile's mask alone leaves these out.
+
+    Tags that lie apart spare the other mask.
+    """
+    options = complete(n, m, {"moments": moments} | ({} if apart else {"weights": 2}))
+    if apart:
+        options |= {"anchor_tag": integers(n, 5, 3), "key_tag": 9 + integers(m, 5, 4)}
     assert_same(
         lambda a, k: fused.exponential_sums(a, k, **options, precision="ieee"),
         lambda a, k: dense_sums(a, k, **options),
