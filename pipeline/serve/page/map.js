@@ -22,8 +22,12 @@ const toScreen = (x, y, { width, height } = size()) =>
 const toGrid = (left, top, { width, height } = size()) =>
   [view.x + (left - width / 2) / view.scale, view.y - (top - height / 2) / view.scale];
 
-/** Fetch the map and draw it. */
-export async function beginMap() {
+/** Fetch the coordinates of the map, where there is one. */
+export const fetchMap = () => page.about.map
+  ? ask(api("map", { of: page.about.of }), {}, "bytes").catch((error) => error) : null;
+
+/** Draw a map that was fetched: some of its points at first where all take long, then all. */
+export async function beginMap(fetched) {
   const { map } = page.about;
   if (!map) {
     tell("This index has no map; build it again with heron index, which draws one.");
@@ -32,7 +36,8 @@ export async function beginMap() {
     return;
   }
   try {
-    places = new Uint16Array(await ask(api("map", { of: page.about.of }), {}, "bytes"));
+    if (fetched instanceof Error) throw fetched;
+    places = new Uint16Array(fetched);
     fit();
     points = new Points(at("points"), places);
   } catch (error) {
@@ -43,11 +48,12 @@ export async function beginMap() {
   points.measure(deviceView());
   choices();
   listen();
-  draw();
-  new ResizeObserver(() => { fit(); draw(); }).observe(at("plane"));
-  at("map").dataset.drawn = points.count;
-  performance.mark("map");
   await colour();
+  points.settle();
+  performance.mark("map");
+  at("map").dataset.drawn = points.count;
+  let begun = false; // an observer tells of the size that there is at once
+  new ResizeObserver(() => { if (begun) { fit(); draw(); } begun = true; }).observe(at("plane"));
 }
 
 const tell = (text) => { at("map-note").textContent = text; };
@@ -79,11 +85,19 @@ function draw(moving = false) {
   const drawn = points.draw(deviceView(), moving);
   over();
   clearTimeout(resting);
-  if (moving && drawn < points.count) resting = setTimeout(draw, STILL_MS);
+  if (moving && drawn < points.count) resting = setTimeout(rest, STILL_MS);
   at("map").dataset.points = drawn;
   const thinned = points.step > 1
     ? ` While it moves ${number(Math.ceil(points.count / points.step))} of them are drawn.` : "";
   tell(`${page.about.map.how}. ${number(points.count)} points.${thinned}`);
+}
+
+/** Draw all points, once the map is still. */
+function rest() {
+  draw();
+  if (performance.getEntriesByName("whole map").length) return;
+  points.settle();
+  performance.mark("whole map");
 }
 
 /** Draw regions' names, the outline, the hits and the query. */
@@ -153,9 +167,9 @@ export function light(query, hits) {
   const own = query?.examples.length ? query.examples : query && query.number !== null ? [query.number] : [];
   lit = { own, hits: hits.map((hit) => hit.number) };
   at("unlasso").hidden = !asked().lasso;
-  if (!points) return;
   at("over").setAttribute("aria-label",
-    `Map of ${number(points.count)} samples; ${lit.hits.length} results are marked`);
+    `Map of ${number(page.about?.count ?? 0)} samples; ${lit.hits.length} results are marked`);
+  if (!points) return;
   over();
   if (painted !== asked().colour) colour();
 }
@@ -197,7 +211,7 @@ async function colour() {
     return make("li", {}, dot, text);
   }));
   at("map").dataset.colour = label || (legend.length ? "classes" : "");
-  draw();
+  draw(true);
 }
 
 /** The sample nearest to a place on the screen, or -1. */

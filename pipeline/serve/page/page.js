@@ -5,7 +5,7 @@ import { address, asked, go, limitCounts, RELATIONS, state } from "./address.js"
 import { api, ask, at, counted, make, page, remember, remembered, source } from "./elements.js";
 import { listenForExports, offer } from "./export.js";
 import { drawFacets } from "./facets.js";
-import { beginMap, light } from "./map.js";
+import { beginMap, fetchMap, light } from "./map.js";
 import { drawQuery, listenForFiles, uploads } from "./query.js";
 import { drawHits } from "./results.js";
 
@@ -44,7 +44,6 @@ async function show() {
       return;
     }
   }
-  drawFacets();
   const wanted = JSON.stringify([key, text, upload]);
   try {
     const { answer, picture } = await fetched(query, signal);
@@ -57,7 +56,10 @@ async function show() {
   } catch (error) {
     if (error.name !== "AbortError") fail(error.message, wanted === drawnFor);
   } finally {
-    if (!signal.aborted) at("hits").removeAttribute("aria-busy");
+    if (!signal.aborted) {
+      at("hits").removeAttribute("aria-busy");
+      drawFacets(); // results come first
+    }
   }
 }
 
@@ -234,10 +236,9 @@ try {
   introduce();
   listen();
   state.show = show;
-  const mapped = beginMap();
   await show();
   performance.mark("results");
-  await mapped;
+  await beginMap(await fetchMap());
 } catch (error) {
   fail(error.message);
 }

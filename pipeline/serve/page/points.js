@@ -113,17 +113,22 @@ export class Points {
     return Math.max(1, Math.min(12 * devicePixelRatio, few * near));
   }
 
-  /** See how long all points take, and choose how many are drawn while the map moves. */
+  /** See how long some of the points take, and choose how many are drawn while the map moves. */
   measure(view) {
-    const { gl } = this;
-    const milliseconds = () => {
-      const begin = performance.now();
-      this.draw(view);
-      gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4)); // waits for the points
-      return performance.now() - begin;
-    };
     if (this.count <= FEW) return;
-    const took = Math.min(milliseconds(), milliseconds()); // the first time the shaders are made as well
-    this.step = STEPS.find((step) => took / step <= FRAME_MS) ?? STEPS.at(-1);
+    this.step = STEPS.find((step) => this.count / step <= FEW) ?? STEPS.at(-1);
+    this.draw(view, true);
+    this.settle(); // the first time the shaders are made as well
+    const begin = performance.now();
+    const drawn = this.draw(view, true);
+    this.settle();
+    const each = (performance.now() - begin) / drawn;
+    this.step = STEPS.find((step) => (each * this.count) / step <= FRAME_MS) ?? STEPS.at(-1);
+  }
+
+  /** Wait until all that was asked for is drawn. */
+  settle() {
+    const { gl } = this;
+    gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));
   }
 }
