@@ -125,7 +125,7 @@ def tune(
         reached = rows[best.number]["validation"]
         own = f"{rows[0]['validation'] or float('nan'):.4f}"
         lines.append([name, own, f"{reached:.4f}", best.shown])
-    say_table(["method", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
+    say_table(["", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
 
 
 def folder_of(config: str, what: str) -> Path:

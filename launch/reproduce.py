@@ -191,7 +191,7 @@ def run_table(
         ]
         print("\n".join([*left, f"runs to be made: {len(left)}"]))
     elif table not in GROUPS:
-        say_markdown(reproduce(asked[table], folder, overrides, only))
+        say_markdown(reproduce(asked[table], folder, overrides, only) + "\n")
     else:
         for text in reproduce_group(asked, folder, overrides, only):
-            say_markdown(text)
+            say_markdown(text + "\n")

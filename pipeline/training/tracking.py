@@ -63,7 +63,7 @@ class RunLog:
         path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.lines = path.open("a", buffering=1)
         self.bar = Bar(steps, "step", start=start, name=folder.name)
-        self.score = ""  # the last, beside the bar
+        self.loss = self.score = self.rate = ""  # the last, beside the bar
         self.trackers = trackers
         if trackers:
             steps_told = [row["step"] for row in told if "loss" in row]
@@ -77,8 +77,8 @@ class RunLog:
             return
         self._write(row)
         rate = row.get("samples_per_s")
-        shown = [f"loss {row['loss']:.4f}", self.score, f"{rate:,.0f} samples/s" if rate else ""]
-        self.bar.update(shown=", ".join(filter(None, shown)))
+        self.loss, self.rate = f"loss {row['loss']:.4f}", f"{rate:,.0f} samples/s" if rate else ""
+        self._show(1)
 
     def scores(self, step: int, epoch: float, scores: dict[str, float], role: str = "test") -> None:
         """Records an evaluation of a role; without a classifier there is nothing to record."""
@@ -89,12 +89,16 @@ class RunLog:
         names += [name for name in scores if name.startswith("recall@10")]
         found = [f"{k} {scores[k]:.4f}" for k in names if k in scores]
         shown, self.score = ", ".join(found), found[0] if found else ""
+        self._show(0)
         self.say(f"epoch {epoch:g}{f', {role}' if role != 'test' else ''}: {shown}")
 
     def say(self, *lines: str) -> None:
         """Prints lines without breaking the bar."""
         for line in lines if self.main else ():
             print(line, flush=True)
+
+    def _show(self, steps: int) -> None:
+        self.bar.update(steps, ", ".join(filter(None, (self.loss, self.score, self.rate))))
 
     def _write(self, row: dict[str, Any]) -> None:
         finite = {

@@ -45,6 +45,22 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, message: str, afte
     assert path.read_bytes() == GOOD + line + after
 
 
+def test_the_bar_has_loss_score_and_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunLog(tmp_path / "mine", 0, 2, main=True) as log:
+        log.step({"step": 0, "loss": 1.5, "samples_per_s": 1234.0})
+        log.scores(0, 1.0, {"f1_weighted": 0.25, "auc_macro": 0.5})
+    told = capsys.readouterr()
+    assert told.out == "epoch 1: f1_weighted 0.2500, auc_macro 0.5000\n"
+    begins = "mine: step 1 of 2, loss 1.5000, f1_weighted 0.2500, 1,234 samples/s, in 0:00:"
+    assert told.err.startswith(begins)
+    with RunLog(tmp_path / "other", 0, 2, main=False) as log:
+        log.step({"step": 0, "loss": 1.5})
+        log.say("nothing, on another process than the first")
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("last", [b"", b'{"step": 1, "lo', b'{"step": 1, "a": "\xc3', b"\0\0"])
 def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path, last: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
