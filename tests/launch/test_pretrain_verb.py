@@ -21,9 +21,9 @@ from heron.pipeline.training.tracking import read_metrics
 from tests.launch import runs
 
 SLOW_STEPS = (  # each of which but the first three takes a minute
-    "import sys, time\nfrom heron.pipeline import pretrain\nstep = pretrain.Trainer.step\n"
+    "import sys, time\nfrom heron.pipeline.training import trainer\nstep = trainer.Trainer.step\n"
     "def slow(self, t, source):\n    step(self, t, source)\n    time.sleep(60 * (t > 2))\n"
-    "pretrain.Trainer.step = slow\nfrom heron.launch.cli import main\nsys.exit(main())"
+    "trainer.Trainer.step = slow\nfrom heron.launch.cli import main\nsys.exit(main())"
 )
 
 

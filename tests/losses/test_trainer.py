@@ -18,10 +18,11 @@ from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.momentum import VIEW, MomentumTerm
-from heron.pipeline.pretrain import Trainer, pretrain
+from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.optim import learning_rate
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.tracking import read_metrics
+from heron.pipeline.training.trainer import Trainer
 from tests import ranks
 from tests.distributed.test_strategies import choose
 from tests.reference_runs import OPTIONS, data, experiment

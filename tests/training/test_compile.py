@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline import pretrain as job
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.model import Mlp
@@ -15,6 +14,7 @@ from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
 from heron.pipeline.distributed import collectives
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import trainer as job
 from tests import ranks
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.pretrain import Trainer, pretrain
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training.trainer import Trainer
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights
 
