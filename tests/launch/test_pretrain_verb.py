@@ -58,6 +58,7 @@ def test_a_signal_reaches_the_run_which_saves_and_goes_on(
     assert said.count("a signal came; step ") == 1, said
     assert runs.saved_step(tmp_path / "run") == runs.steps(tmp_path / "run")
     assert "run again with run.resume=auto to go on" in said
+    assert f"next: heron pretrain {config} run.resume=auto" in said
     after = read_metrics(metrics)[-1]["step"] + 3
     again = start(config, *several, "run.resume=auto", f"train.steps={after}")
     status, said = runs.finish(again, 120)
@@ -69,6 +70,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     process = start(config, program=("-c", SLOW_STEPS))
     await_steps(tmp_path / "run")
     os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)  # as of a launcher that passes on the first
     time.sleep(SAME_S + 0.2)
     assert process.poll() is None
