@@ -96,7 +96,7 @@ class Term:
 
 def of_single_view(*, x: list[Tensor], rows: slice = slice(None), **inputs: Any) -> Tensor:
     """The term itself, which is given the inputs of its own rows alone."""
-    return single_view_unsupervised([view[rows] for view in x], rows=rows, **inputs)
+    return single_view_unsupervised(x, rows=rows, **inputs)
 
 
 def of_mulco(*, ybar: Tensor, **inputs: Any) -> Tensor:

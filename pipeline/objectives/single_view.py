@@ -1,7 +1,7 @@
 """HeroCon's L_u of one view: a sample's input attracts its representation, others repel."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +13,10 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
+from heron.pipeline.objectives.mutual import Mutual, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
+from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
+from heron.pipeline.objectives.ring import held, row_count
 from heron.pipeline.objectives.unsupervised import WeightNet
 
 
@@ -39,7 +42,8 @@ class SingleViewUnsupervised(Term):
 
     tau: Temperature = 1.0
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections", "weights"), own=("input_projections",))
+    needs: ClassVar[Needs] = Needs(vectors=("projections", "weights", "input_projections"))
+    rings: ClassVar[bool] = True
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights", "input_projections")
     repels_all: ClassVar[bool] = True
 
@@ -50,24 +54,32 @@ class SingleViewUnsupervised(Term):
             "input_projectors": lambda: InputProjectors(spec),
         }
 
+    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+        """The slopes by an anchor's sum, and by that of its heads turned over, of each view."""
+        return [2] * views
+
+    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Six vectors a row and view, there and back."""
+        return [6 * widths["projections"] // views] * 2 * views
+
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `single_view_unsupervised`."""
         return single_view_unsupervised(
-            batch.own["input_projections"],
-            batch.projections,
-            batch.gathered["weights"],
+            batch.vectors["input_projections"],
+            batch.vectors["projections"],
+            batch.vectors["weights"],
             tau=self.tau,
-            rows=batch.rows,
+            rows=batch.own_rows,
         )
 
 
 def single_view_unsupervised(
-    x: Sequence[Float[Tensor, "rows dim"]],
-    z: Sequence[Float[Tensor, "batch dim"]],
-    h: Sequence[Float[Tensor, "batch dim"]],
+    x: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
+    h: Sequence[Float[Tensor, "held dim"]],
     *,
     tau: float = 1.0,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted unsupervised loss L_u of a single view (KDD 2022, Eq. 4).
 
@@ -80,12 +92,11 @@ def single_view_unsupervised(
     e/2 exp((x_i / tau - h_i) . z_k).
 
     Args:
-        x: projections of the inputs, a tensor a view; of `rows` alone.
-        z: projections, a tensor a view, of the whole batch.
+        x: projections of the inputs, a tensor a view, of the whole batch.
+        z: projections, same shapes.
         h: H(z), same shapes.
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed here; the loss is still divided by the count of
-            the whole batch, so that the shares of all processes add up to the loss.
+        rows: the samples whose anchors are summed here, as of `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -93,8 +104,8 @@ def single_view_unsupervised(
     Raises:
         ValueError: tau <= 0.
     """
-    dtype, batch = working_dtype(z[0].dtype, tau), z[0].shape[0]
-    samples = torch.arange(batch, device=z[0].device)
+    dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
+    samples, own, (here, _) = torch.arange(batch, device=z[0].device), as_slice(rows), held(rows)
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -103,13 +114,21 @@ def single_view_unsupervised(
     shares = []
     for inputs, projections, weights in zip(x, z, h, strict=True):
         a, v, w = (unit(part).to(dtype) for part in (inputs, projections, weights))
-        near = [torch.cat([a / tau, -v[rows]], 1), a / tau - w[rows]]
+        near, far = [torch.cat([a / tau, -v], 1), a / tau - w], [torch.cat([v, w], 1), v]
+        mutual = None
+        if isinstance(rows, OwnRows):  # heads turned over, of whose sums nothing is made
+            near, far = near + far, far + near
+            mutual = Mutual.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
         pairs = Pairs(
-            near,
-            [torch.cat([v, w], 1), v],
-            anchor_tag=samples[rows],
+            [side[here] for side in near],
+            far,
+            anchor_tag=samples[own],
             key_tag=samples,
-            exclude=samples[rows, None],
+            exclude=samples[own, None],
         )
-        shares.append(contrast(pairs, finish, [(a * v[rows]).sum(1, keepdim=True) / tau]))
+        known = [(a * v)[here].sum(1, keepdim=True) / tau]
+        if mutual is None:
+            shares.append(contrast(pairs, finish, known))
+        else:
+            shares.append(finish(mutual_sums(pairs, mutual)[0], known))
     return torch.stack(shares).sum()

@@ -74,9 +74,11 @@ def test_what_terms_need_is_what_is_gathered() -> None:
         *built({"single_view_unsupervised": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5
     )
     gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
-    assert gathered == ["projections", "weights", "labels", "moments"]
-    back = [(e.what, e.bytes, e.calls) for e in single if e.kind == "scattered"]
-    assert back == [("projections", 4 * 5 * 2 * 8, 2), ("weights", 4 * 5 * 2 * 8, 2)]
+    told = ["sums of single_view_unsupervised"] * 2
+    compared = ["projections", "weights", "input_projections"]
+    assert gathered == [*compared, "labels", *told, "moments"]
+    back = [(e.what, e.bytes, e.calls) for e in [*single, *of_inputs] if e.kind == "scattered"]
+    assert back == [("projections", 4 * 5 * 2 * 8, 2)]  # of the inputs' weights alone
     few = exchanges(*built({"nt_xent": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5, half=True)
     assert [e.bytes for e in few if e.what == "projections"] == [2 * 5 * 2 * 8]
 
@@ -102,6 +104,6 @@ def test_gradients_go_in_buckets_of_25_mib(width: int, calls: int) -> None:
 def test_bytes_received_count_the_others_parts() -> None:
     moved = [Exchange("gathered", "a", 3, 5), Exchange("gradients", "b", 1, 7)]
     assert received(moved, 4) == pytest.approx(
-        {"gathered": 3 * 60, "scattered": 0, "statistics": 0, "gradients": 28}
+        {"gathered": 3 * 60, "passed": 0, "scattered": 0, "statistics": 0, "gradients": 28}
     )
     assert moved[0].arithmetic == "4 x 3 x 5" and moved[1].arithmetic == "4 x 7"

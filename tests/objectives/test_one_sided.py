@@ -16,6 +16,7 @@ from heron.pipeline.objectives.mib import mib
 from heron.pipeline.objectives.pico import pico
 from heron.pipeline.objectives.present import OwnRows, Ring, Rows, as_slice
 from heron.pipeline.objectives.ring import held
+from heron.pipeline.objectives.single_view import single_view_unsupervised
 from heron.pipeline.objectives.supcon import supcon
 from heron.pipeline.objectives.supervised import weighted_supervised
 from heron.pipeline.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
@@ -80,6 +81,10 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     "hard": (lambda x, r: hard(x, LABEL, hardening="exp", rows=r, present=PRESENT), FEW),
     "hierarchical": (lambda x, r: hierarchical(x, PATHS, rows=r, present=PRESENT), FEW),
     "HiMulCon": (lambda x, r: hierarchical(x, PATHS, constrain=False, rows=r), Z),
+    "L_u of one view": (
+        lambda x, r: single_view_unsupervised(x[:1], x[1:2], x[2:], rows=r),
+        [*Z[:2], H[0]],
+    ),
     "L_u": (
         lambda x, r: weighted_unsupervised(x[V], x[VIEWS:], rows=r, present=PRESENT),
         FEW + H,
