@@ -49,8 +49,8 @@ def test_an_outline_selects_what_is_inside(index: Index) -> None:
     assert found is not None
     x, y = found.grid.astype(np.int64).T
     # A square with a notch: the even-odd rule counts edges to the right of a point.
-    corners = "0,0,40000,0,40000,20000,20000,20000,20000,40000,0,40000"
-    wanted = (x < 40_000) & (y < 20_000) | (x < 20_000) & (y < 40_000)
+    corners = "0,0,40000,0,40000,40000,20000,40000,20000,20000,0,20000"
+    wanted = (x < 40_000) & ((y < 20_000) | (x >= 20_000) & (y < 40_000))
     assert 0 < wanted.sum() < N
     np.testing.assert_array_equal(found.inside(corners), wanted)
     assert found.inside("0,0,65536,0,65536,65536,0,65536").all()
