@@ -97,7 +97,7 @@ class Samples:
         """
         found = dict.fromkeys(self.keys_with_prefix(part, most))
         width, wanted = self.keys.dtype.itemsize, part.encode()
-        data = memoryview(np.ascontiguousarray(self.keys).view(np.uint8))
+        data = np.ascontiguousarray(self.keys).view(np.uint8).data
         for match in re.finditer(re.escape(wanted), data) if wanted.strip(b"\0") else ():
             if len(found) >= most:
                 break

@@ -245,7 +245,7 @@ class Chosen:
         else:
             found = samples.targets[:, label].copy()
         found[~samples.known] = 255
-        return found.tobytes()
+        return bytes(found)
 
 
 def classes(counts: Sequence[int]) -> list[int]:

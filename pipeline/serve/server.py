@@ -31,8 +31,10 @@ TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-FILES = ("index.html", "page.css", "page.js", "elements.js", "address.js", "results.js")
-FILES += ("query.js", "facets.js", "map.js", "points.js", "export.js", "icon.svg")
+FILES = [
+    *("index.html", "page.css", "icon.svg", "page.js", "elements.js", "address.js", "results.js"),
+    *("query.js", "facets.js", "map.js", "points.js", "export.js"),
+]
 PAGE = {  # all files that are served, and what they are
     "/" if name == "index.html" else f"/{name}": (name, TYPES[name.rpartition(".")[2]])
     for name in FILES
