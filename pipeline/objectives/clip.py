@@ -14,9 +14,10 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
+from heron.pipeline.objectives.own_positives import cross_view
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
-from heron.pipeline.objectives.unsupervised import couples, cross_view
+from heron.pipeline.objectives.unsupervised import couples
 
 MOST = 100.0  # times a cosine: CLIP's bound
 PAPERS_BIAS = -10.0  # SigLIP's at the start, where the batch is not known

@@ -17,6 +17,8 @@ from heron.pipeline.objectives.classes import Classes, class_losses
 from heron.pipeline.objectives.contrast import contrast, fused_sums
 from heron.pipeline.objectives.engine import class_numbers
 from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
+from heron.pipeline.objectives.own_positives import own_views, unit_views
+from heron.pipeline.objectives.own_positives import positives as augmentations
 from heron.pipeline.objectives.pairs import Pairs, is_fused
 from heron.pipeline.objectives.present import (
     Present,
@@ -27,8 +29,6 @@ from heron.pipeline.objectives.present import (
     pair_count,
 )
 from heron.pipeline.objectives.ring import held, row_count
-from heron.pipeline.objectives.unsupervised import own_views, unit_views
-from heron.pipeline.objectives.unsupervised import positives as augmentations
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]

@@ -1,0 +1,56 @@
+"""Draws published scores beside those measured here: `python docs/make_published.py`.
+
+Every number must stand in docs/results.md, which says how each was measured.
+"""
+
+import re
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parent
+INK, GREY, ABOVE, BELOW = "#333333", "#bbbbbb", "#1b6ca8", "#c44e52"
+# What, the paper's, ours; "reduced": on less data, or with fewer negatives, than in the paper.
+SCORES = [
+    ("HeroCon on Scene, F1", ".6366", ".6616"),
+    ("HeroCon on Scene, AUC", ".8878", ".8957"),
+    ("MulCo on Texture, accuracy", ".9464", ".9818"),
+    ("MulCo on Dermatology, accuracy", ".9844", ".9811"),
+    ("MulCo on Yeast, accuracy", ".5720", ".5777"),
+    ("MulCo on KMNIST, s = 5, accuracy", ".7059", ".8309"),
+    ("H-SCL(β) on MUTAG, accuracy", ".872", ".8731"),
+    ("H-SCL(β) on PTC, accuracy", ".577", ".6220"),
+    ("HeroCon on N-MNIST, F1, reduced", ".9363", ".9164"),
+    ("HeroCon on N-MNIST, AUC, reduced", ".9705", ".9942"),
+    ("HeroCon on CelebA, F1, reduced", ".5907", ".5584"),
+    ("HeroCon on CelebA, AUC, reduced", ".7544", ".7395"),
+]
+
+
+def main() -> None:
+    """Writes docs/pictures/published.png."""
+    stated = set(re.findall(r"\.\d{3,4}\b", (DOCS / "results.md").read_text()))
+    figure = Figure(figsize=(8, 3.2))
+    axes = figure.add_subplot()
+    for y, (name, *scores) in enumerate(SCORES):
+        if missing := set(scores) - stated:
+            raise SystemExit(
+                f"{name}: {missing} is not in docs/results.md; expected the same there"
+            )
+        paper, ours = map(float, scores)
+        colour = ABOVE if ours >= paper else BELOW
+        axes.plot([paper, ours], [y, y], color=colour, linewidth=2.5, alpha=0.45, zorder=1)
+        first = y == 0
+        axes.scatter(paper, y, 34, "white", edgecolor=INK, label="published" if first else None)
+        axes.scatter(ours, y, 34, colour, zorder=3, label="measured" if first else None)
+    axes.set_yticks(range(len(SCORES)), [name for name, *_ in SCORES])
+    axes.invert_yaxis()
+    axes.grid(axis="x", color=GREY, linewidth=0.5)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    axes.legend(frameon=False, loc="lower right", ncols=2)
+    figure.savefig(DOCS / "pictures" / "published.png", dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
