@@ -70,7 +70,7 @@ def index(
     embeddings: EmbeddingsFolder,
     *,
     out: Annotated[Path, "folder to make"],
-    layer: Annotated[Layer, "layer of the model to index"] = "hidden",
+    layer: Annotated[Layer | None, "of the model (default: hidden, or the only one)"] = None,
     kind: Annotated[Asked, "auto: the most exact that is fast enough and fits --memory"] = "auto",
     metric: Annotated[Metric, "how near two vectors are"] = "cosine",
     memory: Annotated[Size | None, "budget: 2GB (default: half of what is free)"] = None,
@@ -92,10 +92,11 @@ def index(
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.kinds import in_bytes
 
+    opened = Embeddings.open(embeddings, not no_verify)
     made = build_index(
-        Embeddings.open(embeddings, not no_verify),
+        opened,
         out,
-        layer=layer,
+        layer=layer or opened.usual_layer,
         kind=kind,
         metric=metric,
         memory_bytes=memory,

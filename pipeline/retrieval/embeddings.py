@@ -122,6 +122,12 @@ class Embeddings:
         """Returns how many samples there are."""
         return int(self._starts[-1])
 
+    @property
+    def usual_layer(self) -> Layer:
+        """The one that is indexed where nobody says which: `hidden`, or the only one."""
+        one, *others = self.manifest.layers
+        return "hidden" if others else one
+
     def layer(self, name: Layer) -> LayerRecord:
         """Returns what is known of a layer; raises a RetrievalError where it is not there."""
         if name not in self.manifest.layers:

@@ -47,6 +47,13 @@ def test_a_target_out_of_reach_is_said(
     assert bars == ""
 
 
+def test_the_only_layer_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.random.default_rng(0).normal(size=(90, 8))
+    made.embeddings(tmp_path / "e", {"projection": vectors}, np.ones((90, 1)), ["a"])
+    heron_index(str(tmp_path / "e"), "--out", str(tmp_path / "index"), "--quiet")
+    assert "cosine of layer 'projection'" in capsys.readouterr().out
+
+
 def test_a_size_that_is_none(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         heron_index(folder, "--out", "x", "--memory", "much")
