@@ -25,7 +25,9 @@ def test_counted_bytes_are_the_predicted(world: int, tmp_path: Path) -> None:
     case = Case(terms, 19, 0, 16, (4, 6), 8)
     predicted, calls = predict(case, world)
     expected = {kind: n for kind, (n, _) in predicted.items()}
-    assert calls == {"gathered": 1 + 3 + 3, "scattered": 0, "statistics": 3, "gradients": 1}
+    assert calls == {
+        "gathered": 1 + 3 + 3, "passed": 0, "scattered": 0, "statistics": 3, "gradients": 1,
+    }  # fmt: skip
     rows = {2: 10, 3: 7}[world]
     assert expected["scattered"] == 0
     vectors, told = rows * 2 * 8 * 4, rows * 4 * (2 + 2 + 3)
@@ -58,7 +60,8 @@ def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[2] for row in counted] == [*KINDS] * len(OBJECTIVES)
     assert all(row[3] == row[4] and row[6] == row[7] for row in counted)
     nothing = [row[2] for row in counted if row[3] == "0" or row[6] == "0"]
-    assert set(nothing) <= {"scattered"}  # terms that find their rows' whole gradient
+    # Terms that find their rows' whole gradient scatter nothing, and no ring is asked for.
+    assert set(nothing) <= {"scattered", "passed"}
     for told in found["bytes"].values():
         predicted, calls = told["predicted"]
         expected = {kind: n for kind, (n, _) in predicted.items()}
