@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data import streams
+from heron.pipeline.data import dataset, streams
 from heron.pipeline.data.plan import share
 from heron.shards.artefact import fingerprint
 from heron.shards.cache import LocalFile
@@ -89,7 +89,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--rows", type=int, default=10_000, help="of a shard")
     arguments = parser.parse_args(words)
     store = MadeUp(arguments.shards, arguments.rows)
-    vars(streams)["open_store"] = lambda *_: store
+    vars(dataset)["open_store"] = lambda *_: store
     config = parse_config(
         {
             "run": {"dir": "run"},

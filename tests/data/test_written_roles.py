@@ -11,7 +11,7 @@ from heron.launch.shards import write_protocol
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data import indexes, streams
+from heron.pipeline.data import indexes
 from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.roles import ROLES
 from heron.pipeline.data.streams import open_streams
@@ -75,7 +75,7 @@ def test_a_batch_opens_the_shards_that_it_reads(
 
 def test_the_benchmark_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        vars(streams), "open_store", vars(streams)["open_store"]
+        vars(dataset), "open_store", vars(dataset)["open_store"]
     )  # which it replaces
     found = plan.main(["--shards", "30", "--rows", "10000"])
     assert found["rows"] == 300_000 and found["files_opened"] == 0
