@@ -11,7 +11,7 @@ from heron.launch.shards import write_protocol
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data import indexes
+from heron.pipeline.data import dataset, indexes
 from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.roles import ROLES
 from heron.pipeline.data.streams import open_streams
