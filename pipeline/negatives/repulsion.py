@@ -62,7 +62,7 @@ class Temperatures:
             return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
         name, term = max(repelling.items(), key=lambda one: one[1].weight)
         source = f"objective.{name}.tau of {path}"
-        if "input_projections" in term.requires().own:
+        if "input_projections" in term.requires().features:
             source += ", which compares inputs with projections; here it is projections"
         first = getattr(term, "anchors", "all") == "first"
         cross_view = getattr(term, "negatives", "all_views") == "cross_view"

@@ -174,7 +174,7 @@ def test_a_folder_appears_when_it_is_whole(
     build_index(embeddings, out, progress=False)
     assert [path.name for path in out.parent.iterdir()] == ["index"]
     files = {"index.faiss", "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"}
-    assert {path.name for path in out.iterdir()} == files | {"manifest.json"}
+    assert {path.name for path in out.iterdir()} == files | {"map.npy", "manifest.json"}
     with pytest.raises(RetrievalError, match="is there already; expected a new or an empty folder"):
         build_index(embeddings, out, progress=False)
 
