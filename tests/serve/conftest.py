@@ -26,7 +26,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(url, found)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while one is open, playwright opens no other
 def browser() -> "Iterator[Browser]":
     """Chromium, which draws WebGL by the processor."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
