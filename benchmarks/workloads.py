@@ -94,11 +94,6 @@ class Term:
         return self.anchors * (rows or size) or QUERIES, self.keys * size
 
 
-def of_single_view(*, x: list[Tensor], rows: slice = slice(None), **inputs: Any) -> Tensor:
-    """The term itself, which is given the inputs of its own rows alone."""
-    return single_view_unsupervised(x, rows=rows, **inputs)
-
-
 def of_mulco(*, ybar: Tensor, **inputs: Any) -> Tensor:
     """Weighted MulCo, in which the queries' own probabilities play no part."""
     return mulco(prob_q=ybar, ybar=ybar, kind="weighted", **inputs)
@@ -163,7 +158,7 @@ TERMS = {
     ),
     "single_view_unsupervised": Term(
         lambda draw: {name: [draw.vectors()] for name in ("x", "z", "h")},
-        of_single_view,
+        single_view_unsupervised,
         dense.single_view_unsupervised,
         {"tau": 0.5},
         products=9,  # one head is twice as wide
