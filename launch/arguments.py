@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program with status 2; an option that is not known is told its nearest."""
         if message.startswith(UNKNOWN):
-            option = message.removeprefix(UNKNOWN).partition("=")[0].split()[0]
+            option = message.removeprefix(UNKNOWN).partition(" ")[0].partition("=")[0]
             if near := get_close_matches(option, self._option_string_actions, 1, 0.75):
                 message += f"; did you mean {near[0]}?"
         say_fault("error", f"{message} (see `{self.prog} --help`)")

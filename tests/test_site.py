@@ -67,6 +67,16 @@ def test_every_picture_is_on_a_page() -> None:
     assert [p.name for p in DOCS.glob("pictures/*") if f"pictures/{p.name})" not in text] == []
 
 
+def test_the_chart_of_scores_is_of_numbers_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    import make_published
+
+    assert make_published.unstated() == []
+    made_up = [*make_published.SCORES, ("made up", ".0001", ".9999")]
+    monkeypatch.setattr(make_published, "SCORES", made_up)
+    assert make_published.unstated() == ["made up"]
+
+
 def test_the_glossary_has_each_word_once_and_one_sentence_for_it() -> None:
     entries = re.findall(
         r"^(\S.*)\n:   (.+(?:\n    .+)*)", (DOCS / "glossary.md").read_text(), re.M

@@ -224,16 +224,29 @@ def exchange(
         "labelled_vectors": scope("labelled_vectors", labelled_vectors, True, False),
     }
     if by_ring:
-
-        def here(name: str) -> list[Tensor]:
-            rounded = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in known[name]]
-            both = zip(known[name], rounded, strict=True)
-            return [joined(x, y, [len(x)], False) for x, y in both]
-
-        scopes["vectors"] = ByName("vectors", {name: here(name) for name in needs.vectors})
-        of_few = {name: [x[:count] for x in here(name)] for name in needs.labelled_vectors}
-        scopes["labelled_vectors"] = ByName("labelled_vectors", of_few)
+        here = _rounded(known, needs.vectors, types)
+        few_here = _rounded(known, needs.labelled_vectors, types, count)
+        scopes["vectors"] = ByName("vectors", here)
+        scopes["labelled_vectors"] = ByName("labelled_vectors", few_here)
     return scopes, found[len(own) :]
+
+
+def _rounded(
+    known: Features,
+    names: Sequence[str],
+    types: Mapping[str, torch.dtype],
+    count: int | None = None,
+) -> dict[str, list[Tensor]]:
+    """The first rows of own features, rounded to the types in which they would travel."""
+    made: dict[str, list[Tensor]] = {}
+    for name in names:
+        of_views = [x[:count] for x in known[name]]
+        rounded = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in of_views]
+        made[name] = [
+            of_own(x, y, slice(0, len(x))) if x.requires_grad else y
+            for x, y in zip(of_views, rounded, strict=True)
+        ]
+    return made
 
 
 def comes_by_ring(

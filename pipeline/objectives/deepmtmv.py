@@ -150,10 +150,10 @@ class GroupedLinear(nn.Module):
         self.bias = nn.Parameter(drawn.bias.detach().view(-1, out)[groups])
         self.register_buffer("groups", groups.clone())
         self.numbers = groups.tolist()
-        self.register_load_state_dict_post_hook(_read)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(lambda layer, _: layer.part(()))  # type: ignore[no-untyped-call]
 
     def part(self, groups: Sequence[Sequence[int]]) -> None:
-        """Part the tasks into groups."""
+        """Part the tasks into groups; into none: read those of a state that was loaded."""
         for group in groups:
             self.groups[list(group)] = min(group)
         self.numbers = self.groups.tolist()
@@ -172,11 +172,6 @@ class GroupedLinear(nn.Module):
         weight, bias = (_OfGroups.apply(p, firsts, self.numbers) for p in (self.weight, self.bias))  # type: ignore[no-untyped-call]
         found: Tensor = torch.baddbmm(bias[:, None], x[place], weight.mT)
         return found
-
-
-def _read(layer: GroupedLinear, _: object) -> None:
-    """The groups of a state that was loaded."""
-    layer.numbers = layer.groups.tolist()
 
 
 class TaskGroups(nn.Module):

@@ -1,7 +1,8 @@
 """Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -177,8 +178,7 @@ def hard(
     count, batch, (here, seen) = len(z), row_count(rows, z[0]), held(rows, present)
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    own_slice = as_slice(rows)
-    mutual = Mutual.of(rows, batch, [0], [0], [range(count)], present)
+    own_slice, mutual = as_slice(rows), Mutual.of(rows, batch, [0], [0], [range(count)], present)
     anchors, keys = lay(vectors, seen, here), lay(vectors, seen)
     of_anchor, of_key = lay([admit] * count, present, own_slice), lay([admit] * count, present)
     few = label is None and present is None  # keys that are left out
@@ -194,42 +194,72 @@ def hard(
         slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
     )
-
-    def log_total(sums: Tensor, known: Sequence[Tensor]) -> Tensor:  # log(M E_q), or -inf
-        total, weight = (sums[:, 0], known[0]) if plain else sums.unbind(1)
-        some = (weight > 0) & (total > 0)
-        ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
-        return torch.where(some, (spread if present is None else known[1]) + ratio, -math.inf)
-
+    log_total = partial(_log_total, plain=plain, spread=spread)
     known = [(len(of_key) - sizes)[of_anchor].to(keys.dtype)]
     if present is not None:  # the log of M, of each anchor
         others = (len(of_key) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
         known.append(lay([others] * count, present, own_slice))
-    if positives == "augmentation":
-        mean = 1 / (count * (count - 1) * max(batch, 1))
-        if present is not None:
-            mean = 1 / pair_count(present, range(count))
+    if positives == "label":
+        own = own_places(batch, count, present, own_slice, keys.device)
+        mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+        return _by_label(pairs, partial(log_total, known=known), mean, own, mutual, rows)
+    every = count * (count - 1) * max(batch, 1)
+    mean = 1 / (every if present is None else pair_count(present, range(count)))
+    views = augmentations(vectors, range(count), tau, here, seen)
+    return _by_view(pairs, log_total, mean, known, views, mutual)
 
-        def by_view(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
-            positive, *there = per_anchor[half:]
-            loss = _softplus(log_total(sums, per_anchor[:half])[:, None] - positive)
-            return (loss * there[0] if there else loss).sum() * mean
 
-        half = len(known)
-        pairs_of_views = augmentations(vectors, range(count), tau, here, seen)
-        return contrast(pairs, by_view, [*known, *pairs_of_views], mutual=mutual)
-    own = own_places(batch, count, present, own_slice, keys.device)
-    mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+def _log_total(sums: Tensor, known: Sequence[Tensor], plain: bool, spread: float) -> Tensor:
+    """log(M E_q) of anchors by their sums, [anchors], or -inf.
+
+    `known` are sum eta where it is `plain`, and, where rows lack views, the anchors' log M, which
+    else is `spread`.
+    """
+    total, weight = (sums[:, 0], known[0]) if plain else sums.unbind(1)
+    some = (weight > 0) & (total > 0)
+    ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
+    return torch.where(some, (known[1] if len(known) > 1 else spread) + ratio, -math.inf)
+
+
+def _by_view(
+    pairs: Pairs,
+    log_total: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    mean: float,
+    known: Sequence[Tensor],
+    pairs_of_views: Sequence[Tensor],
+    mutual: Mutual | None,
+) -> Tensor:
+    """The sum, times `mean`, over the pairs of an anchor and another view of its sample."""
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
+        positive, *there = per_anchor[len(known) :]
+        loss = _softplus(log_total(sums, per_anchor[: len(known)])[:, None] - positive)
+        return (loss * there[0] if there else loss).sum() * mean
+
+    return contrast(pairs, finish, [*known, *pairs_of_views], mutual=mutual)
+
+
+def _by_label(
+    pairs: Pairs,
+    log_total: Callable[[Tensor], Tensor],
+    mean: float,
+    own: Tensor,
+    mutual: Mutual | None,
+    rows: Rows,
+) -> Tensor:
+    """The sum, times `mean`, over the pairs of a class; `own` are the anchors among all keys."""
+    (anchors,), (keys,), of_key = pairs.anchors, pairs.keys, pairs.key_tag
+    assert of_key is not None and pairs.anchor_tag is not None
     if is_fused(keys) and mutual is None:
-        total = log_total(fused_sums(pairs), known)
-        tags = of_anchor.int(), of_key.int(), own.int()
+        total = log_total(fused_sums(pairs))
+        tags = pairs.anchor_tag.int(), of_key.int(), own.int()
         weight = torch.full_like(total, mean)
-        return fused.tagged_pair_losses(pairs.anchors[0], keys, total, *tags, weight)
-    total = log_total(mutual_sums(pairs, mutual)[0], known)
+        return fused.tagged_pair_losses(anchors, keys, total, *tags, weight)
+    total = log_total(mutual_sums(pairs, mutual)[0])
     weight, least = keys.new_full((len(of_key), 1), mean), keys.new_full((1,), -math.inf)
     classes = Classes([of_key], weight, own, soft=True)
     told, around = everyone(mutual, total), None if mutual is None else mutual.around
-    return class_losses(pairs.anchors[0], keys, total, least, classes, rows, told, around)
+    return class_losses(anchors, keys, total, least, classes, rows, told, around)
 
 
 def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:

@@ -101,6 +101,22 @@ def weighted_supervised(
     Raises:
         ValueError: tau <= 0, or labels that are not 0 or 1.
     """
+    y, known = _known(y)
+    dtype = working_dtype(s.dtype, tau)
+    s = unit(s).to(dtype)
+    y = y.to(dtype)
+    count = y.sum(0)
+    pairs = count * (count if self_pairs else count - 1)
+    weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
+    kernels = is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE
+    if kernels and ring_of(rows) is None:
+        return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
+    stated = None if known is None else known.to(dtype)
+    return _by_strips(s, y, weight, tau, distance, self_pairs, stated, rows)
+
+
+def _known(y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Labels as 0/1, and which of them are known; None: all."""
     known = None
     if not ((y == 0) | (y == 1)).all():
         known = ~y.isnan()
@@ -111,17 +127,21 @@ def weighted_supervised(
             f"weighted_supervised: labels of row {row} are {y[row].tolist()}; expected 0 or 1 for "
             "each label, classes one-hot"
         )
-    dtype = working_dtype(s.dtype, tau)
-    s = unit(s).to(dtype)
-    y = y.to(dtype)
-    count = y.sum(0)
-    pairs = count * (count if self_pairs else count - 1)
-    weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
+    return y, known
+
+
+def _by_strips(
+    s: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    tau: float,
+    distance: Distance,
+    self_pairs: bool,
+    stated: Tensor | None,
+    rows: Rows,
+) -> Tensor:
+    """L_s a strip of anchors at a time; `stated` are 1 for the labels that are known."""
     own, (here, _) = as_slice(rows), held(rows)
-    kernels = is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE
-    if kernels and ring_of(rows) is None:
-        return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
-    stated = None if known is None else known.to(dtype)
     numbers = torch.arange(len(y), device=y.device)[own]
 
     def rule(keys: slice, own_too: bool = True) -> _PairRule:

@@ -140,15 +140,7 @@ def build_index(
         require("umap", "a map by UMAP")
     if gpu:
         require_gpus()
-    if metric not in METRICS:
-        raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
-    if not 0 < recall <= 1 or k < 1 or queries < 1:
-        raise RetrievalError(
-            f"recall {recall}, k {k}, queries {queries}; expected a target of recall in (0, 1], "
-            "and at least one neighbour and query to measure it on"
-        )
-    if not count:
-        raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
+    _refuse(embeddings, metric, recall, k, queries)
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
@@ -195,6 +187,21 @@ def build_index(
             files=files,
         ).write(work / MANIFEST)
     return Index(out, manifest, Samples.load(out), index)
+
+
+def _refuse(
+    embeddings: Embeddings | VectorsInMemory, metric: Metric, recall: float, k: int, queries: int
+) -> None:
+    """Raises RetrievalError where an option is none, or there is nothing to index."""
+    if not len(embeddings):
+        raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
+    if metric not in METRICS:
+        raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
+    if not 0 < recall <= 1 or k < 1 or queries < 1:
+        raise RetrievalError(
+            f"recall {recall}, k {k}, queries {queries}; expected a target of recall in (0, 1], "
+            "and at least one neighbour and query to measure it on"
+        )
 
 
 @contextmanager

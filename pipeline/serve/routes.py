@@ -21,6 +21,7 @@ from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import ShardError
 
@@ -67,28 +68,30 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
     """Returns the routes of one index; `indexes` are the names of all that are served."""
     routes, samples, chosen = APIRouter(), retriever.samples, Chosen(retriever)
     facts = about(retriever, bounds.limits, chosen.map) | {"indexes": indexes}
-    generator, threaded = np.random.default_rng(), asyncio.to_thread
     samples.keys_with_prefix("", 1)  # sorts the keys now: a first request would stop all others
     _ = samples.close  # compares pairs of labels, for seconds
-    thumbnail = lru_cache(THUMBNAILS)(lambda number: _thumbnail(retriever, number))
 
-    def plain(answer: Answer) -> dict[str, Any]:
-        """The answer for JSON; the query says whether it has labels, be it none of them."""
-        found, query = answer.plain(), answer.query
-        own = query.examples or ([] if query.number is None else [query.number])
-        found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
-        found["query"]["keys"] = [samples.key(number) for number in query.examples]
-        return found
+    @routes.get("/about")
+    async def describe() -> dict[str, Any]:
+        return facts
+
+    _add_samples(routes, retriever, bounds, chosen)
+    _add_queries(routes, retriever, bounds, chosen)
+    _add_choices(routes, samples, bounds, chosen)
+    return routes
+
+
+def _add_samples(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen: "Chosen") -> None:
+    """Adds what is asked of single samples: keys, labels, a random one, pictures."""
+    samples, threaded = retriever.samples, asyncio.to_thread
+    generator = np.random.default_rng()
+    thumbnail = lru_cache(THUMBNAILS)(lambda number: _thumbnail(retriever, number))
 
     def number_of(number: int) -> int:
         if not 0 <= number < len(samples):
             text = f"no sample has the number {number}; found {len(samples):,} samples"
             raise HTTPException(404, text)
         return number
-
-    @routes.get("/about")
-    async def describe() -> dict[str, Any]:
-        return facts
 
     @routes.get("/samples")
     async def suggest(part: Text = "") -> dict[str, list[str]]:
@@ -106,6 +109,29 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
             flags = await threaded(chosen.flags, where, "")
         numbers = len(samples) if flags is None else np.flatnonzero(flags)
         return {"key": samples.key(int(generator.choice(numbers)))}
+
+    @routes.get("/picture/{number}")
+    async def picture(number: int) -> Response:
+        number_of(number)
+        async with bounds.drawing():
+            data = await threaded(thumbnail, number)
+        if data is None:
+            raise HTTPException(404, f"sample {samples.key(number)} has no picture")
+        # The page's addresses name the index: what a cache holds is of the same one.
+        return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
+
+
+def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen: "Chosen") -> None:
+    """Adds the queries: by samples, by words, by a file."""
+    samples, threaded = retriever.samples, asyncio.to_thread
+
+    def plain(answer: Answer) -> dict[str, Any]:
+        """The answer for JSON; the query says whether it has labels, be it none of them."""
+        found, query = answer.plain(), answer.query
+        own = query.examples or ([] if query.number is None else [query.number])
+        found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
+        found["query"]["keys"] = [samples.key(number) for number in query.examples]
+        return found
 
     @routes.get("/neighbours")
     async def neighbours(
@@ -151,6 +177,11 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
 
             return await threaded(find)
 
+
+def _add_choices(routes: APIRouter, samples: Samples, bounds: Bounds, chosen: "Chosen") -> None:
+    """Adds what is asked of all that are chosen: label counts, keys, the map and its colours."""
+    threaded = asyncio.to_thread
+
     @routes.get("/facets")
     async def facets(where: Text = "", lasso: Outline = "") -> dict[str, Any]:
         def count() -> dict[str, Any]:
@@ -184,18 +215,6 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
     async def colours(label: Annotated[int | None, Query(ge=0)] = None) -> Response:
         async with bounds.searching():
             return _binary(await threaded(chosen.colours, label))
-
-    @routes.get("/picture/{number}")
-    async def picture(number: int) -> Response:
-        number_of(number)
-        async with bounds.drawing():
-            data = await threaded(thumbnail, number)
-        if data is None:
-            raise HTTPException(404, f"sample {samples.key(number)} has no picture")
-        # The page's addresses name the index: what a cache holds is of the same one.
-        return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
-
-    return routes
 
 
 class Chosen:

@@ -23,19 +23,10 @@ from heron.pipeline.objectives.supcon import supcon
 from heron.pipeline.objectives.supervised import weighted_supervised
 from heron.pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
 from tests import ranks
-from tests.distributed.test_distribution import BOTTLENECKS, HEROCON, MISSING, named, step
+from tests.distributed.terms import BOTTLENECKS, HEROCON, MISSING, OTHERS, named
+from tests.distributed.test_distribution import step
 
-ALL_ROWS = named(
-    bce={},
-    nt_xent={},
-    clip={},
-    siglip={},
-    cmc={},
-    single_view_unsupervised={},
-    debiased={},
-    hard={"supervised": False, "positives": "augmentation", "hardening": "exp"},
-    weighted_unsupervised={"negatives": "cross_view", "anchors": "first"},
-)
+ALL_ROWS = {k: t for k, t in OTHERS["contrast of all rows"].items() if not t.no_ring()}
 LABELLED_ROWS = named(
     bce={},
     supcon={},

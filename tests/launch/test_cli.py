@@ -170,6 +170,7 @@ def test_help_says_all(
             "embed run --out x --rloe test",
             "unrecognized arguments: --rloe test; did you mean --role?",
         ),
+        ("index emb --out x =stray", "unrecognized arguments: =stray (see"),
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
         (
             "embed run --out x --role tests",
