@@ -25,7 +25,13 @@ install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], 
 torch.set_num_threads(1)
 # Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
 LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
-LATER += ["sklearn.linear_model", "torch.utils.tensorboard", "torch._dynamo"]
+LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
+LATER += [
+    "torch._dynamo",
+    "plotly.graph_objects",
+    "heron.launch.cli",
+    "heron.pipeline.retrieval.query",
+]
 multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would

@@ -167,13 +167,17 @@ def _predict(
 ) -> Iterator[NDArray[np.float32]]:
     """Yields the probabilities [others, labels] of each choice in turn."""
     fitted: dict[bool, tuple[Matrix, Matrix]] = {}
+    predicted: dict[Choice, NDArray[np.float32]] = {}
     for shared, k, c in choices:
         views = x.shape[1] if shared else 1
         if shared not in fitted:
             fitted[shared] = _components(*(a.reshape(len(a) * views, -1) for a in (x, others)))
         inputs, queries = (rows[:, :k] for rows in fitted[shared])
-        probability = classify(inputs, y.repeat(views, 0), queries, exclusive, c, ITERATIONS)
-        yield probability.reshape(len(others), views, -1).mean(1)
+        choice = shared, inputs.shape[1], c  # few rows have fewer components than k
+        if choice not in predicted:
+            one = classify(inputs, y.repeat(views, 0), queries, exclusive, c, ITERATIONS)
+            predicted[choice] = one.reshape(len(others), views, -1).mean(1)
+        yield predicted[choice]
 
 
 def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:

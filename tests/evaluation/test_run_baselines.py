@@ -29,11 +29,17 @@ def small(folder: str, name: str, **changes: Any) -> dict[str, Any]:
         "data": {
             "path": f"{folder}/faces",
             "build": {"train": 80, "test": 30},
-            "protocol": {"labelled": 24},
+            "protocol": {"labelled": 12},
             "batch": {"labelled": 8, "unlabelled": 14},
         },
         "model": {"encoder": {"channels": [4, 4], "widths": [16]}},
-        "train": {"epochs": 1, "cpu_threads": 1, "evaluate_every_epochs": None},
+        # In float64, in which the order of sums is no matter.
+        "train": {
+            "epochs": 1,
+            "cpu_threads": 1,
+            "evaluate_every_epochs": None,
+            "precision": "fp64",
+        },
         "evaluate": {"map": "never", "map_rows": 10, "seeds": 1},
     }
     return pretrain(parse_config(merge(merge(tree, few), changes)))
@@ -97,7 +103,7 @@ def test_few_rows_that_say_nothing_are_no_fault() -> None:
     np.testing.assert_array_equal(probability, [[0, 1], [0, 1]])
 
 
-def test_a_run_and_its_baselines_side_by_side(
+def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = small(str(tmp_path), "run")
@@ -115,10 +121,14 @@ def test_a_run_and_its_baselines_side_by_side(
     assert its[0]["loss/bce"] == rows[0]["loss/bce"]
     assert [key for key in its[0] if key.startswith("loss/")] == ["loss/bce"]
 
-    alone = small(str(tmp_path), "alone", objective={"weighted_unsupervised": None,
-                                                     "weighted_supervised": None})  # fmt: skip
+    changes = {"objective": {"weighted_unsupervised": None, "weighted_supervised": None}}
+    alone = small(str(tmp_path), "alone", **changes, evaluate={"baselines": "plain"})
     assert alone["auc_macro"] == alone["plain_auc_macro"] == result["plain_auc_macro"]
     assert not (tmp_path / "alone" / "plain").exists()
+
+    two = ranks.run(2, small, str(tmp_path), "two")
+    for key in (k for k in result if k.endswith(("auc_macro", "f1_weighted"))):
+        assert two[0][key] == two[1][key] == pytest.approx(result[key], abs=1e-6), key
 
 
 def test_further_seeds_train_networks_alone() -> None:
@@ -144,17 +154,3 @@ def test_further_seeds_train_networks_alone() -> None:
 
 def test_without_a_classifier_there_is_no_plain_network() -> None:
     assert plain(load_config(FACES, method="simclr")) is None
-
-
-def scores(folder: str, name: str) -> dict[str, float]:
-    """Runs in float64, in which the order of sums is no matter."""
-    result = small(folder, name, train={"precision": "fp64"})
-    return {k: v for k, v in result.items() if k.endswith(("auc_macro", "f1_weighted"))}
-
-
-def test_two_processes_find_the_baselines_of_one(tmp_path: Path) -> None:
-    (one,) = ranks.run(1, scores, str(tmp_path), "one")
-    two = ranks.run(2, scores, str(tmp_path), "two")
-    assert two[0] == two[1]
-    for key, value in one.items():
-        assert two[0][key] == pytest.approx(value, abs=1e-6), key

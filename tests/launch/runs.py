@@ -16,9 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.pipeline.config.experiment import dump_config
+from heron.pipeline.pretrain import main
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
+from tests.forked import Command, Main, start
 
 ROOT = Path(__file__).parent.parent.parent
 SAVED = 75  # the exit status of processes that were told to stop, and saved
@@ -43,8 +45,6 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | more
 
 
-JOB = ("pipeline/pretrain.py",)
-SLOW_DISK = ("-m", "tests.launch.slow_disk")
 BAD_END = (  # where the interpreter's end aborts, as a thread of a process group can make it
     "-c",
     "import atexit, os, sys; from heron.pipeline.pretrain import main; atexit.register(os.abort); "
@@ -52,25 +52,33 @@ BAD_END = (  # where the interpreter's end aborts, as a thread of a process grou
 )
 
 
-def start_pair(
-    config: Path, port: int, program: Sequence[str] = JOB
-) -> list[subprocess.Popen[str]]:
+Started = subprocess.Popen[str] | Command
+Program = Main | Sequence[str]  # what Python is given, where its own end is asked about
+
+
+def start_pair(config: Path, port: int, program: Program = main) -> list[Started]:
     """Start a run on two processes of this host, with nothing but the environment variables."""
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, *program, "--config", str(config), "run.resume=auto"],
+    words = ["--config", str(config), "run.resume=auto"]
+    pair: list[Started] = []
+    for rank in ("0", "1"):
+        variables = environment(**both, MASTER_PORT=str(port), RANK=rank, LOCAL_RANK=rank)
+        if callable(program):
+            pair.append(start(words, ROOT, program, variables))
+            continue
+        process = subprocess.Popen(
+            [sys.executable, *program, *words],
             cwd=ROOT,
-            env=environment(**both, MASTER_PORT=str(port), RANK=str(r), LOCAL_RANK=str(r)),
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for r in range(2)
-    ]
+        pair.append(process)
+    return pair
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float) -> tuple[int, str]:
+def finish(process: Started, timeout_s: float) -> tuple[int, str]:
     """The exit status and the output of a process; one that does not end is killed, an error."""
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -78,10 +86,11 @@ def finish(process: subprocess.Popen[str], timeout_s: float) -> tuple[int, str]:
         process.kill()
         output, _ = process.communicate()
         raise TimeoutError(f"not ended after {timeout_s} s:\n{output[-3000:]}") from None
+    assert process.returncode is not None
     return process.returncode, output
 
 
-def run_pair(config: Path, program: Sequence[str] = JOB) -> None:
+def run_pair(config: Path, program: Program = main) -> None:
     """Run to the end on two processes of this host."""
     pair = start_pair(config, free_port(), program)
     for status, output in [finish(process, 120) for process in pair]:

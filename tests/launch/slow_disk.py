@@ -1,10 +1,10 @@
 """The main job on a disk that takes its time, so that a save can be met while it goes on."""
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from heron.pipeline.pretrain import main
+from heron.pipeline import pretrain
 from heron.pipeline.training import checkpoint
 
 flush = checkpoint._flush
@@ -15,6 +15,6 @@ def slow(path: Path) -> None:
     flush(path)
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str]) -> int:
     checkpoint._flush = slow
-    sys.exit(main())
+    return pretrain.main(words)

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,26 +14,28 @@ from heron.launch.cli import main
 from heron.launch.processes import environments
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
+from heron.pipeline.training import trainer
 from heron.pipeline.training.signals import SAME_S
 from heron.pipeline.training.tracking import read_metrics
+from tests import forked
 from tests.launch import runs
 
-SLOW_STEPS = (  # each of which but the first three takes a minute
-    "import sys, time\nfrom heron.pipeline.training import trainer\nstep = trainer.Trainer.step\n"
-    "def slow(self, t, source):\n    step(self, t, source)\n    time.sleep(60 * (t > 2))\n"
-    "trainer.Trainer.step = slow\nfrom heron.launch.cli import main\nsys.exit(main())"
-)
+
+def slow_steps(words: Sequence[str]) -> int:
+    """`heron`, with steps of which each but the first three takes a minute."""
+    step = trainer.Trainer.step
+
+    def slow(self: trainer.Trainer, t: int, source: Any) -> None:
+        step(self, t, source)
+        time.sleep(60 * (t > 2))
+
+    trainer.Trainer.step = slow  # type: ignore[method-assign]
+    return main(words)
 
 
-def start(
-    config: Path, *words: str, program: Sequence[str] = ("-m", "heron.launch.cli")
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *program, "pretrain", str(config), *words],
-        cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored in some shells
-    )  # fmt: skip
+def start(config: Path, *words: str, program: forked.Main = main) -> forked.Command:
+    given = ["pretrain", str(config), *words]
+    return forked.start(given, runs.ROOT, program, runs.environment())
 
 
 def await_steps(run: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_signal_reaches_the_run_which_saves_and_goes_on(
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     config = runs.experiment(tmp_path, "run", train={**runs.LENGTH, "epochs": 400})
-    process = start(config, program=("-c", SLOW_STEPS))
+    process = start(config, program=slow_steps)
     await_steps(tmp_path / "run")
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.3)

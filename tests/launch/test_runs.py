@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,9 @@ from heron.launch.cli import main
 from heron.launch.run_folders import find_runs, read_run
 from heron.launch.runs import parse_conditions
 from heron.pipeline.config.errors import StudyError
+from heron.pipeline.pretrain import main as pretrain_main
 from heron.pipeline.pretrain import pretrain
+from tests import forked
 from tests.experiments import frames
 from tests.launch import runs
 
@@ -40,15 +40,9 @@ def going(run: Path, before: int) -> bool:
     return runs.steps(run) > before + 2
 
 
-def start(config: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "pipeline/pretrain.py", "--config", str(config), "run.resume=auto"],
-        cwd=runs.ROOT,
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(config: Path) -> forked.Command:
+    words = ["--config", str(config), "run.resume=auto"]
+    return forked.start(words, runs.ROOT, pretrain_main, runs.environment())
 
 
 def test_living_stopped_and_dead(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from heron.pipeline import pretrain
 from heron.pipeline.training.tracking import read_metrics
-from tests.launch import runs
+from tests.launch import runs, slow_disk
 
 LENGTH: dict[str, Any] = {
     "train": {
@@ -53,7 +54,7 @@ def reached(run: Path, kind: str, draw: random.Random) -> Callable[[], bool]:
     return lambda: runs.steps(run) > step
 
 
-def end(pair: list[subprocess.Popen[str]]) -> list[int]:
+def end(pair: list[runs.Started]) -> list[int]:
     return [runs.finish(process, 120)[0] for process in pair]
 
 
@@ -67,7 +68,7 @@ def test_killed_and_started_again(straight: Path, number: int, kind: str) -> Non
     draw, name = random.Random(number), f"killed-{number}"
     config = runs.experiment(straight, name, **LENGTH)
     run = straight / name
-    program = runs.SLOW_DISK if kind == "save" else runs.JOB
+    program = slow_disk.main if kind == "save" else pretrain.main
     pair = runs.start_pair(config, runs.free_port(), program)
     come = reached(run, kind, draw)
     while not come() and all(process.poll() is None for process in pair):
