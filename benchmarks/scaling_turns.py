@@ -21,7 +21,12 @@ WARM = 2  # steps before the first turn
 ALONE = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}  # what a launcher would set
 
 CONTEXT.set_forkserver_preload(
-    ["benchmarks.workloads", "benchmarks.peers", "benchmarks.scaling_steps"]
+    [
+        "benchmarks.workloads",
+        "benchmarks.peers",
+        "benchmarks.scaling_steps",
+        "torch._inductor",  # which every optimiser's first step loads, for two seconds
+    ]
 )
 
 

@@ -26,12 +26,8 @@ torch.set_num_threads(1)
 # Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
 LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
 LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
-LATER += [
-    "torch._dynamo",
-    "plotly.graph_objects",
-    "heron.launch.cli",
-    "heron.pipeline.retrieval.query",
-]
+LATER += ["torch._inductor", "plotly.graph_objects", "deepspeed", "transformers.modeling_utils"]
+LATER += ["heron.launch.cli", "heron.pipeline.retrieval.query"]
 multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would
