@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,19 @@ def run_heron(command: str, place: Path) -> str:
     return forked.output(words, place)
 
 
+def benchmark(words: Sequence[str]) -> int:
+    """Run `python -m MODULE words...`, of which these are the words from MODULE on."""
+    sys.argv = list(words)
+    return import_module(words[0]).main() or 0
+
+
+def run_benchmark(command: str, place: Path) -> str:
+    """The output of a benchmark, shortened."""
+    words = shlex.split(command)[2:]
+    short = {"benchmarks.objectives": ["--sizes", "64"], "benchmarks.scaling": ["--help"]}
+    return forked.output([*words, *short.get(words[0], ["--small"])], place, main=benchmark)
+
+
 def run(command: str, place: Path) -> subprocess.Popen[str]:
     """Start a command of the README, shortened, as a shell in the activated environment would."""
     words = shlex.split(command.replace("HOST", "127.0.0.1"))
@@ -128,12 +142,6 @@ def run(command: str, place: Path) -> subprocess.Popen[str]:
     elif command in RUN:
         words += [*SMALL, *STEP]
         words += ["evaluate.baselines=plain"]  # the run before had logistic regression
-    elif "benchmarks.objectives" in words:
-        words += ["--sizes", "64"]
-    elif words[-1] in ("benchmarks.data", "benchmarks.retrieval", "benchmarks.serve"):
-        words += ["--small"]
-    elif words[-1] == "benchmarks.scaling":
-        words += ["--help"]  # it has tests of its own
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
         words,
@@ -160,8 +168,12 @@ ALONE = [c for c in commands() if "--machine_rank" not in c and not c.startswith
 def test_command(command: str, place: Path) -> None:
     if "scene" in command and not SCENE.is_dir():
         pytest.skip(f"needs Mulan's Scene in {SCENE}")
-    ours = command.startswith("heron ")
-    output = run_heron(command, place) if ours else finish(run(command, place))
+    if command.startswith("heron "):
+        output = run_heron(command, place)
+    elif command.startswith("python -m benchmarks."):
+        output = run_benchmark(command, place)
+    else:
+        output = finish(run(command, place))
     if command.startswith(("accelerate", "heron pretrain")):
         assert "report: " in output
     if "benchmarks.objectives" in command:
