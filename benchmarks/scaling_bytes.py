@@ -26,7 +26,7 @@ from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import ShardSizes, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
 from heron.pipeline.distributed.sync_batchnorm import synchronise
 from heron.pipeline.distributed.traffic import KINDS, exchanges, received
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -143,7 +143,7 @@ def count(gate: Gate, case: Case) -> None:
         with tally:
             features = wrapped(inputs, row_keys, here, known)
             given = features, batch, inputs, sizes, objective, 1.0
-            loss, _ = objective(globalise(*given, by_ring=case.by_ring))
+            loss, _ = objective(gather_batch(*given, by_ring=case.by_ring))
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

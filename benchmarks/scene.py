@@ -19,7 +19,7 @@ from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
-from heron.pipeline.distributed.exchange import ShardSizes, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.optim import build_optimizer
@@ -86,7 +86,7 @@ def main() -> None:
 
         return timed
 
-    ours = step(torch.float32, lambda f, b: objective(globalise(f, b, [], sizes, objective))[0])
+    ours = step(torch.float32, lambda f, b: objective(gather_batch(f, b, [], sizes, objective))[0])
     alpha, beta = weights["weighted_unsupervised"], weights["weighted_supervised"]
     theirs = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
     for timed in (ours, theirs):

@@ -84,7 +84,7 @@ class Config(Section):
     def _terms_ring(self) -> "Config":
         if self.distributed.exchange == "ring":
             for name, term in self.objective.terms().items():
-                if why := term.no_ring():
+                if why := term.why_no_ring():
                     raise ValueError(
                         f"distributed.exchange is ring, and objective.{name} has no ring: {why}; "
                         "expected gather, or auto, which gathers for it"

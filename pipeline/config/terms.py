@@ -125,7 +125,7 @@ class Term(Section):
         """Returns what the term needs under its options."""
         return self.needs
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """Returns how many numbers a row processes tell each other of what its anchors found.
 
         One a collective of a step: of a term that reads `needs.vectors` by all rows, of another by
@@ -133,7 +133,7 @@ class Term(Section):
         """
         return []
 
-    def no_ring(self) -> str:
+    def why_no_ring(self) -> str:
         """Returns why the keys of its loss cannot come round a ring; empty: they can."""
         needs = self.requires()
         if needs.gathered or {*needs.labelled} - {"paths"}:
@@ -142,7 +142,7 @@ class Term(Section):
             return "its loss reads the vectors of all rows at once"
         return ""
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Returns how many numbers a row go round in each round of a step.
 
         Args:

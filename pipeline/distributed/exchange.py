@@ -64,7 +64,7 @@ class ShardSizes:
         return torch.cat([torch.arange(start, start + count) for start, count in own])
 
 
-def globalise(
+def gather_batch(
     features: Features,
     batch: "Batch",
     inputs: Sequence[Tensor],
@@ -249,7 +249,7 @@ def _rounded(
     return made
 
 
-def comes_by_ring(
+def uses_ring(
     asked: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
 ) -> bool:
     """Whether vectors come round a ring in a run's steps; every process calls it.

@@ -103,7 +103,7 @@ def exchanges(
     of inputs: all by one collective. Then go the few numbers a row of `Term.tells`, and back the
     gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of one
     sample of each view; with `half`, vectors travel in bfloat16. `by_ring`: vectors are not
-    gathered, and go round as often as `Term.passes` says.
+    gathered, and go round as often as `Term.ring_widths` says.
     """
     if len(sizes.rows) == 1:
         return []
@@ -135,9 +135,9 @@ def exchanges(
     moved = max((travelling(*of) for of in each), key=lambda of: sum(one.bytes for one in of))
     for name, term in objective.terms.items():
         count = rows if term.requires().vectors else own
-        told = term.tells(len(shapes), labels, levels)
+        told = term.exchanged_sums(len(shapes), labels, levels)
         moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
-        rounds = term.passes(len(shapes), totals) if by_ring else []
+        rounds = term.ring_widths(len(shapes), totals) if by_ring else []
         moved += [
             Exchange("passed", f"keys of {name}", count, width, calls=len(sizes.rows) - 1)
             for width in rounds

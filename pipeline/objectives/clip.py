@@ -15,7 +15,7 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.pipeline.objectives.own_positives import cross_view
-from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay
+from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, join_views
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
 from heron.pipeline.objectives.unsupervised import couples
 
@@ -61,11 +61,11 @@ class Clip(Term):
         """Brings the temperature."""
         return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The scale, and the slopes as `Cmc`; in float64."""
         return [2, *[4] * (views * (views - 1) // 2)]
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """As `Cmc`, in float64."""
         return [2 * n for n in couples(views, widths["projections"]) * 2]
 
@@ -100,11 +100,11 @@ class Siglip(Term):
             bias = -math.log(max(spec.batch - 1, 1)) if spec.batch else PAPERS_BIAS
         return {"siglip_scale": lambda: LearntScale("siglip", self.scale, bias)}
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """Scale and bias."""
         return [2]
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Loss and gradient in one round."""
         return [widths["projections"]]
 
@@ -208,7 +208,7 @@ def siglip(
                     there &= present[:, v]
                 places = torch.where(there, there.cumsum(0) - 1, -1)
                 kept = None if present is None else present[keys]
-                far = lay(vectors[1], kept, among=[v])
+                far = join_views(vectors[1], kept, among=[v])
                 rule = _pairwise(places[own][here], mean)
                 shares.append(blockwise(rule, [anchors[here]], [far], [offset[here]]))
         return torch.stack(shares).sum()

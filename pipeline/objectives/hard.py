@@ -25,11 +25,11 @@ from heron.pipeline.objectives.present import (
     Present,
     Rows,
     as_slice,
-    lay,
+    join_views,
     own_places,
     pair_count,
 )
-from heron.pipeline.objectives.ring import held, row_count
+from heron.pipeline.objectives.ring import held_rows, row_count
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]
@@ -77,12 +77,12 @@ class Hard(Term):
         compared = ("projections",)
         return Needs(own=compared, labelled_vectors=compared, labels=KNOWN, views=2)
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slopes by an anchor's sums, and their logarithm where a class's pairs are visited."""
         slopes = views if self.hardening == "none" else 2 * views
         return [slopes] if self.positives == "augmentation" else [slopes, views]
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For the sums, for the pairs of a class where they are visited, and for the gradient."""
         return [widths["projections"]] * (2 if self.positives == "augmentation" else 3)
 
@@ -117,7 +117,7 @@ class Debiased(Term):
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     rings: ClassVar[bool] = True
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slope by an anchor's sum."""
         return [views]
 
@@ -175,12 +175,15 @@ def hard(
         raise ValueError("positives are by label, but there are no labels; expected augmentation")
     power, floor = _eta(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
-    count, batch, (here, seen) = len(z), row_count(rows, z[0]), held(rows, present)
+    count, batch, (here, seen) = len(z), row_count(rows, z[0]), held_rows(rows, present)
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
     own_slice, mutual = as_slice(rows), Mutual.of(rows, batch, [0], [0], [range(count)], present)
-    anchors, keys = lay(vectors, seen, here), lay(vectors, seen)
-    of_anchor, of_key = lay([admit] * count, present, own_slice), lay([admit] * count, present)
+    anchors, keys = join_views(vectors, seen, here), join_views(vectors, seen)
+    of_anchor, of_key = (
+        join_views([admit] * count, present, own_slice),
+        join_views([admit] * count, present),
+    )
     few = label is None and present is None  # keys that are left out
     sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
@@ -198,7 +201,7 @@ def hard(
     known = [(len(of_key) - sizes)[of_anchor].to(keys.dtype)]
     if present is not None:  # the log of M, of each anchor
         others = (len(of_key) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
-        known.append(lay([others] * count, present, own_slice))
+        known.append(join_views([others] * count, present, own_slice))
     if positives == "label":
         own = own_places(batch, count, present, own_slice, keys.device)
         mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
@@ -298,7 +301,7 @@ def debiased(
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
     vectors = unit_views(z, tau, "debiased")
-    count, batch, (here, _) = len(z), row_count(rows, z[0]), held(rows)
+    count, batch, (here, _) = len(z), row_count(rows, z[0]), held_rows(rows)
     samples = torch.arange(batch, device=z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 

@@ -14,8 +14,8 @@ from heron.pipeline.objectives.classes import Classes, class_losses, largest_pai
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
-from heron.pipeline.objectives.present import Present, Rows, as_slice, lay, own_places
-from heron.pipeline.objectives.ring import held, row_count
+from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
+from heron.pipeline.objectives.ring import held_rows, row_count
 
 Penalty = Literal["exp_inverse"] | None
 
@@ -33,20 +33,20 @@ class Hierarchical(Term):
     missing_views: ClassVar[bool] = True
     rings: ClassVar[bool] = True
 
-    def no_ring(self) -> str:
+    def why_no_ring(self) -> str:
         """Why not, with `constrain`."""
         if self.constrain:
             return (
                 "with constrain, the row of the batch's largest pair meets all keys at once "
                 "(constrain: false has a ring)"
             )
-        return super().no_ring()
+        return super().why_no_ring()
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For the sums, for the pairs of a class, and for the gradient."""
         return [widths["projections"]] * 3
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """An anchor's sum, the slope by it, and those by the largest losses."""
         return [views, views, *([levels] if levels > 1 else [])]
 
@@ -103,7 +103,7 @@ def hierarchical(
     Raises:
         ValueError: tau <= 0, or levels that are not whole numbers [batch, depth].
     """
-    batch, (here, seen) = row_count(rows, z[0]), held(rows, present)
+    batch, (here, seen) = row_count(rows, z[0]), held_rows(rows, present)
     if levels.dim() != 2 or levels.is_floating_point() or levels.shape != (batch, levels.shape[1]):
         raise ValueError(
             f"levels are {levels.dtype} {tuple(levels.shape)}; expected whole numbers "
@@ -111,7 +111,7 @@ def hierarchical(
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]
-    keys, paths = lay(vectors, seen), lay([levels] * len(z), present)
+    keys, paths = join_views(vectors, seen), join_views([levels] * len(z), present)
     number = torch.arange(len(paths), device=keys.device)
     own = own_places(batch, len(z), present, as_slice(rows), keys.device)
     groups = [
@@ -120,7 +120,7 @@ def hierarchical(
     ]
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
-    anchors = lay(vectors, seen, here) / tau
+    anchors = join_views(vectors, seen, here) / tau
 
     def log_total(anchors: Tensor, own: Tensor, mutual: Mutual | None) -> Tensor:
         exclude = own[:, None]

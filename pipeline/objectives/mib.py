@@ -101,7 +101,7 @@ class Mib(Term):
         widths = spec.config.matryoshka or [spec.config.projection_width]
         return {"bottlenecks": lambda: Bottlenecks(widths, len(spec.shapes))}
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Of two views at a time, loss and gradient in one round."""
         return couples(views, widths["critics"])
 

@@ -60,7 +60,7 @@ class Mutual:
         among: Sequence[Sequence[int]],
         present: Present = None,
     ) -> "Mutual | None":
-        """Of ways whose anchors are the views `among` of some rows, as `lay` has them.
+        """Of ways whose anchors are the views `among` of some rows, as `join_views` has them.
 
         None where the rows are a part of the batch, and what others find is not told: then the
         gradient of their share is wanted with respect to all rows.

@@ -50,7 +50,7 @@ class Objective:
             labelled_vectors=union("labelled_vectors"),
         )
         self.memories: dict[str, Memory] = {}
-        self.rings = not any(term.no_ring() for term in terms.values())
+        self.rings = not any(term.why_no_ring() for term in terms.values())
 
     @property
     def supervised(self) -> bool:

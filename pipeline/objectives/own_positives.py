@@ -10,8 +10,15 @@ from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
-from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, lay, pair_count
-from heron.pipeline.objectives.ring import held, row_count
+from heron.pipeline.objectives.present import (
+    OwnRows,
+    Present,
+    Rows,
+    as_slice,
+    join_views,
+    pair_count,
+)
+from heron.pipeline.objectives.ring import held_rows, row_count
 
 # The vectors of each view that stand on the anchors' side and on the keys' side of a head. Turned
 # over (keys on the anchors' side), the first of several heads is the last, the second the last but
@@ -33,7 +40,7 @@ def own_excluded(
     D is the sum over the heads and over all views of the other samples.
     """
     count, batch, own = len(vectors), row_count(rows, vectors[0]), as_slice(rows)
-    here, seen = held(rows, present)
+    here, seen = held_rows(rows, present)
     samples = torch.arange(batch, device=vectors[0].device)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
@@ -50,7 +57,7 @@ def own_excluded(
     known = positives(vectors, among, tau, here, seen)
     if len(counted) < len(among):
         weigh = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
-        anchor = lay(weigh, seen, here, among)[:, None]
+        anchor = join_views(weigh, seen, here, among)[:, None]
         known = [known[0], anchor * (known[1] if len(known) > 1 else torch.ones_like(known[0]))]
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -59,10 +66,10 @@ def own_excluded(
 
     few = own_views(samples[own], batch, count).repeat(len(among), 1) if present is None else None
     pairs = Pairs(
-        [lay(near, seen, here, among) for near, _ in heads],
-        [lay(far, seen) for _, far in heads],
-        anchor_tag=lay([samples] * count, present, own, among),
-        key_tag=lay([samples] * count, present),
+        [join_views(near, seen, here, among) for near, _ in heads],
+        [join_views(far, seen) for _, far in heads],
+        anchor_tag=join_views([samples] * count, present, own, among),
+        key_tag=join_views([samples] * count, present),
         exclude=few,
     )
     return contrast(pairs, finish, known, mutual=mutual)
@@ -84,7 +91,7 @@ def cross_view(
     turned over are as `Head` says.
     """
     near, far = attraction
-    count, batch, (own, seen) = len(near), row_count(rows, near[0]), held(rows, present)
+    count, batch, (own, seen) = len(near), row_count(rows, near[0]), held_rows(rows, present)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
         mean = len(among) / pair_count(present, among)
@@ -98,8 +105,8 @@ def cross_view(
 
     def pairs(ways: Sequence[tuple[int, int]]) -> Pairs:
         return Pairs(
-            [lay(vectors, seen, own, [u]) for u, _ in ways for vectors, _ in heads],
-            [lay(vectors, seen, among=[v]) for _, v in ways for _, vectors in heads],
+            [join_views(vectors, seen, own, [u]) for u, _ in ways for vectors, _ in heads],
+            [join_views(vectors, seen, among=[v]) for _, v in ways for _, vectors in heads],
         )
 
     def known(u: int, v: int) -> list[Tensor]:  # the positive's logit, and whether there is one

@@ -10,7 +10,7 @@ from torch import Tensor
 Present = Bool[Tensor, "batch views"] | None  # which views each row has; None: all of them
 
 
-def lay(
+def join_views(
     views: Sequence[Tensor],
     present: Present,
     rows: slice = slice(None),
@@ -33,10 +33,10 @@ def lay(
 def own_places(
     batch: int, views: int, present: Present, rows: slice, device: torch.device
 ) -> Int[Tensor, " anchors"]:
-    """Where the views of some rows lie among all keys, both as `lay` has them."""
+    """Where the views of some rows lie among all keys, both as `join_views` has them."""
     own = torch.zeros(batch, dtype=torch.bool, device=device)
     own[rows] = True
-    return lay([own] * views, present).nonzero()[:, 0]
+    return join_views([own] * views, present).nonzero()[:, 0]
 
 
 def pair_count(present: Bool[Tensor, "batch views"], among: Sequence[int]) -> int:
@@ -96,7 +96,7 @@ def spread(
     """Numbers of the own anchors of some heads to those of all anchors, in one collective.
 
     Args:
-        own: a tensor a head; its anchors are as `lay` has them.
+        own: a tensor a head; its anchors are as `join_views` has them.
         rows: the own rows.
         present: which views each row has.
         among: the views of each head's anchors.
@@ -113,7 +113,7 @@ def spread(
     whole = rows.gather(torch.cat(by_row, 1))
     found = torch.split(whole, [x.shape[1] for x in by_row], 1)
     return [
-        lay(
+        join_views(
             torch.chunk(part, len(views), 1),
             None if present is None else present[:, list(views)],
         )

@@ -39,7 +39,9 @@ def ring_of(rows: Rows) -> Ring | None:
     return rows.ring if isinstance(rows, OwnRows) else None
 
 
-def held(rows: Rows, present: Present = None) -> tuple[slice, Bool[Tensor, "held views"] | None]:
+def held_rows(
+    rows: Rows, present: Present = None
+) -> tuple[slice, Bool[Tensor, "held views"] | None]:
     """Where own rows lie among those whose vectors are here, and the views that these have."""
     if ring_of(rows) is None:
         return as_slice(rows), present
@@ -61,7 +63,7 @@ def blocks(
     """The keys of every process's rows, own ones first; every process must take all of them.
 
     Args:
-        keys: of own rows, a tensor a head, as `lay` has them; without gradient.
+        keys: of own rows, a tensor a head, as `join_views` has them; without gradient.
         rows: the own rows, which go round.
         among: the views of each head's keys.
         present: which views each of all rows has.

@@ -16,7 +16,7 @@ from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
-from heron.pipeline.objectives.ring import held, row_count
+from heron.pipeline.objectives.ring import held_rows, row_count
 from heron.pipeline.objectives.unsupervised import WeightNet
 
 
@@ -54,11 +54,11 @@ class SingleViewUnsupervised(Term):
             "input_projectors": lambda: InputProjectors(spec),
         }
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slopes by an anchor's sum, and by that of its heads turned over, of each view."""
         return [2] * views
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Six vectors a row and view, there and back."""
         return [6 * widths["projections"] // views] * 2 * views
 
@@ -105,7 +105,11 @@ def single_view_unsupervised(
         ValueError: tau <= 0.
     """
     dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
-    samples, own, (here, _) = torch.arange(batch, device=z[0].device), as_slice(rows), held(rows)
+    samples, own, (here, _) = (
+        torch.arange(batch, device=z[0].device),
+        as_slice(rows),
+        held_rows(rows),
+    )
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:

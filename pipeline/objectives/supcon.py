@@ -13,8 +13,8 @@ from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
 from heron.pipeline.objectives.mutual import Mutual
 from heron.pipeline.objectives.pairs import Pairs
-from heron.pipeline.objectives.present import Present, Rows, as_slice, lay, own_places
-from heron.pipeline.objectives.ring import held, row_count
+from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
+from heron.pipeline.objectives.ring import held_rows, row_count
 
 
 class Supcon(Term):
@@ -29,11 +29,11 @@ class Supcon(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slope by an anchor's sum."""
         return [views]
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For the classes' sums of vectors, for the anchors' sums, and for the gradient."""
         return [widths["projections"]] * 3
 
@@ -77,12 +77,12 @@ def supcon(
         ValueError: tau <= 0, or labels that are not one whole number a sample.
     """
     dtype = working_dtype(z[0].dtype, tau)
-    batch, (here, seen) = row_count(rows, z[0]), held(rows, present)
+    batch, (here, seen) = row_count(rows, z[0]), held_rows(rows, present)
     number, count = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
-    keys, classes = lay(vectors, seen), lay([number] * len(z), present)
+    keys, classes = join_views(vectors, seen), join_views([number] * len(z), present)
     place = torch.arange(len(classes), device=keys.device)
-    anchors = lay(vectors, seen, here)
+    anchors = join_views(vectors, seen, here)
     own = own_places(batch, len(z), present, as_slice(rows), keys.device)
     same = classes[own]
 

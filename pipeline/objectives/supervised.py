@@ -14,7 +14,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.pipeline.objectives.pairs import is_fused
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
-from heron.pipeline.objectives.ring import blocks, held, ring_of
+from heron.pipeline.objectives.ring import blocks, held_rows, ring_of
 
 Distance = Literal["hamming", "indicator"]
 
@@ -31,11 +31,11 @@ class WeightedSupervised(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The sum of each label, and the slope by it."""
         return [2 * labels]
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For D, for the pairs, and for the gradient."""
         return [widths["hidden"]] * 3
 
@@ -141,7 +141,7 @@ def _by_strips(
     rows: Rows,
 ) -> Tensor:
     """L_s a strip of anchors at a time; `stated` are 1 for the labels that are known."""
-    own, (here, _) = as_slice(rows), held(rows)
+    own, (here, _) = as_slice(rows), held_rows(rows)
     numbers = torch.arange(len(y), device=y.device)[own]
 
     def rule(keys: slice, own_too: bool = True) -> _PairRule:

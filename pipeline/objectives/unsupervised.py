@@ -29,7 +29,7 @@ class NtXent(Term):
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slope by an anchor's sum."""
         return [views]
 
@@ -54,11 +54,11 @@ class Cmc(Term):
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """The slopes by the sums of either view, of two at a time."""
         return [2] * (views * (views - 1) // 2)
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Of two views at a time, there and back."""
         return couples(views, widths["projections"]) * 2
 
@@ -97,11 +97,11 @@ class WeightedUnsupervised(Term):
         """Brings H."""
         return {"weight": lambda: WeightNet(spec.config.projection_width)}
 
-    def tells(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
         """As `NtXent`, or as `Cmc`."""
         return [views] if self.negatives == "all_views" else [2] * (views * (views - 1) // 2)
 
-    def passes(self, views: int, widths: Mapping[str, int]) -> list[int]:
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """As `NtXent`, or as `Cmc`, of two vectors a view."""
         both = widths["projections"] + widths["weights"]
         return ([both] if self.negatives == "all_views" else couples(views, both)) * 2

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from heron import __version__
-from heron.pipeline.config.errors import (
-    CheckpointError,
-    Stopped,
-)
+from heron.pipeline.config.errors import CheckpointError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data.batches import Batch, batches
 from heron.pipeline.data.dataset import build_data
@@ -24,14 +21,14 @@ from heron.pipeline.data.webdataset import open_data, share_of
 from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
-from heron.pipeline.distributed.exchange import ShardSizes, comes_by_ring, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, gather_batch, uses_ring
 from heron.pipeline.distributed.launch import prepare, start_processes
 from heron.pipeline.distributed.sync_batchnorm import has_norm, synchronise
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous, each
+from heron.pipeline.models.heterogeneous import Heterogeneous, each
 from heron.pipeline.models.networks import described
 from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.negatives.mine import Miner
@@ -49,7 +46,7 @@ from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
-from heron.pipeline.training.values import Told, refuse_nonfinite
+from heron.pipeline.training.values import StepValues, Unread, refuse_nonfinite
 from heron.shards.terminal import say, say_table
 
 COMPILER = "inductor"  # behind torch.compile
@@ -91,7 +88,7 @@ class Trainer:
         self.trackers = Trackers(config, watchdog)
         self.by_ring: bool | None = None  # known from the first step on
         self.stop = False  # whether a signal has come to any process
-        self.unread: tuple[int, Told, dict[str, float], Features, dict[int, str]] | None = None
+        self.unread: Unread | None = None
         torch.manual_seed(config.seed)
 
     def open_data(self) -> None:
@@ -238,16 +235,17 @@ class Trainer:
         half = config.train.precision == "bf16"
         if self.by_ring is None:
             asked, memory = config.distributed.exchange, throughput.whole_memory(self.device)
-            self.by_ring = comes_by_ring(asked, features, objective, self.sizes, memory)
+            self.by_ring = uses_ring(asked, features, objective, self.sizes, memory)
             if self.by_ring:
                 self.log.say("vectors of other processes' rows come round a ring")
         given = features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
-        whole = globalise(*given)
+        whole = gather_batch(*given)
         loss, terms = objective(whole)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
-        told = Told(scalars | {f"loss/{name}": x for name, x in terms.items()}, self.device)
+        scalars |= {f"loss/{name}": x for name, x in terms.items()}
+        numbers = StepValues(scalars, self.device)
         backward(loss)
-        told.close(gradient_norm=strategy.gradient_norm())
+        numbers.close(gradient_norm=strategy.gradient_norm())
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         strategy.step(rate)
         after = StepEnd(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
@@ -263,14 +261,14 @@ class Trainer:
             values |= collapse.measure(z, whole.present)
         values |= {"lr": rate, "samples_per_s": sum(self.sizes.rows) / seconds}
         values |= {"data_wait_s": waited, "seconds": seconds}
-        self.unread = t, told, values, each(features, Tensor.detach), batch.lost
+        self.unread = Unread(t, numbers, values, each(features, Tensor.detach), batch.lost)
 
     def read(self) -> None:
         """Reads and records the numbers of the last step; stops where one is not finite."""
         if self.unread is None:
             return
-        (t, told, values, features, lost), self.unread = self.unread, None
-        found = told.read()
+        (t, numbers, values, features, lost), self.unread = self.unread, None
+        found = numbers.read()
         if found.pop("skipped"):
             self._tell_skipped(collectives.gather_objects(lost))
         self.stop |= found.pop("signals") > 0

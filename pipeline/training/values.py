@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
 
-class Told:
+class StepValues:
     """Numbers of a step on their way from the device; nothing waits for them before `read`."""
 
     def __init__(self, scalars: Mapping[str, Any], device: torch.device) -> None:
@@ -43,6 +43,24 @@ class Told:
     def _stack(self, scalars: Mapping[str, Any]) -> Tensor:
         numbers = [torch.as_tensor(x, device=self.device) for x in scalars.values()]
         return torch.stack([x.detach().double() for x in numbers])
+
+
+class Unread(NamedTuple):
+    """What is known of a step while its numbers are on their way.
+
+    Attributes:
+        step: its number.
+        numbers: that are on their way.
+        values: the others, by name.
+        features: of this process's rows, for the error of one that is not finite.
+        lost: rows that could not be read, and why.
+    """
+
+    step: int
+    numbers: StepValues
+    values: dict[str, float]
+    features: Features
+    lost: dict[int, str]
 
 
 def refuse_nonfinite(

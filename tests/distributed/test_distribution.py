@@ -18,7 +18,7 @@ from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives, sync_batchnorm
-from heron.pipeline.distributed.exchange import ShardSizes, globalise
+from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
 from heron.pipeline.distributed.grad_cache import embed, micro_batches, refuse_lonely_rows
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, side_by_side, synchronise
@@ -121,7 +121,7 @@ def step(
         refuse_lonely_rows(batch, micro, ["one", "two"])
         features, backward = embed(strategy, own, batch, micro)
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
-        whole = globalise(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
+        whole = gather_batch(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
         loss, terms = objective(whole)
         backward(loss)
         objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.from_first))

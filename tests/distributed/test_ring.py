@@ -14,7 +14,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.config.terms import named_terms
 from heron.pipeline.distributed import collectives, exchange
-from heron.pipeline.distributed.exchange import ShardSizes, comes_by_ring
+from heron.pipeline.distributed.exchange import ShardSizes, uses_ring
 from heron.pipeline.objectives.clip import siglip
 from heron.pipeline.objectives.hard import hard
 from heron.pipeline.objectives.objective import Objective
@@ -26,7 +26,7 @@ from tests import ranks
 from tests.distributed.terms import BOTTLENECKS, HEROCON, MISSING, OTHERS, named
 from tests.distributed.test_distribution import step
 
-ALL_ROWS = {k: t for k, t in OTHERS["contrast of all rows"].items() if not t.no_ring()}
+ALL_ROWS = {k: t for k, t in OTHERS["contrast of all rows"].items() if not t.why_no_ring()}
 LABELLED_ROWS = named(
     bce={},
     supcon={},
@@ -171,7 +171,7 @@ def test_a_term_without_a_ring_is_named() -> None:
 
 
 def test_which_terms_have_none() -> None:
-    without = {name for name, term in named_terms().items() if term().no_ring()}
+    without = {name for name, term in named_terms().items() if term().why_no_ring()}
     assert without == {
         "c2ae",
         "comco",
@@ -185,7 +185,7 @@ def test_which_terms_have_none() -> None:
 def chosen(asked: str, terms: dict[str, Any], memory: int) -> bool:
     sizes = ShardSizes([0] * 2, [3, 4])
     features = {"projections": [torch.zeros(3, 5), torch.zeros(3, 5)]}
-    return comes_by_ring(asked, features, Objective(named(**terms)), sizes, memory)
+    return uses_ring(asked, features, Objective(named(**terms)), sizes, memory)
 
 
 def test_auto_takes_a_ring_where_gathered_keys_fill_an_eighth() -> None:

@@ -15,7 +15,7 @@ from heron.pipeline.objectives.hierarchical import hierarchical
 from heron.pipeline.objectives.mib import mib
 from heron.pipeline.objectives.pico import pico
 from heron.pipeline.objectives.present import OwnRows, Ring, Rows, as_slice
-from heron.pipeline.objectives.ring import held
+from heron.pipeline.objectives.ring import held_rows
 from heron.pipeline.objectives.single_view import single_view_unsupervised
 from heron.pipeline.objectives.supcon import supcon
 from heron.pipeline.objectives.supervised import weighted_supervised
@@ -70,11 +70,11 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     ),
     "cmc": (lambda x, r: cmc(x, rows=r, present=PRESENT), FEW),
     "clip": (
-        lambda x, r: clip(x[V], x[-1][held(r)[0]], rows=r, present=PRESENT),
+        lambda x, r: clip(x[V], x[-1][held_rows(r)[0]], rows=r, present=PRESENT),
         [*FEW, SCALE],
     ),
     "siglip": (
-        lambda x, r: siglip(x[V], *(n[held(r)[0]] for n in x[-2:]), rows=r, present=PRESENT),
+        lambda x, r: siglip(x[V], *(n[held_rows(r)[0]] for n in x[-2:]), rows=r, present=PRESENT),
         [*FEW, SCALE, BIAS],
     ),
     "supcon": (lambda x, r: supcon(x, LABEL, rows=r, present=PRESENT), FEW),
