@@ -34,7 +34,7 @@ multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
 # leave the other worker idle.
 SLOW = ["test_readme", "test_on_ray", "test_strategies", "test_kills", "test_slurm"]
 SLOW += ["test_two_hosts", "test_distribution", "test_pretrain", "test_scaling_benchmark"]
-SLOW += ["test_page"]
+SLOW += ["test_notebooks", "test_fused", "test_wheel", "test_page"]
 
 
 @pytest.fixture
