@@ -18,7 +18,8 @@ PAGE = Path(__file__).parent / "page"
 def render(template: str, **values: Any) -> str:
     """Returns a page by one of the templates in `page/`; `name` heads it.
 
-    A template of its own extends base.html; that itself takes `body`, which is HTML.
+    A template of its own extends base.html; that itself takes `body`, which is HTML. Plotly is in
+    the page as base64 of gzip, 2 MB: a browser unpacks it, and the page fetches nothing.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE),
@@ -28,10 +29,11 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["inline"] = _inline
     environment.filters["figure"] = figure
+    plotly = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
     return environment.get_template(template).render(
         css=(PAGE / "run.css").read_text(),
         script=(PAGE / "run.js").read_text(),
-        plotly=_plotly(),
+        plotly=base64.b64encode(gzip.compress(plotly, mtime=0)).decode(),
         **values,
     )
 
@@ -43,12 +45,6 @@ def figure(chart: Chart) -> str:
         f'<figure class="chart">{title}<div class="plot">'
         f'<script type="application/json">{_inline(chart.plot)}</script></div></figure>'
     )
-
-
-def _plotly() -> str:
-    """Returns Plotly as base64 of gzip, 2 MB: a browser unpacks it, and a page fetches nothing."""
-    source = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(source, mtime=0)).decode()
 
 
 def _inline(value: Any) -> str:
