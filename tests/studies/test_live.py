@@ -43,13 +43,29 @@ def test_what_the_table_says(tmp_path: Path) -> None:
         console = Console(width=120, record=True, file=StringIO())
         console.print(status(trials, ledger, time.monotonic() - 60, before=1))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:02:00 left"
+    assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:01:33 left"  # 1 and 7 / 40 in 60 s
     assert "000 done 9 0.5 – 500 MB optim.lr=0.1" in lines
     assert "001 failed – – – – optim.lr=0.2" in lines
     (living,) = [line for line in lines if line.startswith("002 runs 7 of 40 0.75 1.25 ")]
     memory, unit, rate = living.split()[-3:]
     assert float(memory.replace(",", "")) > 50 and (unit, rate) == ("MB", "optim.lr=0.3")
     assert not [line for line in lines if line.startswith("003")]
+
+
+def test_a_trial_that_was_started_and_ended_ones_losses_are_shown(tmp_path: Path) -> None:
+    study, ledger = begun(tmp_path / "study")
+    trials = plan(study, ledger.out)
+    trials[3].run.mkdir()
+    ledger.begun = {"003"}
+    rows = [{"step": 8, "loss": 0.125}, {"step": 8, "test/f1_weighted": 0.5}]
+    metrics = "".join(json.dumps(row) + "\n" for row in rows)
+    (trials[0].run / "metrics.jsonl").write_text(metrics)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(status(trials, ledger, time.monotonic() - 60, before=2))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "2 of 4 trials have ended, 1 failed"  # nothing tells what is left
+    assert "000 done 9 0.5 0.125 500 MB optim.lr=0.1" in lines
+    assert "003 starts 0 – – – optim.lr=0.4" in lines
 
 
 def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
