@@ -40,15 +40,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Named(BaseModel):
-    """Sections by a name that is no field."""
-
-    @classmethod
-    def section(cls, name: str) -> type[Section]:
-        """Returns the section of a name."""
-        raise NotImplementedError
-
-
 Some = TypeVar("Some", bound=Section)
 
 
@@ -270,7 +261,7 @@ def _section(path: Sequence[str], root: type[BaseModel]) -> list[str]:
     """Returns the keys that are known at a place in the tree."""
     model, models = root, [root]
     for part in path:
-        if issubclass(model, Named):
+        if hasattr(model, "section"):  # of sections by a name that is no field, as `Terms`
             model = model.section(part)
             continue
         if part in model.model_fields:
