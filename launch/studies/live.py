@@ -79,28 +79,34 @@ def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float)
         found = {"loss": read_run(trial.run, name)["loss"]}
         found |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(found, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
-        table.add_row(name, row["status"], *cells, trial.shown, style="dim")
+        table.add_row(name, row["status"], *cells, trial.current().shown, style="dim")
     shown = [one for one in under_way if one[1]["state"] == "living" or one[0].name in ledger.begun]
     for trial, run in shown[:LIVING]:
         idle = "waits" if run["step"] else "starts"
         state = "runs" if run["state"] == "living" else idle
         step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else _cell(run, "step")
         cells = [step, _cell(run, score), _cell(run, "loss"), _memory(trial.run)]
-        table.add_row(trial.name, state, *cells, trial.shown)
+        table.add_row(trial.name, state, *cells, trial.current().shown)
     return table
 
 
 def _under_way(trials: Sequence[Trial], ledger: Ledger) -> list[tuple[Trial, Run]]:
-    """Returns the trials without a row whose folders are there, and what these tell."""
+    """Returns the trials without a row whose folders are there, and what these tell.
+
+    Their `steps` are those to the last rung, where trials are compared.
+    """
     left = [trial for trial in trials if trial.name not in ledger.rows and trial.run.is_dir()]
-    return [(trial, read_run(trial.run, trial.name)) for trial in left]
+    found = [(trial, read_run(trial.run, trial.name)) for trial in left]
+    last = ledger.study.rungs[-1]
+    return [(trial, run | {"steps": last or run["steps"]}) for trial, run in found]
 
 
 def _done(ledger: Ledger, under_way: Sequence[tuple[Trial, Run]]) -> float:
     """Returns how many trials' worth of steps have been made."""
-    last = ledger.study.rungs[-1]
-    steps = [(run["step"] or 0, last or run["steps"]) for _, run in under_way]
-    return len(ledger.rows) + sum(min(1.0, made / of) for made, of in steps if of)
+    shares: list[float] = [
+        (run["step"] or 0) / run["steps"] for _, run in under_way if run["steps"]
+    ]
+    return len(ledger.rows) + sum(min(1.0, share) for share in shares)
 
 
 def _cell(values: Run, key: str) -> str:
