@@ -1,6 +1,7 @@
 """`heron compare | tune`: what methods reach on the same rows, each searched equally."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
-from heron.shards.artefact import Count, fingerprint, parse_json
+from heron.shards.artefact import Count, fingerprint
 from heron.shards.atomic import save_json
 from heron.shards.terminal import say_markdown, say_table
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
 RESULTS = "results"
+say = partial(print, flush=True)
 Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
 Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
 Score = Annotated[
@@ -64,13 +66,13 @@ def compare(
         for name in methods:
             own = asked.experiment(name, fold)
             folder = asked.out / f"fold-{fold}" / name
-            work = _work(score_method, asked, own, name, folder, baselines, _say)
+            work = partial(score_method, asked, own, name, folder, baselines, say)
             for row in _kept(asked, reader, own, f"{name}-{fold}", baselines, work):
                 rows.setdefault(row.name, []).append(row)
         for kind in baselines:
             own = asked.experiment(methods[0], fold)
-            raw = _work(lambda *of: [score_raw(*of)], asked, own, kind, _say)
-            for row in _kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), raw):
+            work = partial(score_raw, asked, own, kind, say)
+            for row in _kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), work):
                 rows.setdefault(row.name, []).append(row)
     protocols = [asked.experiment(methods[0], fold).data for fold in numbers]
     roles = [assign(reader, data.split, data.protocol) for data in protocols]
@@ -106,21 +108,16 @@ def tune(
     """
     asked, _ = _asked(config, overrides, space, trials, seed, score, out, "tune")
     from heron.launch.tuning.search import search
-    from heron.pipeline.config.experiment import dump_config
+    from heron.pipeline.config.experiment import dump_config, parse_config
 
     lines = list[list[str]]()
     for name in methods:
-        best, rows = search(asked, asked.experiment(name, None), asked.out / name, _say)
-        tree = best.config.model_copy(
-            update={
-                "run": best.config.run.model_copy(
-                    update={"dir": str(asked.out / f"{name}-best"), "resume": "never"}
-                ),
-                "evaluate": best.config.evaluate.model_copy(update={"test": True}),
-            }
-        )
-        path = asked.out / f"{name}.yaml"
-        path.write_text(f"# {best.shown}; heron pretrain {path}\n{dump_config(tree)}")
+        best, rows = search(asked, asked.experiment(name, None), asked.out / name, say)
+        tree = best.config.model_dump(mode="json")
+        tree["run"] = {"dir": str(asked.out / f"{name}-best"), "resume": "never"}
+        tree["evaluate"]["test"] = True
+        path, chosen = asked.out / f"{name}.yaml", dump_config(parse_config(tree))
+        path.write_text(f"# {best.shown}; heron pretrain {path}\n{chosen}")
         save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
         reached = rows[best.number]["validation"]
         own = f"{rows[0]['validation'] or float('nan'):.4f}"
@@ -168,10 +165,6 @@ def _asked(
     return asked, reader
 
 
-def _work(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)
-
-
 def _kept(
     asked: "Asked",
     reader: "Reader",
@@ -185,42 +178,24 @@ def _kept(
     Raises:
         StudyError: the file is damaged, or of another search.
     """
-    from heron.launch.tuning.comparison import without_nan
-    from heron.launch.tuning.scored import Row
+    from heron.launch.tuning.scored import Found
 
     path = asked.out / RESULTS / f"{name}.json"
-    plan: dict[str, Any] = {
+    tree: dict[str, Any] = {
         "experiment": experiment.model_dump(mode="json", exclude={"run"}),
         "data": reader.manifest.fingerprint,
         "space": asked.space.model_dump(mode="json"),
         "search": [asked.trials, asked.seed, asked.score, *kinds],
     }
-    plan["experiment"]["data"] = without_places(plan["experiment"]["data"])
+    tree["experiment"]["data"] = without_places(tree["experiment"]["data"])
+    plan = fingerprint(tree)
     if not path.exists():
-        tree: dict[str, Any] = {
-            "plan": fingerprint(plan),
-            "rows": [without_nan(row.tree()) for row in work()],
-        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_json(path, tree | {"fingerprint": fingerprint(tree)})
-    try:
-        tree = parse_json(path.read_bytes())
-        sealed = tree.pop("fingerprint")
-        if sealed != fingerprint(tree):
-            raise ValueError("its fingerprint is another")
-        rows = [Row(**row) for row in tree["rows"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StudyError(
-            f"{path} is damaged: {error}; expected the results as they were written; bring the "
-            "file back, or take it away and run again"
-        ) from None
-    if tree["plan"] != fingerprint(plan):
+        Found.of(plan, work()).write(path)
+    found = Found.read(path)
+    if found.plan != plan:
         raise StudyError(
             f"{path} is of another experiment, data set or search; expected the same; choose "
             "another --out, or take the folder away"
         )
-    return rows
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return found.rows

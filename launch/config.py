@@ -21,12 +21,13 @@ def config(
     heron config scene optim optim.lr=0.1
     heron config
     """
+    from heron.pipeline.config.experiment import Config, dump_config, load_config
     from heron.pipeline.config.shipped import find_config
 
     overrides = [word for word in given if "=" in word]
     words = [word for word in given if "=" not in word]
     file = None
-    if words and not _is_key(words[0]):
+    if words and words[0].partition(".")[0] not in Config.model_fields:  # it is no key
         file = find_config(words.pop(0))
     if len(words) > 1:
         raise UsageError(f"found {' '.join(words)}; expected one experiment and one key at most")
@@ -35,17 +36,8 @@ def config(
             raise UsageError("overrides and --method change an experiment; expected its name")
         _explain(words[0] if words else "")
         return
-    from heron.pipeline.config.experiment import dump_config, load_config
-
     resolved = load_config(file, overrides, method)
     print(_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))
-
-
-def _is_key(word: str) -> bool:
-    """Whether a word is a key, or is of a section, and not an experiment."""
-    from heron.pipeline.config.experiment import Config
-
-    return word.partition(".")[0] in Config.model_fields
 
 
 def _explain(key: str) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -14,83 +14,61 @@ from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 Given = Mapping[str, Any]  # the arguments of a verb by name, with their defaults
 
 
-def _after_pretrain(given: Given) -> Iterator[str]:
+def _after_pretrain(given: Given) -> list[str]:
     if given["status"] == STOPPED:
         again = [word for word in given["overrides"] if not word.startswith("run.resume=")]
         words = ["heron", "pretrain", given["config"], *again, "run.resume=auto"]
         for option in ("method", "processes", "accelerate"):
             words += [f"--{option}", str(given[option])] if given[option] else []
-        yield shlex.join(words)
-        return
+        return [shlex.join(words)]
     from heron.pipeline.config.experiment import load_config
 
     config = load_config(find_config(given["config"]), given["overrides"], given["method"])
-    run = Path(config.run.dir)
-    yield _filled("heron embed {run} --out embeddings/{run.name}", {"run": run})
+    known = {"run": Path(config.run.dir)}
+    return [_filled("heron embed {run} --out embeddings/{run.name}", known)]
 
 
-def _after_build(given: Given) -> Iterator[str]:
-    name = given["source"] if given["source"] in names_in(CONFIGS) else ""
-    text = "heron pretrain {source} data.path={out}" if name else "heron init {out}"
-    yield _filled(text, given)
-
-
-def _after_query(given: Given) -> Iterator[str]:
-    if given["format"] == "table":
-        yield _filled("heron serve {index}", given)
-
-
-def _after_negatives(given: Given) -> Iterator[str]:
-    made = "heron index {embeddings} --out indexes/{embeddings.name}"
-    yield _filled("heron serve {index}" if given["index"] else made, given)
-
-
-def _after_tune(given: Given) -> Iterator[str]:
+def _after_tune(given: Given) -> list[str]:
     from heron.launch.compare import folder_of
 
     out = given["out"] or folder_of(given["config"], "tune")
-    for method in given["methods"]:
-        yield _filled("heron pretrain {path}", {"path": out / f"{method}.yaml"})
+    paths = [str(out / f"{method}.yaml") for method in given["methods"]]
+    return [shlex.join(["heron", "pretrain", path]) for path in paths]
 
 
-def _after_study(given: Given) -> Iterator[str]:
+def _after_study(given: Given) -> str | list[str]:
     from heron.launch.study import folder_of
 
-    study = given["study"]
     if given["dry_run"]:
-        small = " --small" if given["small"] else ""
-        yield _filled("heron study {study}", given) + small
-    else:
-        out = given["out"] or folder_of(study, given["small"])
-        yield _filled("heron report {out}", {"out": out})
+        return "heron study {study}" + (" --small" if given["small"] else "")
+    out = given["out"] or folder_of(given["study"], given["small"])
+    return [shlex.join(["heron", "report", str(out)])]
 
 
-def _after_report(given: Given) -> Iterator[str]:
+def _after_report(given: Given) -> list[str]:
     from heron.launch.studies.curves import best
     from heron.launch.studies.results import read_results
 
     results = read_results(given["study"])
     found = best(results, results.study.measure.score or results.study.measure.y[0])
-    if found:
-        yield str(results.table.loc[found.trials[0], "command"])
+    return [str(results.table.loc[found.trials[0], "command"])] if found else []
 
 
-def _after_reproduce(given: Given) -> Iterator[str]:
+def _after_reproduce(given: Given) -> str | list[str]:
     from heron.launch.reproduce import folder_of
 
-    out = given["out"] or folder_of(given["table"])
-    yield _filled(
-        "heron reproduce {table}" if given["dry_run"] else "heron runs {out}", {**given, "out": out}
-    )
+    if given["dry_run"]:
+        return "heron reproduce {table}"
+    return [shlex.join(["heron", "runs", str(given["out"] or folder_of(given["table"]))])]
 
 
-def _after_save(given: Given) -> Iterator[str]:
-    if given["out"]:
-        yield _filled("heron export {out} --out {out.name}.pt2", given)
-
-
-NEXT: Mapping[str, str | Callable[[Given], Iterator[str]]] = {
-    "shards build": _after_build,
+# Templates, which the verb's arguments fill, or functions of these: a template, or whole commands.
+NEXT: Mapping[str, str | Callable[[Given], str | list[str]]] = {
+    "shards build": lambda given: (
+        "heron pretrain {source} data.path={out}"
+        if given["source"] in names_in(CONFIGS)
+        else "heron init {out}"
+    ),
     "shards index": "heron init {folder}",
     "shards verify": "heron shards show {folder}",
     "shards show": "heron init {folder}",
@@ -99,9 +77,13 @@ NEXT: Mapping[str, str | Callable[[Given], Iterator[str]]] = {
     "pretrain": _after_pretrain,
     "embed": "heron index {out} --out indexes/{out.name}",
     "index": "heron serve {out}",
-    "query": _after_query,
-    "negatives": _after_negatives,
-    "save": _after_save,
+    "query": lambda given: "heron serve {index}" if given["format"] == "table" else "",
+    "negatives": lambda given: (
+        "heron serve {index}"
+        if given["index"]
+        else "heron index {embeddings} --out indexes/{embeddings.name}"
+    ),
+    "save": lambda given: "heron export {out} --out {out.name}.pt2" if given["out"] else "",
     "tune": _after_tune,
     "compare": "heron tune {config}",
     "study": _after_study,
@@ -140,6 +122,5 @@ def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
     bound.apply_defaults()
     given = bound.arguments | {"status": status, "source": verb.rpartition(" ")[2]}
     after = NEXT[known]
-    if isinstance(after, str):
-        return [_filled(after, given)] if after else []
-    return list(after(given))
+    found = after if isinstance(after, str) else after(given)
+    return found if isinstance(found, list) else [_filled(found, given)] if found else []

@@ -20,6 +20,13 @@ def describe(scores: Any) -> Any:
     return scores.agg(["mean", "std", "count"])
 
 
+def mean_std(mean: float, std: float | None) -> str:
+    """Returns `0.8123 ± 0.0040`; without a deviation the mean alone, "–" where that is NaN."""
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.4f}" + ("" if std is None or math.isnan(std) else f" ± {std:.4f}")
+
+
 @dataclass(frozen=True)
 class Paired:
     """One method less another over `n` repeats that both have: Student's paired t-test.

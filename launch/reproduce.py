@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from heron.launch.arguments import Override
-from heron.launch.tables import CONFIGS, GROUPS, TABLES
+from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
 from heron.pipeline.config.sections import Natural
+from heron.pipeline.config.shipped import CONFIGS
 from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest
 from heron.shards.terminal import say_markdown

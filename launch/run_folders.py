@@ -7,14 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
 from heron.pipeline.config.renamed import move_renamed
-from heron.pipeline.config.sections import read_tree
+from heron.pipeline.config.sections import leaves, read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result
-from heron.shards.artefact import in_words, parse_json
+from heron.shards.artefact import parse_json
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MOST = 20_000  # runs that are listed
@@ -36,11 +36,11 @@ class Start(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    steps: float | None
-    started: str | None
-    host: str | None
-    version: str | None
-    fingerprint: str | None
+    steps: float | None = None
+    started: str | None = None
+    host: str | None = None
+    version: str | None = None
+    fingerprint: str | None = None
 
 
 def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
@@ -123,32 +123,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         move_renamed(tree)
     except ConfigError:
         return {}
-    return dict(_leaves(tree, ""))
-
-
-def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields the values of a tree by their dotted keys; a number is a place in a list."""
-    inside = dict(enumerate(tree)) if isinstance(tree, list) else tree
-    if isinstance(inside, dict) and inside:
-        for key, value in inside.items():
-            yield from _leaves(value, f"{name}.{key}".strip("."))
-    else:
-        yield name, tree
+    return dict(leaves(tree))
 
 
 def _start(path: Path) -> Run:
     """Returns what run.json says; runs of the edition before it have none."""
     if not path.exists():
         return {}
-    told = read_result(path, ["steps"])
-    kept = {key: told.get(key) for key in Start.model_fields}
-    try:
-        Start.model_validate(kept)
-    except ValidationError as fault:
-        raise ValueError(f"{path} cannot be read: {in_words(fault)}") from None
-    if kept["started"] is not None:
-        datetime.fromisoformat(kept["started"]).astimezone(UTC)
-    return kept
+    start = Start.model_validate(read_result(path, ["steps"], Start))
+    if start.started is not None:
+        datetime.fromisoformat(start.started).astimezone(UTC)
+    return start.model_dump()
 
 
 def _last_rows(path: Path) -> tuple[int, Run]:

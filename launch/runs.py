@@ -128,12 +128,16 @@ def runs(
         found = _best(found, best)
     found.sort(key=lambda run: _order((run.get("config", {}) | run).get(sort)))
     if compare:
+        by_run = _differing(found)
+        keys = list(next(iter(by_run.values()), {}))
+        lines = [[key, *(_cell(values, key) for values in by_run.values())] for key in keys]
         if json:
-            print(_dumped(_differing(found)), end="")
+            print(dumps(by_run, indent=1))
         else:
-            say_table(*_compared(found))
+            say_table(["", *by_run], lines)
     elif json:
-        print(_dumped([{k: v for k, v in run.items() if k != "config"} for run in found]), end="")
+        told = [{key: run[key] for key in run if key != "config"} for run in found]
+        print(dumps(told, indent=1))
     elif found:
         say_table(*_listed(found, best or SCORE, sort))
     else:
@@ -178,14 +182,6 @@ def _differing(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _compared(found: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Returns heads and lines of the same as a table: a line a key, a column a run."""
-    by_run = _differing(found)
-    keys = list(next(iter(by_run.values())))
-    lines = [[key, *(_cell(values, key) for values in by_run.values())] for key in keys]
-    return ["", *by_run], lines
-
-
 def _cell(run: dict[str, Any], key: str) -> str:
     value = run.get(key)
     if value is None:
@@ -206,7 +202,3 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
-
-
-def _dumped(value: Any) -> str:
-    return dumps(value, indent=1) + "\n"

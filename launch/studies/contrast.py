@@ -85,24 +85,22 @@ def _batch(
         return [leaf(count, width) for width in widths[name]]
 
     needs, own_rows = objective.needs, slice(0, share)
-    scopes = (
-        (needs.own, share),
-        (needs.gathered, rows),
-        (needs.labelled, labelled),
-        (needs.vectors, rows),
-        (needs.labelled_vectors, labelled),
-    )
-    parts = [{name: leaves(name, count) for name in names} for names, count in scopes]
+    counts = {"own": share, "gathered": rows, "labelled": labelled}
+    counts |= {"vectors": rows, "labelled_vectors": labelled}
+    parts = {
+        scope: ByName(scope, {name: leaves(name, count) for name in getattr(needs, scope)})
+        for scope, count in counts.items()
+    }
 
     def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
         return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))
 
     batch = GlobalBatch(
-        own=ByName("own", parts[0]),
-        gathered=ByName("gathered", parts[1]),
-        gathered_labelled=ByName("labelled", parts[2]),
-        vectors=ByName("vectors", parts[3]),
-        labelled_vectors=ByName("labelled_vectors", parts[4]),
+        own=parts["own"],
+        gathered=parts["gathered"],
+        gathered_labelled=parts["labelled"],
+        vectors=parts["vectors"],
+        labelled_vectors=parts["labelled_vectors"],
         shared=(told(own_rows, rows), told(slice(0, own), labelled)) if share < rows else None,
         targets=targets.to(device),
         rows=own_rows,
@@ -114,5 +112,5 @@ def _batch(
         epoch=1.0,
         gather_labelled=lambda x: x,
     )
-    found = [x for part in parts for tensors in part.values() for x in tensors]
+    found = [x for part in parts.values() for tensors in part.values() for x in tensors]
     return batch, [x for x in found if x.requires_grad]

@@ -115,14 +115,19 @@ def _fit(
 
 
 def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
-    """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends."""
-    from ray import tune
+    """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends.
+
+    It takes the place of Tune's own, which prints a line for a trial without a result whatever the
+    verbosity.
+    """
+    from ray.tune.progress_reporter import TrialProgressCallback
 
     study = ledger.study
     measure, pbt, last = study.measure, isinstance(study.search, Pbt), study.rungs[-1]
 
-    class LedgerCallback(tune.Callback):  # type: ignore[misc]
+    class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
+            ledger.begun.add(str(trial))
             say(f"{trial} runs: {trials[str(trial)].shown}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:

@@ -6,21 +6,84 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from heron.launch.studies.rows import ROWS, read_rows
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from heron.launch.studies.study import Study, dump_study
 from heron.launch.studies.trials import Trial
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.sections import read_tree
+from heron.pipeline.config.errors import ConfigError, StudyError
+from heron.pipeline.config.sections import Plain, read_tree
 from heron.pipeline.training.run_lock import LOCK, try_lock
 from heron.pipeline.training.tracking import read_metrics, read_result
-from heron.shards.artefact import fingerprint, sha256
+from heron.shards.artefact import Fingerprint, Sha256, fingerprint, in_words, parse_json, sha256
 from heron.shards.atomic import atomic_write
 
 STUDY = "study.yaml"
+ROWS = "trials.jsonl"
+AGAIN = "take the line out, and run the study again: it runs what has no row"
 WARM = 3  # first steps, which are slower than the others
 FREE = ("concurrent", "retries")  # may change between two starts of a study
+
+
+class Row(BaseModel):
+    """A trial that has ended, as a line of trials.jsonl: see docs/studies.md."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    trial: str
+    status: Literal["done", "failed", "stopped"]
+    error: str | None = None
+    values: Plain
+    command: str
+    run: Annotated[str, Field(pattern=r"^trials/\w+$")]  # within the study's folder
+    result: Plain | None = None
+    result_sha256: Sha256 | None = None
+    measured: Plain | None = None
+    lineage: list[Plain] | None = None
+    fingerprint: Fingerprint | None = None  # None: of the edition before there were any
+
+
+def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
+    """Returns the rows of a study with the numbers of their lines; none without the file.
+
+    A study that is `resumed` leaves out a last line that was cut short.
+
+    Raises:
+        StudyError: a line is damaged, or not what was written.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            tree = parse_json(line)
+            row = Row.model_validate(tree)
+        except ValueError as error:
+            if resumed and number == len(lines):
+                break
+            fault = in_words(error) if isinstance(error, ValidationError) else error
+            raise StudyError(f"{where} is damaged: {fault}; {AGAIN}") from None
+        if row.fingerprint not in (None, made := fingerprint(tree)):
+            raise StudyError(
+                f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
+                f"the line says has {made}; {AGAIN}"
+            )
+        rows.append((number, row))
+    return rows
+
+
+def refuse_other_run(row: Row, folder: Path, where: str) -> None:
+    """Raises a StudyError where the run's result.json, if it is there, is not that of the row."""
+    file = folder / row.run / "result.json"
+    if row.result_sha256 and file.is_file() and (found := sha256(file)) != row.result_sha256:
+        raise StudyError(
+            f"{where}: trial {row.trial} tells of a result.json of sha256 "
+            f"{row.result_sha256[:12]}…, and {file} has {found[:12]}…; expected the row's run: "
+            f"bring it back, or {AGAIN}"
+        )
 
 
 @contextmanager
@@ -57,6 +120,7 @@ class Ledger:
                     f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
                     "remove it"
                 )
+        self.begun: set[str] = set()  # names of the trials that were started
         self.rows: dict[str, dict[str, Any]] = {}
         for _, row in read_rows(out / ROWS, resumed=True):
             self.rows[row.trial] = row.model_dump(exclude_unset=True)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from heron.launch.run_folders import read_run
+from heron.launch.run_folders import Run, read_run
 from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.text import cell, short
 from heron.launch.studies.trials import Trial
@@ -21,6 +21,7 @@ from heron.shards.terminal import console, is_terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
+ENOUGH = 0.25  # of a trial: what has been made before the time that is left is told
 LIVING, ENDED = 12, 6  # trials that are shown of those under way, and of those that ended last
 OWNER = re.compile(r"process (\d+) on (\S+)")
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
@@ -35,56 +36,80 @@ def live(trials: Sequence[Trial], ledger: Ledger) -> Iterator[Callable[[str], No
         return
     from rich.live import Live
 
-    draw = partial(status, trials, ledger, time.monotonic(), len(ledger.rows))
+    draw = partial(
+        status, trials, ledger, time.monotonic(), _done(ledger, _under_way(trials, ledger))
+    )
     with Live(get_renderable=draw, refresh_per_second=1, console=console(sys.stdout)):
         yield say
 
 
-def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: int) -> "Table":
+def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float) -> "Table":
     """Returns the table.
 
     Args:
         trials: all of the study.
-        ledger: with the rows of those that have ended.
+        ledger: with the rows of those that have ended, and the names of those that were started.
         began: when this start began, by the monotonic clock.
-        before: how many had ended then.
+        before: how many trials' worth of steps had been made then.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     rows, measure = dict(ledger.rows), ledger.study.measure
     score = measure.score or measure.y[0]
+    under_way = _under_way(trials, ledger)
     failed = sum(row["status"] == "failed" for row in rows.values())
     title = f"{len(rows)} of {len(trials)} trials have ended"
     title += f", {failed} failed" if failed else ""
-    if made := len(rows) - before:
-        seconds = (time.monotonic() - began) / made * (len(trials) - len(rows))
+    done = _done(ledger, under_way)
+    if done - before > ENOUGH and len(rows) < len(trials):
+        seconds = (time.monotonic() - began) / (done - before) * (len(trials) - done)
         title += f"; {timedelta(seconds=round(seconds))} left"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", expand=True
+    )
     for head in ("trial", "state", "step"):
         table.add_column(head, no_wrap=True)
     for head in (short(score), "loss", "memory"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("values", overflow="ellipsis", no_wrap=True)
+    table.add_column("values", overflow="ellipsis", no_wrap=True, ratio=1)  # what room is left
     by_name = {trial.name: trial for trial in trials}
     for name in [name for name in rows if name in by_name][-ENDED:]:
-        row = rows[name]
-        found = {**(row["measured"] or {}), **(row["result"] or {})}
+        row, trial = rows[name], by_name[name]
+        found = {"loss": read_run(trial.run, name)["loss"]}
+        found |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(found, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
-        table.add_row(name, row["status"], *cells, by_name[name].shown, style="dim")
-    waiting = (trial for trial in trials if trial.name not in rows and trial.run.is_dir())
-    shown = 0
-    for trial in waiting:
-        run = read_run(trial.run, trial.name)
-        if run["state"] == "living" and shown < LIVING:
-            shown += 1
-            step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else f"{run['step']:,}"
-            cells = [step, _cell(run, score), _cell(run, "loss"), _memory(trial.run)]
-            table.add_row(trial.name, "runs", *cells, trial.shown)
+        table.add_row(name, row["status"], *cells, trial.current().shown, style="dim")
+    shown = [one for one in under_way if one[1]["state"] == "living" or one[0].name in ledger.begun]
+    for trial, run in shown[:LIVING]:
+        idle = "waits" if run["step"] else "starts"
+        state = "runs" if run["state"] == "living" else idle
+        step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else _cell(run, "step")
+        cells = [step, _cell(run, score), _cell(run, "loss"), _memory(trial.run)]
+        table.add_row(trial.name, state, *cells, trial.current().shown)
     return table
 
 
-def _cell(values: dict[str, Any], key: str) -> str:
+def _under_way(trials: Sequence[Trial], ledger: Ledger) -> list[tuple[Trial, Run]]:
+    """Returns the trials without a row whose folders are there, and what these tell.
+
+    Their `steps` are those to the last rung, where trials are compared.
+    """
+    left = [trial for trial in trials if trial.name not in ledger.rows and trial.run.is_dir()]
+    found = [(trial, read_run(trial.run, trial.name)) for trial in left]
+    last = ledger.study.rungs[-1]
+    return [(trial, run | {"steps": last or run["steps"]}) for trial, run in found]
+
+
+def _done(ledger: Ledger, under_way: Sequence[tuple[Trial, Run]]) -> float:
+    """Returns how many trials' worth of steps have been made."""
+    shares: list[float] = [
+        (run["step"] or 0) / run["steps"] for _, run in under_way if run["steps"]
+    ]
+    return len(ledger.rows) + sum(min(1.0, share) for share in shares)
+
+
+def _cell(values: Run, key: str) -> str:
     return cell(values.get(key), key)
 
 

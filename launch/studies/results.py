@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from heron.launch.studies.ledger import STUDY
-from heron.launch.studies.rows import AGAIN, ROWS, Row, read_rows, refuse_other_run
+from heron.launch.studies.ledger import AGAIN, ROWS, STUDY, Row, read_rows, refuse_other_run
 from heron.launch.studies.study import Study, load_study
 from heron.launch.studies.trials import TRIALS, plan
 from heron.pipeline.config.errors import ConfigError, StudyError

@@ -1,7 +1,7 @@
 """Numbers, columns and tables as people read them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,15 +65,13 @@ def cell(value: Any, name: str) -> str:
 
 def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
-    shown: dict[type, Callable[[Any], str]] = {
-        str: str,
-        int: "{:,}".format,
-        float: lambda value: number(value, 3),
-    }
-    lines = [
-        [shown[type(value)](value) for value in line] for line in frame.to_dict("split")["data"]
-    ]
-    return list(frame), lines
+
+    def shown(value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return f"{value:,}" if isinstance(value, int) else number(value, 3)
+
+    return list(frame), frame.map(shown).to_numpy().tolist()
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -131,16 +131,12 @@ def plan(study: Study, out: Path = Path()) -> list[Trial]:
             chosen.append(case | {key: _draw(among, random) for key, among in study.vary.items()})
     width = max(3, len(str(len(chosen) - 1)))
     for values in chosen:
-        _refuse_unlaunchable(values)
+        workers, strategy = values.get("workers", 1), values.get("strategy", "ddp")
+        if type(workers) is not int or workers < 1:
+            raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
+        if strategy not in (known := get_args(Strategy)):
+            raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(known)}")
     return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(chosen)]
-
-
-def _refuse_unlaunchable(values: dict[str, Any]) -> None:
-    workers, strategy, known = values.get("workers", 1), values.get("strategy"), get_args(Strategy)
-    if type(workers) is not int or workers < 1:
-        raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
-    if strategy not in (None, *known):
-        raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(known)}")
 
 
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:

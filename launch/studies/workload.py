@@ -158,13 +158,8 @@ class Workload:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What workloads that are measured together have in common."""
-        same: dict[str, Any] = {
-            "model": True,
-            "objective": True,
-            "optim": {"kind"},
-            "data": {"views"},
-        }
-        same["train"] = {"precision", "micro_batch", "cpu_threads"}
+        same: dict[str, Any] = {"model": True, "objective": True, "optim": {"kind"}}
+        same |= {"data": {"views"}, "train": {"precision", "micro_batch", "cpu_threads"}}
         return self.config.model_dump(mode="json", include=same) | {"shapes": self.shapes}
 
 

@@ -1,10 +1,8 @@
 """Published tables, by the name that `heron reproduce` takes; a group of them has one too."""
 
-from pathlib import Path
-
 from heron.launch.tables.table import PublishedTable, read_tables
+from heron.pipeline.config.shipped import CONFIGS
 
-CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
 TABLES: dict[str, PublishedTable] = {
     name: table
     for paper in ("herocon", "mulco", "hscl", "graphs")

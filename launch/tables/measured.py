@@ -1,7 +1,7 @@
 """A table's measured scores beside the published figures, and its methods beside each other."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,8 @@ import pandas as pd
 from pydantic_core import to_json
 from scipy.stats import ttest_ind_from_stats
 
-from heron.launch.repeats import Paired, describe, paired
+from heron.launch.repeats import Paired, describe, mean_std, paired
+from heron.launch.studies.text import markdown as markdown_table
 from heron.launch.tables.table import Figure, PublishedTable
 from heron.shards.atomic import atomic_write
 
@@ -39,11 +40,11 @@ class Score:
 
     def cells(self) -> list[str]:
         """Returns the published figure, what was measured, and p, as cells of a table."""
-        measured = _mean_std(self.mean, self.std)
+        measured = mean_std(self.mean, self.std)
         if self.count < len(self.runs):
             measured += f" (n = {self.count})"
         p = "–" if math.isnan(self.p) else f"{self.p:.2g}"
-        return [_mean_std(*(self.published or (math.nan, None))), measured, p]
+        return [mean_std(*(self.published or (math.nan, None))), measured, p]
 
 
 def compare(
@@ -70,36 +71,34 @@ def compare(
 def markdown(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]]) -> str:
     """Returns the table, and the headline method less each other, as Markdown."""
     text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
-    rows = {
-        name: [cell for score in scores.values() for cell in score.cells()]
+    rows = [
+        [name, *(cell for score in scores.values() for cell in score.cells())]
         for name, scores in compared.items()
-    }
-    text += _table([f"{s} published | {s} measured | p" for s in table.scores], rows)
+    ]
+    text += _table(table, ("published", "measured", "p"), rows)
     pairs = {
         name: [score.headline_less_this for score in scores.values()]
         for name, scores in compared.items()
     }
-    rows = {
-        name: [cell for test in tests for cell in (test.cells() if test else ["–"] * 3)]
+    rows = [
+        [name, *(cell for test in tests for cell in (test.cells() if test else ["–"] * 3))]
         for name, tests in pairs.items()
         if any(tests)
-    }
+    ]
     if rows:
         text += (
             f"\n{table.headline} less each other method over the same "
             f"{'seeds' if table.seeded else 'folds'} {table.first} to {table.folds[-1]}: mean "
             "difference; t and p of Student's paired test, two-sided."
         )
-        text += _table([f"{s} difference | t | p" for s in table.scores], rows)
+        text += _table(table, ("difference", "t", "p"), rows)
     return text
 
 
-def _table(heads: Iterable[str], rows: Mapping[str, Iterable[str]]) -> str:
-    """Three columns a score, below an empty line."""
-    head = f"| method | {' | '.join(heads)} |"
-    lines = [head, "|---" * (head.count("|") - 1) + "|"]
-    lines += [f"| {' | '.join([name, *cells])} |" for name, cells in rows.items()]
-    return "\n\n" + "\n".join(lines) + "\n"
+def _table(table: PublishedTable, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns the columns of every score, below an empty line; `t` and `p` go without its name."""
+    heads = [n if len(n) == 1 else f"{score} {n}" for score in table.scores for n in columns]
+    return f"\n\n{markdown_table(['method', *heads], rows)}"
 
 
 def write(table: PublishedTable, scores: Mapping[str, pd.DataFrame], out: Path) -> str:
@@ -112,9 +111,3 @@ def write(table: PublishedTable, scores: Mapping[str, pd.DataFrame], out: Path) 
         with atomic_write(out / name) as stream:
             stream.write(content)
     return text
-
-
-def _mean_std(mean: float, std: float | None) -> str:
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.4f}" + ("" if std is None or math.isnan(std) else f" ± {std:.4f}")

@@ -1,16 +1,16 @@
 """Methods side by side over the same folds: one table, paired intervals, and what they say."""
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
+from pydantic_core import to_json
 
-from heron.launch.repeats import Interval, corrected_interval
+from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
+from heron.launch.studies.text import markdown
 from heron.launch.tuning.scored import Row
 from heron.pipeline.data.plan import Rows
 from heron.shards.atomic import atomic_write
@@ -66,9 +66,14 @@ class Comparison:
             (n for n, r in self.rows.items() if not r[0].pretrained and " on " not in n), None
         )
 
-    def of(self, name: str, score: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    @property
+    def against(self) -> str:
+        """The row that the others are set against: the plain network, or else the first."""
+        return self.plain or next(iter(self.rows))
+
+    def of(self, name: str, score: str) -> pd.Series:
         """Returns a row's test score in each fold."""
-        return np.array([row.scores.get(score) for row in self.rows[name]], float)
+        return pd.Series([row.scores.get(score) for row in self.rows[name]], dtype=float)
 
     def less(self, name: str, other: str) -> Interval:
         """Returns a row less another, over the folds."""
@@ -112,66 +117,41 @@ class Comparison:
 
     def markdown(self) -> str:
         """Returns the table and the sentences."""
-        against = self.plain or next(iter(self.rows))
-        head = f"| | {' | '.join(self.scores())} | validation | {self.score} less {against} |"
-        lines = [head, "|---" * (head.count("|") - 1) + "|"]
+        against = self.against
+        heads = ["", *self.scores(), "validation", f"{self.score} less {against}"]
+        lines = []
         for name, rows in self.rows.items():
-            cells = [_mean_std(self.of(name, score)) for score in self.scores()]
-            cells.append(f"{np.mean([row.validation for row in rows]):.4f}")
-            cells.append("–" if name == against else self.less(name, against).shown)
-            lines.append(f"| {' | '.join([name, *cells])} |")
+            scores = [mean_std(*describe(self.of(name, score))[:2]) for score in self.scores()]
+            validation = f"{np.mean([row.validation for row in rows]):.4f}"
+            less = "–" if name == against else self.less(name, against).shown
+            lines.append([name, *scores, validation, less])
+        first, *_, last = [*self.folds, self.folds[-1]]
+        folds = f"fold {first}" if first == last else f"folds {first} to {last}"
         how = (
-            f"Mean ± standard deviation of the test rows over {_folds(self.folds)}; choices by "
+            f"Mean ± standard deviation of the test rows over {folds}; choices by "
             f"{self.score} of the validation rows. In brackets the 95 % interval of the mean "
             "paired difference (Nadeau and Bengio's corrected t; the folds share "
             f"{self.shared:.2f} of their rows)."
         )
-        table = "\n".join(lines)
-        return f"{self.title}\n\n{table}\n\n{how}\n\n" + "\n".join(self.verdicts()) + "\n"
-
-    def tree(self) -> dict[str, Any]:
-        """Returns all of it as plain values."""
-        against = self.plain or next(iter(self.rows))
-        return {
-            "title": self.title,
-            "score": self.score,
-            "folds": list(self.folds),
-            "shared": self.shared,
-            "verdicts": self.verdicts(),
-            "rows": {
-                name: {
-                    "folds": [row.tree() for row in rows],
-                    "less": None if name == against else asdict(self.less(name, against)),
-                }
-                for name, rows in self.rows.items()
-            },
-        }
+        verdicts = "\n".join(self.verdicts())
+        return f"{self.title}\n\n{markdown(heads, lines)}\n{how}\n\n{verdicts}\n"
 
     def write(self, out: Path) -> str:
         """Writes compare.md and compare.json, and returns the text."""
-        text = self.markdown()
-        tree = json.dumps(without_nan(self.tree()), indent=1) + "\n"
-        for name, content in {"compare.md": text, "compare.json": tree}.items():
+        text, against = self.markdown(), self.against
+        tree = {
+            "title": self.title,
+            "score": self.score,
+            "folds": self.folds,
+            "shared": self.shared,
+            "verdicts": self.verdicts(),
+            "rows": {
+                name: {"folds": rows, "less": self.less(name, against) if name != against else None}
+                for name, rows in self.rows.items()
+            },
+        }
+        data = to_json(tree, indent=1, inf_nan_mode="null") + b"\n"
+        for name, content in {"compare.md": text.encode(), "compare.json": data}.items():
             with atomic_write(out / name) as stream:
-                stream.write(content.encode())
+                stream.write(content)
         return text
-
-
-def _folds(folds: Sequence[int]) -> str:
-    if len(folds) == 1:
-        return f"fold {folds[0]}"
-    return f"folds {folds[0]} to {folds[-1]}"
-
-
-def _mean_std(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
-    spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-    return f"{values.mean():.4f}{spread}"
-
-
-def without_nan(value: Any) -> Any:
-    """Returns plain values with null in place of NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: without_nan(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

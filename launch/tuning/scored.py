@@ -1,22 +1,24 @@
 """What a fold of a comparison has found: a row for each method, and for scikit-learn's on it."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from pydantic_core import to_json
 
 from heron.launch.tuning.search import Asked, Say, search
+from heron.pipeline.config.errors import StudyError
 from heron.pipeline.config.experiment import CLASSIFIERS, Config
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.evaluation.metrics import Scores
 from heron.pipeline.evaluation.scikit import Kind, Matrix, candidate, fit, raw_inputs
 from heron.pipeline.training.pretrained import from_pretrained
+from heron.shards.artefact import Artefact, Fingerprint, parse_json
 
 RAW = "raw features"
 Part = tuple[Matrix, Matrix]  # inputs [rows, columns] and labels [rows, labels]
@@ -38,13 +40,28 @@ class Row:
     name: str
     pretrained: bool
     validation: float
-    scores: Scores
+    scores: Mapping[str, float | None]
     chosen: dict[str, Any]
     trials: list[dict[str, Any]]
 
-    def tree(self) -> dict[str, Any]:
-        """Returns the row as plain values."""
-        return asdict(self)
+
+class Found(Artefact):
+    """What a part of a comparison has found, as its file keeps it: the plan's fingerprint, rows."""
+
+    what: ClassVar[str] = "the results of a part of a comparison"
+    error: ClassVar[type[StudyError]] = StudyError
+    again: ClassVar[str] = "bring the file back, or take it away and run again"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    plan: Fingerprint
+    rows: list[Row]
+
+    @classmethod
+    def of(cls, plan: str, rows: Sequence[Row]) -> Self:
+        """Returns what is to be kept of some rows; a score that is not finite is null."""
+        finite = parse_json(to_json(rows, inf_nan_mode="null"))
+        return cls.model_validate({"plan": plan, "rows": finite})
 
 
 def score_method(
@@ -67,11 +84,11 @@ def score_method(
     return rows
 
 
-def score_raw(asked: Asked, experiment: Config, kind: Kind, say: Say) -> Row:
+def score_raw(asked: Asked, experiment: Config, kind: Kind, say: Say) -> list[Row]:
     """Searches one of scikit-learn's on the raw inputs of a fold, and tests what it chose."""
     evaluator, roles = open_trained(experiment)
     parts = [raw_inputs(evaluator, rows) for rows in _asked(roles)]
-    return score_scikit(asked, evaluator, kind, parts, f"{kind} on {RAW}", False, say)
+    return [score_scikit(asked, evaluator, kind, parts, f"{kind} on {RAW}", False, say)]
 
 
 def score_scikit(

@@ -155,19 +155,7 @@ class OwnAugmentation(Section):
 
 
 class Augmentation(Section):
-    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`, or one of your own.
-
-    Attributes:
-        crop: a part of the picture, resampled.
-        color: brightness, contrast, saturation, hue.
-        flip: a mirror image.
-        blur: Gaussian blur.
-        noise: Gaussian noise on a vector.
-        drop_nodes: a graph without some nodes.
-        perturb_edges: a graph with some other edges.
-        mask_nodes: a graph with some labels hidden.
-        subgraph: a connected part of a graph.
-    """
+    """One augmentation: `crop`, or `{crop: {area: [0.08, 1]}}`, or one of your own."""
 
     crop: Crop | None = None
     color: Color | None = None

@@ -146,10 +146,8 @@ class Data(Section):
         fingerprint: of the data set, by `heron shards show`; any other is refused. null: any.
         build: source and options that build shards that are not there; null: they must be there.
         split: rows that are trained on, labelled or not.
-        protocol: which rows are labelled, and which are tested on.
         roles: folder of `heron shards protocol`, which wrote the role of each row; null: they are
             found at the start, which reads the labels of all rows where the protocol needs them.
-        batch: rows of the global batch.
         views: what the model sees of a sample.
         standardise: whether vectors are standardised by the training rows' means and standard
             deviations.
@@ -165,7 +163,6 @@ class Data(Section):
         decode_size: side of the square that pictures of several sizes are decoded to; null: of one.
         on_error: a row that cannot be read gives its place to another (`skip`) or ends the run.
         max_bad_fraction: share of all rows that may be bad before `skip` ends the run.
-        cache: where remote shards are kept.
         storage_options: options of fsspec, which holds no credentials: those are the environment's.
     """
 

@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from heron.pipeline.config.augmentations import Augmentation
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.config.sections import as_typed
+from heron.pipeline.config.sections import as_typed, models_in
 from heron.pipeline.config.terms import Term, Terms, named_terms
 from heron.shards.dotted import suggest
 
@@ -74,7 +74,9 @@ def _keys(section: type[BaseModel], prefix: str, of: str) -> Iterator[Key]:
         kind = "section" if inside else _type(_schema(field))
         if name == "views" or name == "augment":
             kind = "list of sections"
-        yield Key(f"{prefix}{name}", of, kind, default, meanings.get(name, ""))
+        own = models_in(field.annotation)  # a section that says itself what it is
+        meaning = meanings.get(name) or (_first_line(own[0]) if own else "")
+        yield Key(f"{prefix}{name}", of, kind, default, meaning)
         yield from inside
 
 
@@ -86,17 +88,11 @@ def _inside(name: str, field: FieldInfo) -> Iterator[Key]:
             yield Key(f"{name}.{term}", "", "section", "null", _first_line(options))
             yield from _keys(options, f"{name}.{term}.", "")
         return
-    sections = _sections(annotation)
+    sections = models_in(annotation)
     several = "N." if get_origin(annotation) is list else ""
     for section in sections:
         of = section.__name__.lower() if len(sections) > 1 else ""
         yield from _keys(section, f"{name}.{several}", of)
-
-
-def _sections(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in _sections(part)]
 
 
 def documented(section: type[BaseModel]) -> dict[str, str]:
@@ -122,9 +118,9 @@ def _of_loss(section: type[BaseModel]) -> list[str]:
     return [loss.__doc__] if loss and loss.__doc__ else []
 
 
-def _first_line(term: type[Term]) -> str:
-    first = inspect.cleandoc(term.__doc__ or "").partition("\n")[0]
-    return _of_loss(term)[0].partition("\n")[0] if first.startswith("See ") else first
+def _first_line(section: type[BaseModel]) -> str:
+    first = inspect.cleandoc(section.__doc__ or "").partition("\n")[0]
+    return _of_loss(section)[0].partition("\n")[0] if first.startswith("See ") else first
 
 
 def _yaml(value: Any) -> str:

@@ -1,7 +1,6 @@
 """The section of tars that are streamed without an index, by webdataset."""
 
-from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 import braceexpand
@@ -19,12 +18,8 @@ def expand(tars: list[str]) -> list[str]:
     Raises:
         ValueError: braces are not balanced, or there are too many addresses.
     """
-
-    def every() -> Iterator[str]:
-        for text in tars:
-            yield from braceexpand.braceexpand(text)
-
-    if len(found := list(islice(every(), MOST_TARS + 1))) > MOST_TARS:
+    every = chain.from_iterable(map(braceexpand.braceexpand, tars))
+    if len(found := list(islice(every, MOST_TARS + 1))) > MOST_TARS:
         raise ValueError(f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most")
     return found
 

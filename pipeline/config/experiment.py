@@ -1,6 +1,5 @@
 """The experiment as one typed YAML file, with dotted overrides and errors that name the remedy."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +19,7 @@ from heron.pipeline.config.sections import (
     parse_yaml,
     read_tree,
 )
+from heron.pipeline.config.shipped import CONFIGS
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.config.training import Distributed, Evaluate, Negatives, Optim, Precision, Train
 from heron.shards.artefact import Count
@@ -43,19 +43,11 @@ class RunFolder(Section):
 
 
 class Config(Section):
-    """One experiment.
+    """One experiment; what is in a section is said there.
 
     Attributes:
         seed: of the weights, the batches, the augmentation and dropout.
-        run: where the run is kept.
-        data: shards, protocol, batches and views.
-        model: encoders and what is on them.
         objective: terms of the loss by name or dotted path, whose weighted sum is minimised.
-        optim: optimiser and its schedule.
-        negatives: mined hard negatives.
-        train: length, measurements, checkpoints and precision.
-        distributed: what processes exchange.
-        evaluate: how the run is scored.
         tracking: trackers of accelerate by name, and dotted paths of your own, beside
             metrics.jsonl: see `training.trackers`.
     """
@@ -122,7 +114,7 @@ class Config(Section):
         return names
 
 
-METHODS = Path(__file__).resolve().parents[2] / "configs" / "methods.yaml"
+METHODS = CONFIGS / "methods.yaml"
 CLASSIFIERS = ("bce", "cross_entropy")  # what a method with `classifier: true` keeps
 
 
@@ -180,9 +172,7 @@ def _choose(method: str, tree: dict[str, Any]) -> None:
         return  # which is refused with the other faults
     methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
     if method not in methods:
-        near = difflib.get_close_matches(method, methods, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(methods)}"
-        raise ConfigError(f"unknown method '{method}'; {hint}")
+        raise ConfigError(f"unknown method '{method}'; {suggest(method, list(methods))}")
     chosen = methods[method]
     kept = CLASSIFIERS if chosen.get("classifier") else ()
     terms = {

@@ -40,15 +40,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Named(BaseModel):
-    """Sections by a name that is no field."""
-
-    @classmethod
-    def section(cls, name: str) -> type[Section]:
-        """Returns the section of a name."""
-        raise NotImplementedError
-
-
 Some = TypeVar("Some", bound=Section)
 
 
@@ -163,6 +154,16 @@ def _plain(value: Any) -> Any:
 Plain = Annotated[dict[str, Any], AfterValidator(_plain)]  # any values of a file, in bounds
 
 
+def leaves(tree: Any, name: str = "", into_lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yields the values of a tree by their dotted keys, in which a number is a place in a list."""
+    inside = dict(enumerate(tree)) if isinstance(tree, list) and into_lists else tree
+    if isinstance(inside, dict) and inside:
+        for key, value in inside.items():
+            yield from leaves(value, f"{name}.{key}".strip("."), into_lists)
+    else:
+        yield name, tree
+
+
 def as_typed(value: Any) -> str:
     """Returns a value as YAML on one line, as it is typed in an override."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
@@ -260,18 +261,18 @@ def _section(path: Sequence[str], root: type[BaseModel]) -> list[str]:
     """Returns the keys that are known at a place in the tree."""
     model, models = root, [root]
     for part in path:
-        if issubclass(model, Named):
+        if hasattr(model, "section"):  # of sections by a name that is no field, as `Terms`
             model = model.section(part)
             continue
         if part in model.model_fields:
-            models = _models(model.model_fields[part].annotation)
+            models = models_in(model.model_fields[part].annotation)
         # Another part is an index of a list, or the tag of a union: one of its models.
         model = next((one for one in models if one.__name__.lower() == part), (*models, model)[0])
     return list(model.model_fields)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Returns the sections inside an annotation such as `list[View]` or `Mlp | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for part in get_args(annotation) for model in models_in(part)]

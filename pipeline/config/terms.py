@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
 
 from heron.pipeline.config.model import Model
-from heron.pipeline.config.sections import Named, Section
+from heron.pipeline.config.sections import Section
 from heron.shards.artefact import Count
 from heron.shards.dotted import load_class, suggest
 
@@ -234,7 +234,7 @@ def _build(given: Any) -> Any:
     return find_term(given["term"]).model_validate(given["options"])
 
 
-class Terms(Named, RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build)]]]):
+class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build)]]]):
     """The weighted sum that training minimises; a term of weight 0 is not built."""
 
     model_config = ConfigDict(frozen=True)

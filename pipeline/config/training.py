@@ -148,7 +148,7 @@ class Evaluate(Section):
         probe: when a probe makes predictions: where no term trains a classifier (`auto`),
             also beside one (`always`), or `never`.
         probe_by: what a probe is: logistic regression, or support vector machines of classes that
-            exclude each other (see `evaluation.svm`).
+            exclude each other (see `evaluation.probe`).
         knn: labelled neighbours that vote on each test row at every evaluation, which then has
             RankMe of the test rows too; null: none vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.

@@ -13,8 +13,8 @@ from heron.pipeline.config.experiment import CLASSIFIERS, Config, parse_config
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.distributed.collectives import from_first, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
-from heron.pipeline.evaluation.metrics import Scores, label_auc
-from heron.pipeline.evaluation.probe import classify
+from heron.pipeline.evaluation.metrics import Scores, multi_label_scores
+from heron.pipeline.evaluation.probe import fit_logistic
 
 FOLDS = 5
 COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
@@ -146,7 +146,7 @@ def logistic_regression(
             predictions = _predict(x[train], y[train], x[rest], exclusive, choices)
             for choice, probability in zip(choices, predictions, strict=True):
                 held[choice][rest] = probability
-    means = {choice: _mean_auc(out, y) for choice, out in held.items()}
+    means = {choice: multi_label_scores(out, y, 0.5)["auc_macro"] for choice, out in held.items()}
     best = max(choices, key=lambda choice: means[choice])
     (probability,) = _predict(x, y, others, exclusive, [best])
     shared, k, c = best
@@ -175,27 +175,22 @@ def _predict(
         inputs, queries = (rows[:, :k] for rows in fitted[shared])
         choice = shared, inputs.shape[1], c  # few rows have fewer components than k
         if choice not in predicted:
-            one = classify(inputs, y.repeat(views, 0), queries, exclusive, c, ITERATIONS)
-            predicted[choice] = one.reshape(len(others), views, -1).mean(1)
+            predict = fit_logistic(inputs, y.repeat(views, 0), exclusive, c, ITERATIONS)
+            predicted[choice] = predict(queries).reshape(len(others), views, -1).mean(1)
         yield predicted[choice]
 
 
 def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
     """Returns both in the principal components of the first, the largest first."""
     from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     if not np.ptp(x, 0).any():  # one row, or rows that are alike: there is no component
         return np.zeros((len(x), 1)), np.zeros((len(others), 1))
-    scaler = StandardScaler().fit(x)
-    pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full").fit(scaler.transform(x))
-    inputs, queries = (pca.transform(scaler.transform(rows)) for rows in (x, others))
-    return inputs, queries
-
-
-def _mean_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
-    auc = np.array(label_auc(probability, y))
-    return float(auc[~np.isnan(auc)].mean()) if not np.isnan(auc).all() else 0.0
+    pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full")
+    components = make_pipeline(StandardScaler(), pca).fit(x)
+    return components.transform(x), components.transform(others)
 
 
 def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """Predictions for the rows of a role: each row once, on whichever process, in order."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,9 +34,10 @@ from heron.pipeline.evaluation.metrics import (
     multi_class_scores,
     multi_label_scores,
 )
-from heron.pipeline.evaluation.probe import linear_probe
-from heron.pipeline.evaluation.svm import support_vectors
+from heron.pipeline.evaluation.probe import linear_probe, support_vectors
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+
+Columns = Callable[[NDArray[Any]], NDArray[Any]]  # of some numbers of each row, [rows, numbers]
 
 
 @dataclass(frozen=True)
@@ -204,30 +205,26 @@ class Evaluator:
         ]
         return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept], z)
 
-    def inputs(self, rows: Rows) -> Predictions:
+    def inputs(self, rows: Rows, made: Mapping[int, Columns] | None = None) -> Predictions:
         """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all.
 
-        Of a view that a row lacks they are the means over the rows that have it.
+        Of a view that a row lacks they are the means over the rows that have it. `made` says which
+        views, by their places, and what is made of their numbers; None: all, as they are.
         """
+        made = dict.fromkeys(range(len(self.views.views)), np.asarray) if made is None else made
+        stored = [view.stored for view in self.views.views]
         inputs = []
-        for start in range(0, len(rows), self.config.batch):
-            found, present = self.model_inputs(rows[start : start + self.config.batch])
-            views = [x.flatten(1) for x in found]
-            if present is not None:
-                there = present.T[:, :, None]
-                views = [x.where(has, torch.nan) for x, has in zip(views, there, strict=True)]
-            inputs.append(torch.cat(views, 1).cpu().numpy())
+        for start in range(0, max(len(rows), 1), self.config.batch):
+            batch = self._batch(rows[start : start + self.config.batch], stored)
+            views, columns = self.views(batch, False), list[NDArray[np.float32]]()
+            for place, make in made.items():
+                columns.append(make(views[place].flatten(1).cpu().numpy()).astype(np.float32))
+                if batch.present is not None:
+                    columns[-1][~batch.present[:, place].cpu().numpy()] = np.nan
+            inputs.append(np.concatenate(columns, 1))
         kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
         rows, hidden = rows[kept], np.concatenate(inputs)[kept]
         return Predictions(None, with_means(hidden), self.reader.truth(rows), rows)
-
-    def model_inputs(self, rows: Rows) -> tuple[list[Tensor], Tensor | None]:
-        """Returns the model's input of each view of some rows, read at once by this process.
-
-        Beside them stands which row has which, [rows, views]; None: all of them.
-        """
-        batch = self._batch(rows, [view.stored for view in self.views.views])
-        return self.views(batch, False), batch.present
 
     @property
     def fits(self) -> bool:

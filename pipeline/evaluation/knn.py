@@ -103,12 +103,10 @@ def vote(
     places = order[np.searchsorted(numbers, near, sorter=order)]
     weights = np.exp((cosine - cosine[:, :1]).astype(np.float64) / tau)  # the nearest counts 1
     of_neighbours = y[places].astype(np.float64)
-    if np.isnan(of_neighbours).any():  # those that know a label vote on it; where none does, 1/2
-        known = np.einsum("qk,qka->qa", weights, ~np.isnan(of_neighbours))
-        votes = np.einsum("qk,qka->qa", weights, np.nan_to_num(of_neighbours))
-        return np.asarray(np.where(known > 0, votes / np.maximum(known, 1e-300), 0.5), np.float32)
-    votes = np.einsum("qk,qka->qa", weights, of_neighbours)
-    return np.asarray(votes / weights.sum(1, keepdims=True), np.float32)
+    # Those that know a label vote on it; where none does, it is 1/2.
+    known = np.einsum("qk,qka->qa", weights, ~np.isnan(of_neighbours))
+    votes = np.einsum("qk,qka->qa", weights, np.nan_to_num(of_neighbours))
+    return np.asarray(np.where(known > 0, votes / np.maximum(known, 1e-300), 0.5), np.float32)
 
 
 def _unit(vectors: Vectors) -> Vectors:

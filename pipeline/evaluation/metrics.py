@@ -19,33 +19,35 @@ def multi_label_scores(
         known), `auc_macro` and `map` (macro); the last two over the labels that have both values
         among the rows, of which `auc_labels` is the number.
     """
-    predicted = (probability > threshold).astype(int)
-    if (known := ~np.isnan(y)).all():
-        return _f1(y.astype(int), predicted) | _ranking(probability, y)
-    return _f1_known(y == 1, predicted == 1, known) | _ranking(probability, y)
-
-
-def _f1_known(
-    true: NDArray[np.bool_], predicted: NDArray[np.bool_], known: NDArray[np.bool_]
-) -> Scores:
-    """Returns what `_f1` does, over the labels that are known, [rows, labels] each."""
-    right = (true & predicted & known).sum(0)
-    stated, said = (true & known).sum(0), (predicted & known).sum(0)
-    f1 = 2 * right / np.maximum(1, stated + said)
-    total = 2 * right.sum() / max(1, int((stated + said).sum()))
+    known, true, predicted = ~np.isnan(y), y == 1, probability > threshold
+    f1, support = _f1_of_labels(true, predicted & known), true.sum(0)
+    micro = _f1_of_labels(true.reshape(-1, 1), (predicted & known).reshape(-1, 1))
     scores = {
-        "f1_weighted": (f1 * stated).sum() / max(1, int(stated.sum())),
+        "f1_weighted": (f1 * support).sum() / max(1, support.sum()),
         "f1_macro": f1.mean(),
-        "f1_micro": total,
+        "f1_micro": micro.item(),
         "accuracy": ((true == predicted) | ~known).all(1).mean(),
     }
-    return {name: float(value) for name, value in scores.items()}
+    return {name: float(value) for name, value in scores.items()} | _ranking(probability, y)
+
+
+def _f1_of_labels(true: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Returns the F1 of every label, [labels], of what is true and predicted, [rows, labels]."""
+    right, total = (true & predicted).sum(0), true.sum(0) + predicted.sum(0)
+    return np.asarray(2 * right / np.maximum(1, total))
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
     """Returns scores of exclusive classes: the most probable one is predicted; see the above."""
+    from sklearn.metrics import accuracy_score, f1_score
+
     true, predicted = y.argmax(1), probability.argmax(1)
-    return _f1(true, predicted) | _ranking(probability, y)
+    scores = {
+        f"f1_{average}": float(f1_score(true, predicted, average=average, zero_division=0))
+        for average in ("weighted", "macro", "micro")
+    }
+    scores["accuracy"] = float(accuracy_score(true, predicted))
+    return scores | _ranking(probability, y)
 
 
 def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
@@ -64,8 +66,7 @@ def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -
     tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), THRESHOLDS)).round().astype(int)]
     true, best = y.sum(0), (-1.0, 0.0, 0.5)
     for threshold in tried.tolist():
-        predicted = (probability > threshold) & known
-        f1 = 2 * (predicted * y).sum(0) / np.maximum(predicted.sum(0) + true, 1)
+        f1 = _f1_of_labels(y == 1, (probability > threshold) & known)
         best = max(best, (float((f1 * true).sum()), -abs(threshold - 0.5), threshold))
     return best[2] if true.any() else 0.5
 
@@ -94,41 +95,22 @@ def label_f1(
         predicted = np.arange(y.shape[1]) == probability.argmax(1, keepdims=True)
     else:
         predicted = probability > threshold
-    known, true = ~np.isnan(y), y == 1
-    right = (true & predicted).sum(0)
-    total = true.sum(0) + (predicted & known).sum(0)
-    return [float(f1) for f1 in 2 * right / np.maximum(1, total)]
-
-
-def _f1(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Scores:
-    from sklearn.metrics import accuracy_score, f1_score
-
-    one = true.ndim == 2 and true.shape[1] == 1  # sklearn would average over 0 and 1
-    scores = {
-        f"f1_{a}": float(f1_score(true, predicted, average="binary" if one else a, zero_division=0))
-        for a in ("weighted", "macro", "micro")
-    }
-    return scores | {"accuracy": float(accuracy_score(true, predicted))}
+    f1: list[float] = _f1_of_labels(y == 1, predicted & ~np.isnan(y)).tolist()
+    return f1
 
 
 def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
     from sklearn.metrics import average_precision_score
 
-    auc = np.array(label_auc(probability, y))
-    usable = ~np.isnan(auc)
-    if not usable.any():
+    auc, known = np.array(label_auc(probability, y)), ~np.isnan(y)
+    precision = [
+        average_precision_score(y[known[:, a], a], probability[known[:, a], a])
+        for a in np.flatnonzero(~np.isnan(auc))
+    ]
+    if not precision:
         return {"auc_macro": float("nan"), "map": float("nan"), "auc_labels": 0.0}
-    if np.isnan(y).any():
-        known = ~np.isnan(y)
-        of_label = [
-            average_precision_score(y[known[:, a], a], probability[known[:, a], a])
-            for a in np.flatnonzero(usable)
-        ]
-        precision = np.mean(of_label)
-    else:
-        precision = average_precision_score(y[:, usable], probability[:, usable], average="macro")
     return {
-        "auc_macro": float(auc[usable].mean()),
-        "map": float(precision),
-        "auc_labels": float(usable.sum()),
+        "auc_macro": float(np.nanmean(auc)),
+        "map": float(np.mean(precision)),
+        "auc_labels": float(len(precision)),
     }

@@ -1,7 +1,8 @@
 """scikit-learn's logistic regression and random forest, on raw inputs or on a model's features."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.evaluation.evaluator import Evaluator, with_means
+from heron.pipeline.evaluation.evaluator import Columns, Evaluator
 from heron.pipeline.evaluation.probe import fit_logistic
 
 Kind = Literal["logistic", "forest"]
@@ -49,32 +50,23 @@ def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bo
         exclusive: of the labels a row has one.
     """
     classifier = _logistic if kind == "logistic" else _forest
-    return _in_parts(classifier(x, y, exclusive, options))
-
-
-def _in_parts(predict: Predict) -> Predict:
-    def predicted(x: Matrix) -> Matrix:
-        return np.concatenate([predict(x[at : at + ROWS]) for at in range(0, len(x), ROWS)])
-
-    return predicted
+    predict = classifier(x, y, exclusive, options)
+    return lambda rows: np.concatenate(
+        [predict(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)]
+    )
 
 
 def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
     """Standardises; more columns than rows are turned into as many as rows, which loses nothing."""
     from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    scaler = StandardScaler().fit(x.astype(np.float64))
-    inputs = scaler.transform(x.astype(np.float64))
-    turned = PCA(len(x), svd_solver="full").fit(inputs) if x.shape[1] > len(x) > 1 else None
-
-    def features(rows: Matrix) -> NDArray[np.float64]:
-        standardised = scaler.transform(rows.astype(np.float64))
-        found: NDArray[np.float64] = turned.transform(standardised) if turned else standardised
-        return found
-
-    predict = fit_logistic(features(x), y, exclusive, options["C"], ITERATIONS)
-    return lambda rows: predict(features(rows))
+    turned = [PCA(len(x), svd_solver="full")] if x.shape[1] > len(x) > 1 else []
+    features = make_pipeline(StandardScaler(), *turned).fit(x.astype(np.float64))
+    inputs = features.transform(x.astype(np.float64))
+    predict = fit_logistic(inputs, y, exclusive, options["C"], ITERATIONS)
+    return lambda rows: predict(features.transform(rows.astype(np.float64)))
 
 
 def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
@@ -118,35 +110,24 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
     Returns:
         [rows, columns] and the labels as 0/1, [rows, labels].
     """
-    parts = list(_raw_parts(evaluator, rows))
-    kept = np.array([row not in evaluator.reader.lost for row in rows.tolist()], bool)
-    return with_means(np.concatenate(parts)[kept]), evaluator.reader.truth(rows[kept])
-
-
-def _raw_parts(evaluator: Evaluator, rows: Rows) -> Iterator[Matrix]:
-    seen: dict[str, int] = {}
+    made: dict[str, tuple[int, Columns]] = {}
     for place, view in enumerate(evaluator.views.views):
-        seen.setdefault(view.stored, place)
-    size = evaluator.config.batch
-    for start in range(0, max(len(rows), 1), size):
-        views, present = evaluator.model_inputs(rows[start : start + size])
-        columns = []
-        for stored, place in seen.items():
-            x, kind = views[place].flatten(1).cpu().numpy(), evaluator.reader.view(stored).kind
-            if kind == "graph":
-                raise ConfigError(
-                    f"'{stored}' holds graphs, which are no columns of numbers; expected no "
-                    "baselines"
-                )
-            x = _counts(x, evaluator.reader.vocabulary(stored)) if kind == "text" else x
-            x = x.astype(np.float32)
-            if present is not None:
-                x[~present[:, place].cpu().numpy()] = np.nan
-            columns.append(x)
-        yield np.concatenate(columns, 1)
+        kind = evaluator.reader.view(view.stored).kind
+        columns: Columns = np.asarray
+        if kind == "graph":
+            raise ConfigError(
+                f"'{view.stored}' holds graphs, which are no columns of numbers; expected no "
+                "baselines"
+            )
+        if kind == "text":
+            columns = partial(_counts, evaluator.reader.vocabulary(view.stored))
+        made.setdefault(view.stored, (place, columns))
+    found = evaluator.inputs(rows, dict(made.values()))
+    assert found.hidden is not None
+    return found.hidden, found.y
 
 
-def _counts(tokens: NDArray[np.int32], vocabulary: int) -> Matrix:
+def _counts(vocabulary: int, tokens: NDArray[np.int32]) -> Matrix:
     """Returns how often each row has each token, [rows, tokens]; -1 is none."""
     width = min(vocabulary, MOST_TOKENS)
     counts = np.zeros((len(tokens), width), np.float32)

@@ -91,22 +91,15 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
     for number, (name, values) in enumerate(methods.items()):
         color = "#888" if number else "#2f80d6"  # the run itself comes first
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        mean: dict[str, Any] = {
-            "type": "scatter",
-            "x": [float(np.mean(values))],
-            "y": [name],
-            "mode": "markers",
-        }
-        mean |= {
-            "name": f"{name}, mean",
-            "marker": {"size": 13, "symbol": "diamond", "color": color},
-        }
-        mean |= {"error_x": {"type": "data", "array": [spread], "thickness": 2}} if spread else {}
-        traces.append(mean)
+        drawn: dict[str, Any] = {"type": "scatter", "mode": "markers"}
+        diamond = {"size": 13, "symbol": "diamond", "color": color}
+        mean = {"x": [float(np.mean(values))], "y": [name], "name": f"{name}, mean"}
+        bar = {"error_x": {"type": "data", "array": [spread], "thickness": 2}} if spread else {}
+        traces.append(drawn | mean | {"marker": diamond} | bar)
         if len(values) > 1:
-            dots: dict[str, Any] = {"type": "scatter", "x": list(values), "y": [name] * len(values)}
-            dots |= {"mode": "markers", "name": f"{name}, a seed each"}
-            traces.append(dots | {"marker": {"size": 8, "color": color, "symbol": "circle-open"}})
+            circle = {"size": 8, "color": color, "symbol": "circle-open"}
+            dots = {"x": list(values), "y": [name] * len(values), "name": f"{name}, a seed each"}
+            traces.append(drawn | dots | {"marker": circle})
     layout = {"yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False}
     return Chart(title, traces, layout)
 
@@ -116,11 +109,12 @@ def confusion(true: NDArray[Any], predicted: NDArray[Any], names: Sequence[str])
 
     None where there are more than `MOST_CLASSES`.
     """
+    from sklearn.metrics import confusion_matrix
+
     count = len(names)
     if not 1 < count <= MOST_CLASSES:
         return None
-    cells = np.zeros((count, count), int)
-    np.add.at(cells, (true, predicted), 1)
+    cells = confusion_matrix(true, predicted, labels=range(count))
     share = (cells / np.maximum(cells.sum(1, keepdims=True), 1)).round(4)
     heat = {"type": "heatmap", "x": list(names), "y": list(names), "z": share.tolist()}
     heat |= {"customdata": cells.tolist(), "colorscale": "Blues", "reversescale": False, "zmin": 0}
@@ -130,54 +124,37 @@ def confusion(true: NDArray[Any], predicted: NDArray[Any], names: Sequence[str])
     return Chart("Confusion", [heat], axes | {"height": min(700, 220 + 24 * count)})
 
 
-@dataclass(frozen=True)
-class Map:
-    """Rows in two dimensions, with the labels by which they can be coloured.
+def label_map(
+    hidden: NDArray[np.float32],
+    keys: Sequence[str],
+    y: NDArray[np.float32],
+    names: Sequence[str],
+    order: Sequence[int],
+) -> dict[str, Any]:
+    """Returns rows in two dimensions; the page makes the traces of the label that is chosen.
 
-    Attributes:
-        points: [rows, 2].
+    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA.
+
+    Args:
+        hidden: features of the rows, [rows, width].
         keys: of the rows.
         y: their labels as 0/1, NaN where unknown, [rows, labels].
         names: of the labels.
-        order: the labels, those that the model learnt best first.
-        exclusive: whether a row has one class.
+        order: the labels, those that the model learnt best first; the map has those that rows have.
     """
-
-    points: NDArray[np.float32]
-    keys: Sequence[str]
-    y: NDArray[np.float32]
-    names: Sequence[str]
-    order: Sequence[int]
-    exclusive: bool
-
-    @property
-    def plot(self) -> dict[str, Any]:
-        """What the page draws: it makes the traces of the label that is chosen."""
-        held = [np.flatnonzero(row == 1) for row in self.y]
-        hover = [
-            f"{key}: " + ", ".join(self.names[a] for a in of_row[:HOVER_LABELS])
-            for key, of_row in zip(self.keys, held, strict=True)
-        ]
-        found: dict[str, Any] = {
-            "x": self.points[:, 0].round(2).tolist(),
-            "y": self.points[:, 1].round(2).tolist(),
-            "hover": hover,
-        }
-        if self.exclusive:
-            found["classes"] = [str(self.names[row[0]]) if len(row) else "none" for row in held]
-            return found
-        columns = {
-            self.names[a]: np.nan_to_num(self.y[:, a], nan=-1).astype(int).tolist()
-            for a in self.order[:MAP_LABELS]
-        }
-        return found | {"labels": columns}
-
-
-def embed(hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns t-SNE of features, [rows, 2] (van der Maaten and Hinton 2008), begun by PCA."""
     from sklearn.manifold import TSNE  # here: it takes as long to load as half of torch
 
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
-    points: NDArray[np.float32] = tsne.fit_transform(hidden - hidden.mean(0))
-    return points
+    points = tsne.fit_transform(hidden - hidden.mean(0)).round(2)
+    held = [np.flatnonzero(row == 1) for row in y]
+    hover = [
+        f"{key}: " + ", ".join(names[a] for a in of_row[:HOVER_LABELS])
+        for key, of_row in zip(keys, held, strict=True)
+    ]
+    found: dict[str, Any] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist(), "hover": hover}
+    if all(len(row) <= 1 for row in held):
+        return found | {"classes": [str(names[row[0]]) if len(row) else "none" for row in held]}
+    shown = [a for a in order if (y[:, a] == 1).any()][:MAP_LABELS]
+    columns = {names[a]: np.nan_to_num(y[:, a], nan=-1).astype(int).tolist() for a in shown}
+    return found | {"labels": columns}

@@ -21,6 +21,7 @@ LONG = 120.0  # seconds of training, beside which the seconds of a map are littl
 SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several labels a row
 SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
 FEWEST_ROWS = 5  # that a map and neighbours are of
+Seeds = Sequence[Mapping[str, Any]]  # results of the run, and of it with other seeds
 
 
 def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
@@ -50,20 +51,25 @@ def write_report(
         embedding: hidden features of some of them; None draws no map and no neighbours.
         reader: names the labels, and reads pictures.
     """
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows, name = read_metrics(folder / "metrics.jsonl"), folder.resolve().name
+    seeds = [result, *map(read_result, sorted(folder.glob("seed-*/result.json")))]
     chosen, stride = charts.curves(rows)
     shown = SHOWN if reader.manifest.labels.kind == "multi_label" else SHOWN_OF_CLASSES
-    labels = _labels(predictions, reader, float(result.get("threshold", _threshold(config))))
-    scatter, near = None, list[list[examples.Example]]()
+    asked = config.evaluate.threshold
+    threshold = float(result.get("threshold", 0.5 if asked == "fitted" else asked))
+    labels = _labels(predictions, reader, threshold)
+    scatter, near = None, []
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
         near = examples.nearest_rows(embedding, reader, examples.picture_view(reader))
-        scatter = _map(embedding, reader, labels).plot
+        keys, names = reader.sample_keys(embedding.rows), reader.manifest.labels.names
+        order = [row["number"] for row in labels] or range(len(names))
+        scatter = charts.label_map(embedding.hidden, keys, embedding.y, names, order)
     text = pages.render(
         "run.html",
-        name=folder.resolve().name,
-        cards=_cards(result, shown, rows, folder),
-        comparisons=_comparisons(result, shown, folder),
-        seeds=len(_seeds(result, folder)),
+        name=name,
+        cards=_cards(seeds, shown, rows),
+        comparisons=_comparisons(seeds, shown, name),
+        seeds=len(seeds),
         curves=chosen,
         stride=stride,
         map=scatter,
@@ -85,32 +91,16 @@ def _yaml(tree: Any) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100))
 
 
-def _threshold(config: Config) -> float:
-    return 0.5 if config.evaluate.threshold == "fitted" else config.evaluate.threshold
+def _values(seeds: Seeds, score: str) -> list[float]:
+    return [float(one[score]) for one in seeds if one.get(score) is not None]
 
 
-def _seeds(result: Mapping[str, Any], folder: Path) -> list[Mapping[str, Any]]:
-    """Returns the result, and those of the same run with other seeds that have ended."""
-    others = sorted(folder.glob("seed-*/result.json"))
-    return [result, *(read_result(path) for path in others)]
-
-
-def _comparisons(
-    result: Mapping[str, Any], shown: Mapping[str, str], folder: Path
-) -> list[charts.Chart]:
+def _comparisons(seeds: Seeds, shown: Mapping[str, str], name: str) -> list[charts.Chart]:
     """Returns charts of the run beside what its baselines reach, seed by seed; none without."""
-    name = folder.resolve().name
     prefixes = {name: "", "plain network": "plain_", "logistic regression": "logistic_"}
     found = []
     for score, title in shown.items():
-        methods = {
-            method: [
-                float(one[prefix + score])
-                for one in _seeds(result, folder)
-                if one.get(prefix + score) is not None
-            ]
-            for method, prefix in prefixes.items()
-        }
+        methods = {method: _values(seeds, prefix + score) for method, prefix in prefixes.items()}
         there = {method: values for method, values in methods.items() if values}
         if len(there) > 1:
             found.append(charts.comparison(title, there))
@@ -118,15 +108,12 @@ def _comparisons(
 
 
 def _cards(
-    result: Mapping[str, Any],
-    scores: Mapping[str, str],
-    rows: Sequence[Mapping[str, Any]],
-    folder: Path,
+    seeds: Seeds, scores: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str, str, str]]:
     """Returns the headline numbers: what it is, the number, its spread, what it compares with."""
-    cards = []
+    cards, result = [], seeds[0]
     for score, title in scores.items():
-        values = [one[score] for one in _seeds(result, folder) if one.get(score) is not None]
+        values = _values(seeds, score)
         if not values or math.isnan(values[0]):
             continue
         spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
@@ -163,32 +150,12 @@ def _labels(predictions: Predictions, reader: Reader, threshold: float) -> list[
     probability, y = predictions.probability, predictions.y
     exclusive = reader.manifest.labels.kind != "multi_label"
     f1, auc = label_f1(probability, y, None if exclusive else threshold), label_auc(probability, y)
+    support = (y == 1).sum(0).tolist()
     rows = [
-        {
-            "name": name,
-            "number": a,
-            "support": int((y[:, a] == 1).sum()),
-            "f1": f1[a],
-            "auc": auc[a],
-        }
+        {"name": name, "number": a, "support": support[a], "f1": f1[a], "auc": auc[a]}
         for a, name in enumerate(reader.manifest.labels.names)
     ]
     return sorted(rows, key=lambda row: -np.nan_to_num(row["auc"], nan=-1.0))
-
-
-def _map(embedding: Predictions, reader: Reader, labels: Sequence[Mapping[str, Any]]) -> charts.Map:
-    """Returns the map of the embedded rows; labels that some of them have can colour it."""
-    assert embedding.hidden is not None
-    found = {int(a) for a in np.flatnonzero((embedding.y == 1).any(0))}
-    order = [row["number"] for row in labels] or sorted(found)
-    return charts.Map(
-        charts.embed(embedding.hidden),
-        reader.sample_keys(embedding.rows),
-        embedding.y,
-        reader.manifest.labels.names,
-        [a for a in order if a in found],
-        bool((embedding.y == 1).sum(1).max(initial=0) <= 1),
-    )
 
 
 def _confusion(predictions: Predictions, reader: Reader) -> charts.Chart | None:

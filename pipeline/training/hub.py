@@ -5,8 +5,7 @@ from pathlib import Path
 
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.extras import require
-from heron.pipeline.training.model_card import CARD
-from heron.pipeline.training.saved import READ
+from heron.pipeline.training.saved import CARD, READ
 from heron.shards.artefact import MANIFEST
 
 SCHEME = "hf://"

@@ -18,7 +18,13 @@ def preamble(
     micro_batches: int,
 ) -> str:
     """Returns the run in a few lines, with the arithmetic of its batch."""
-    world = len(sizes.rows)
+    world, train, workers = len(sizes.rows), config.train, readers(config.data)
+    beside = {  # what else a step is computed and fed with, where it is not the plainest
+        "compiled": train.compile,
+        "activations computed again": train.activation_checkpointing,
+        "deterministic kernels": train.deterministic,
+        f"{workers} reading process{'es' if workers > 1 else ''} each": workers,
+    }
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
         + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
@@ -26,7 +32,7 @@ def preamble(
         f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
         + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
-        ", ".join([strategy.describe(), config.train.precision, *_beside(config)]),
+        ", ".join([strategy.describe(), train.precision, *(k for k, v in beside.items() if v)]),
     ]
     if objective.supervised and streams.unlabelled:
         spared = (
@@ -37,17 +43,3 @@ def preamble(
             spared += "; an epoch is then one of labelled rows"
         lines.append(spared)
     return "\n".join(lines)
-
-
-def _beside(config: Config) -> list[str]:
-    """Returns what else a step is computed and fed with, where it is not the plainest."""
-    said, workers = [], readers(config.data)
-    if config.train.compile:
-        said.append("compiled")
-    if config.train.activation_checkpointing:
-        said.append("activations computed again")
-    if config.train.deterministic:
-        said.append("deterministic kernels")
-    if workers:
-        said.append(f"{workers} reading process{'es' if workers > 1 else ''} each")
-    return said

@@ -1,9 +1,11 @@
 """A model's folder that can be copied, sent and published: weights, signature, experiment, card."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import yaml
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -15,7 +17,6 @@ from heron.pipeline.distributed.agreement import versions
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.models.networks import without_weights
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
-from heron.pipeline.training.model_card import CARD, Facts, model_card
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.tracking import scores_of
 from heron.shards.artefact import (
@@ -29,7 +30,8 @@ from heron.shards.artefact import (
     sha256,
 )
 
-WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
+LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
 READ = WEIGHTS, CONFIG, SIGNATURE  # what makes a model; its card is for people, who may edit it
 
 
@@ -115,20 +117,73 @@ def save(
         files = {name: FileSum.of(partial / name) for name in READ}
         known = _history(origin, files[WEIGHTS].sha256)
         manifest = SavedModel(files=files, **known).write(partial / MANIFEST)
-        facts = Facts(
-            network.classified_width,
-            where or folder.absolute().name,
-            manifest.data,
-            manifest.scores,
-            manifest.made_with,
-        )
-        (partial / CARD).write_text(model_card(facts, config, signature))
+        where = where or folder.absolute().name
+        card = model_card(manifest, where, network.classified_width, config, signature)
+        (partial / CARD).write_text(card)
         partial.replace(folder)
     except SafetensorError as error:  # a full disk, in the words of safetensors
         raise OSError(str(error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+def model_card(
+    manifest: SavedModel, where: str, width: int, config: Config, signature: Signature
+) -> str:
+    """Returns a model card, as Hugging Face's hub shows it: use, inputs, scores, training.
+
+    Args:
+        manifest: what is known of the model's past.
+        where: the argument of `from_pretrained` that a reader is told.
+        width: of the vectors that `encode` returns.
+        config: the experiment.
+        signature: of the model.
+    """
+    terms = [name.rpartition(".")[2] for name in config.objective.terms()]
+    tags = ["heron", "contrastive-learning", "multi-view", *terms]
+    header = {"library_name": "heron", "tags": list(dict.fromkeys(tags))}
+    inputs = {one.view.name: one for one in signature.inputs}
+    rows = [
+        f"| `{name}` | {'uint8 pictures' if one.decoded else 'vectors'} | {one.view.extent} |"
+        for name, one in inputs.items()
+    ]
+    given = ", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()) or "..."
+    heron = manifest.made_with.get("heron", "")
+    lines = [
+        "---",
+        yaml.safe_dump(header, sort_keys=False).strip(),
+        LICENCE,
+        "---",
+        f"# {where.removeprefix('hf://')}",
+        "",
+        f"A model of [Heron](https://pypi.org/project/heron-pretrain/) {heron}: one vector for a "
+        f"sample of {len(inputs)} views. Terms of its objective: {', '.join(terms)}.",
+        "",
+        "## Use",
+        "```python",
+        "import heron",
+        f"model = heron.from_pretrained({json.dumps(where)})",
+        f"z = model.encode({{{given}}})  # float32 [rows, {width}]",
+        "```",
+        "| view | rows | shape |",
+        "|---|---|---|",
+        *rows,
+        "",
+        "Rows are given raw: the model standardises and scales them itself.",
+    ]
+    if names := signature.label_names:
+        kind = signature.label_kind.replace("_", " ")
+        lines += ["", f"## Labels ({kind})", "```json", json.dumps(names), "```"]
+    if manifest.scores:
+        lines += ["", "## Scores on the test rows", "| score | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in manifest.scores.items()]
+    lines += ["", "## Training", "```sh", "heron pretrain config.yaml data.path=FOLDER", "```"]
+    if manifest.data:
+        lines += [f"FOLDER holds the data set of the fingerprint `{manifest.data}`."]
+    versions = [f"{name} {value}" for name, value in manifest.made_with.items() if name != "code"]
+    lines += ["", f"Versions: {', '.join(versions)}."]
+    return "\n".join(lines) + "\n"
 
 
 def _history(origin: Path | None, weights: str) -> dict[str, Any]:

@@ -12,18 +12,24 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.sections import leaves
 from heron.pipeline.distributed.collectives import from_first, rank
 from heron.pipeline.distributed.watchdog import Watchdog
-from heron.shards.artefact import LARGEST, in_words
+from heron.pipeline.training.tracking import read_result
+from heron.shards.artefact import LARGEST
 from heron.shards.atomic import save_json
 from heron.shards.dotted import load_class, suggest
 
 PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
 KEPT = "tracking.json"
+WRITTEN = (
+    "what a run wrote of its trackers; bring it back, or take it away, and the trackers begin new "
+    "runs"
+)
 FINISH_S = 60  # that wandb may take to upload what is left at a run's end
 NEEDED = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
 EXTRA = {"wandb": "track", "mlflow": "track", "trackio": "trackio"}  # of heron-pretrain
@@ -92,7 +98,8 @@ class Trackers:
             TrainingError: what the folder tells of its trackers is damaged.
         """
         path = Path(self.config.run.dir) / KEPT
-        kept = _read(path) if start else Kept()
+        known = read_result(path, kind=Kept, expected=WRITTEN) if start and path.exists() else {}
+        kept = Kept.model_validate(known)
         told = [name for name in self.kinds if name in kept.ids and name != "tensorboard"]
         lines: list[str] = []
         for name, kind in self.kinds.items():
@@ -150,7 +157,10 @@ class Trackers:
         tracker.start()
         # TensorBoard's form has a folder more for each start; trackio forgets it at each start.
         if (new or name == "trackio") and name != "tensorboard":
-            tracker.store_init_configuration(_flat(self.config.model_dump(mode="json")))
+            known = leaves(self.config.model_dump(mode="json"), into_lists=False)
+            tracker.store_init_configuration(
+                {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in known}
+            )
         self.live[name] = tracker
 
     def _try(self, name: str, step: int | None, call: Callable[[], object]) -> list[str]:
@@ -239,24 +249,3 @@ def _has_wandb_login() -> bool:
         return host in netrc.netrc(Path(os.environ.get("NETRC", "~/.netrc")).expanduser()).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _flat(tree: Any, name: str = "") -> dict[str, Any]:
-    """Returns the leaves of a tree by their dotted names; a list is one leaf, as JSON."""
-    if isinstance(tree, dict) and tree:
-        leaves = (_flat(value, f"{name}.{key}".strip(".")) for key, value in tree.items())
-        return {key: value for part in leaves for key, value in part.items()}
-    return {name: json.dumps(tree) if isinstance(tree, dict | list) else tree}
-
-
-def _read(path: Path) -> Kept:
-    try:
-        return Kept.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Kept()
-    except (OSError, ValueError) as error:
-        fault = in_words(error) if isinstance(error, ValidationError) else error
-        raise TrainingError(
-            f"{path} cannot be read: {fault}; expected what a run wrote of its trackers; bring it "
-            "back, or take it away, and the trackers begin new runs"
-        ) from None

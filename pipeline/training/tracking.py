@@ -192,8 +192,19 @@ def scores_of(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in FACTS}
 
 
-def read_result(path: Path, numbers: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns what a result.json holds; `numbers` of it must be there, as numbers or null.
+WRITTEN = "the result that a run wrote; bring it back, or take it away and run again"
+
+
+def read_result(
+    path: Path, numbers: Sequence[str] = (), kind: Any = Plain, expected: str = WRITTEN
+) -> dict[str, Any]:
+    """Returns what a result.json, or another file of a run, holds.
+
+    Args:
+        path: of the file.
+        numbers: that must be there, as numbers or null.
+        kind: its type, for pydantic.
+        expected: the file as it should be, and the remedy, for the error.
 
     Raises:
         TrainingError: it cannot be read, or is no such result.
@@ -201,14 +212,11 @@ def read_result(path: Path, numbers: Sequence[str] = ()) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             result = parse_json(stream.read(MOST_BYTES + 1))
-        TypeAdapter(Plain).validate_python(result, strict=True)
+        TypeAdapter(kind).validate_python(result, strict=True)
         given = {name: result.get(name, "nothing") for name in numbers}
         TypeAdapter(dict[str, float | None]).validate_python(given, strict=True)
     except (OSError, ValueError) as error:
         fault = in_words(error) if isinstance(error, ValidationError) else error
-        raise TrainingError(
-            f"{path} cannot be read: {fault}; expected the result that a run wrote; bring it back, "
-            "or take it away and run again"
-        ) from None
+        raise TrainingError(f"{path} cannot be read: {fault}; expected {expected}") from None
     found: dict[str, Any] = result
     return found

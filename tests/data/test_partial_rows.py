@@ -19,7 +19,7 @@ from heron.pipeline.evaluation.collapse import measure
 from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.knn import vote
 from heron.pipeline.evaluation.metrics import multi_label_scores
-from heron.pipeline.evaluation.probe import classify
+from heron.pipeline.evaluation.probe import fit_logistic
 from heron.pipeline.pretrain import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make
@@ -159,10 +159,10 @@ def test_a_probe_and_a_vote_of_labels_that_are_known() -> None:
     x, y = RANDOM.normal(size=(40, 3)), RANDOM.integers(0, 2, (40, 3)).astype("f4")
     part = np.where(RANDOM.random(y.shape) < 0.4, np.nan, y).astype("f4")
     part[:, 2] = np.nan
-    found = classify(x, part, x, False, 1.0, 100)
+    found = fit_logistic(x, part, False, 1.0, 100)(x)
     for a in range(2):
         known = ~np.isnan(part[:, a])
-        alone = classify(x[known], y[known][:, [a]], x, False, 1.0, 100)
+        alone = fit_logistic(x[known], y[known][:, [a]], False, 1.0, 100)(x)
         np.testing.assert_allclose(found[:, [a]], alone)
     assert (found[:, 2] == 0.5).all()
     rows, tested = np.arange(40), np.arange(100, 104)

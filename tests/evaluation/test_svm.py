@@ -5,7 +5,7 @@ import pytest
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.evaluation.svm import support_vectors
+from heron.pipeline.evaluation.probe import support_vectors
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
 

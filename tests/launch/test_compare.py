@@ -142,7 +142,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     path = out / "results" / "dnn-0.json"
     path.write_text(path.read_text().replace('"validation"', '"validatiom"', 1))
     assert run(*words, "--folds", 2) == 1
-    assert "dnn-0.json is damaged: its fingerprint is another" in capsys.readouterr().err
+    assert "dnn-0.json: its fingerprint is 'sha256:" in capsys.readouterr().err
 
 
 def test_a_search_writes_experiments_that_score_the_tests(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.live import live, status
 from heron.launch.studies.study import Study, dump_study, load_study
-from heron.launch.studies.trials import plan
+from heron.launch.studies.trials import LINEAGE, plan
 from heron.pipeline.training.run_lock import RunLock
 from tests.studies import made
 
@@ -43,13 +43,53 @@ def test_what_the_table_says(tmp_path: Path) -> None:
         console = Console(width=120, record=True, file=StringIO())
         console.print(status(trials, ledger, time.monotonic() - 60, before=1))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:02:00 left"
+    assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:01:33 left"  # 1 and 7 / 40 in 60 s
     assert "000 done 9 0.5 – 500 MB optim.lr=0.1" in lines
     assert "001 failed – – – – optim.lr=0.2" in lines
     (living,) = [line for line in lines if line.startswith("002 runs 7 of 40 0.75 1.25 ")]
     memory, unit, rate = living.split()[-3:]
     assert float(memory.replace(",", "")) > 50 and (unit, rate) == ("MB", "optim.lr=0.3")
     assert not [line for line in lines if line.startswith("003")]
+
+
+def test_a_trial_that_was_started_and_ended_ones_losses_are_shown(tmp_path: Path) -> None:
+    study, ledger = begun(tmp_path / "study")
+    trials = plan(study, ledger.out)
+    trials[3].run.mkdir()
+    ledger.begun = {"003"}
+    rows = [{"step": 8, "loss": 0.125}, {"step": 8, "test/f1_weighted": 0.5}]
+    metrics = "".join(json.dumps(row) + "\n" for row in rows)
+    (trials[0].run / "metrics.jsonl").write_text(metrics)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(status(trials, ledger, time.monotonic() - 60, before=2))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "2 of 4 trials have ended, 1 failed"  # nothing tells what is left
+    assert "000 done 9 0.5 0.125 500 MB optim.lr=0.1" in lines
+    assert "003 starts 0 – – – optim.lr=0.4" in lines
+
+
+def test_a_population_s_steps_are_to_its_end_and_its_values_those_taken_over(
+    tmp_path: Path,
+) -> None:
+    search = {"kind": "pbt", "trials": 2, "steps": 80, "every_steps": 40}
+    vary = {"optim.lr": {"low": 0.1, "high": 0.2}}
+    measure = {"x": "optim.lr", "y": ["f1_weighted"], "score": "f1_weighted"}
+    folder = made.study(tmp_path / "study", [], vary=vary, search=search, measure=measure)
+    study = load_study(folder / "study.yaml")
+    (folder / "study.yaml").write_text(dump_study(study))
+    ledger = Ledger(study, folder)
+    run = plan(study, folder)[0].run
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "run.json").write_text('{"steps": 40}')
+    (run / "metrics.jsonl").write_text('{"step": 39, "loss": 1.5}\n')
+    write_rows(run / LINEAGE, [{"step": 40, "from": "001", "values": {"optim.lr": 0.125}}])
+    ledger.begun = {"000"}
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(status(plan(study, folder), ledger, time.monotonic() - 60, before=0))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "0 of 2 trials have ended; 0:03:00 left"
+    assert "000 waits 40 of 80 – 1.5 – optim.lr=0.125" in lines
 
 
 def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +107,7 @@ def test_a_terminal_has_the_table_below_the_lines(tmp_path: Path) -> None:
 import time
 from io import StringIO
 from pathlib import Path
-from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.live import live
 from heron.launch.studies.study import load_study
 from heron.launch.studies.trials import plan

@@ -133,6 +133,7 @@ def test_a_study_here(tmp_path: Path) -> None:
     status, said = runs.finish(start(path), 300)
     assert status == 1, said
     assert "failed: 001; --retry-failed runs them again" in said
+    assert "Last result" not in said, "Tune prints beside what the study says"
     found = rows(path)
     assert found["000"]["status"] == "done" and found["000"]["result"]["steps"] == 8
     assert found["000"]["result"]["strategy"] == "one process"
