@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from heron.pipeline.config.augmentations import Augmentations
 from heron.pipeline.config.endless import WebDataset
@@ -133,6 +133,11 @@ class SourceShare(Section):
     weight: Positive = 1.0
 
 
+def _or_nothing(path: Any) -> Any:
+    """Returns "" for null, with which an override takes a file's path out."""
+    return "" if path is None else path
+
+
 class Data(Section):
     """Shards, the protocol over their rows, and the two streams drawn from them.
 
@@ -166,7 +171,7 @@ class Data(Section):
         storage_options: options of fsspec, which holds no credentials: those are the environment's.
     """
 
-    path: PathText = ""
+    path: Annotated[PathText, BeforeValidator(_or_nothing)] = ""
     sources: Annotated[list[SourceShare], Field(min_length=1)] | None = None
     balance: Literal["labels"] | None = None
     webdataset: WebDataset | None = None
@@ -195,8 +200,8 @@ class Data(Section):
         others = [k for k in ("path", "webdataset", "build") if getattr(self, k)]
         if self.sources is not None and others:
             raise ValueError(
-                f"sources and {others[0]} are both given; expected one of them: to read one data "
-                "set in place of several, set sources to null"
+                f"sources and {others[0]} are both given; expected one of them: set the other "
+                "to null"
             )
         if self.balance is not None and self.webdataset is not None:
             raise ValueError("balance needs an index, and webdataset has none; leave it out")

@@ -177,6 +177,6 @@ class Evaluate(Section):
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
-    baselines: bool | Literal["plain"] = False
+    baselines: Literal[True, False, "plain"] = False
     seeds: Natural = 1
     test: bool = True

@@ -70,6 +70,7 @@ def test_overrides_replace_make_and_take_out(small: Path) -> None:
         ("train.epochs='3'", "train.epochs: found '3'; input should be a valid integer"),
         ("data.canvas=300", "data.canvas is 300; this key is now data.decode_size"),
         ("data.standardise=1", "data.standardise: found 1; input should be a valid boolean"),
+        ("evaluate.baselines=none", "found 'none'; input should be True, False or 'plain'"),
         ("objective.bce.weight=-1", "objective.bce.weight: found -1; .* or equal to 0"),
         ("objective.bce.weight=0", "no term has a weight above 0"),
         (

@@ -194,6 +194,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     made(tmp_path)
     with pytest.raises(ConfigError, match="sources and path are both given; expected one of them"):
         config(tmp_path, path="data")
+    assert config(tmp_path, path=None).data.path == ""  # `data.path=null` of an override
     with pytest.raises(ConfigError, match="holds no shards; build them"):
         sources = [{"path": str(tmp_path / "none")}]
         config(tmp_path, sources=sources).data.refuse_missing("build them")
