@@ -125,7 +125,7 @@ def write_protocol(
     from heron.pipeline.config.shipped import find_config
     from heron.pipeline.data import indexes
     from heron.pipeline.data.dataset import open_reader, roles_of
-    from heron.pipeline.data.written import write_roles
+    from heron.pipeline.data.roles import write_roles
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})

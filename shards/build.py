@@ -34,7 +34,7 @@ from heron.shards.manifest import (
 from heron.shards.moments import Moments
 from heron.shards.sources.base import Rows, Source, is_there
 from heron.shards.terminal import Bar
-from heron.shards.tokenizer import TOKENIZER, write_tokenizers
+from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
 JOURNAL = "build.json"  # what an unfinished build is building; the manifest replaces it
@@ -210,19 +210,15 @@ def _finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | No
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Names the first thing in which two builds differ."""
-    name, old, new = _first_change(found, wanted)
+    both = ((name, found.get(name, "unset"), wanted.get(name, "unset")) for name in wanted | found)
+    name, old, new = next((name, old, new) for name, old, new in both if old != new)
     if name == "files":
         return "the bytes of its input files were others"
     if name == "version":
         return f"version {old} of the source {wanted['source']!r} made its rows, not version {new}"
-    if name == "options":
-        name, old, new = _first_change(old, new)
+    if name == "options" and isinstance(old, dict):
+        return _difference(old, new)
     return f"its {name} is {old!r}, this one's {new!r}"
-
-
-def _first_change(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, Any, Any]:
-    both = ((name, found.get(name, "unset"), wanted.get(name, "unset")) for name in wanted | found)
-    return next((name, old, new) for name, old, new in both if old != new)
 
 
 def _counts(manifest: Manifest) -> str:
@@ -235,7 +231,8 @@ def _counts(manifest: Manifest) -> str:
 
 def _write_all(source: Source, out: Path, plan: list[_Rows], workers: int, progress: bool) -> None:
     """Writes the shards that are not there yet."""
-    missing = [part for part in plan if not _is_complete(out / part.file)]
+    done = {p.name for p in out.iterdir()}  # a tar gets its name after its index has
+    missing = [part for part in plan if not {part.file, index_name(part.file)} <= done]
     total = sum(part.stop - part.start for part in plan)
     left = sum(part.stop - part.start for part in missing)
     with Bar(total, "row", start=total - left, name=out.name, hidden=not progress) as bar:
@@ -243,11 +240,6 @@ def _write_all(source: Source, out: Path, plan: list[_Rows], workers: int, progr
         with closing(in_parallel(write, missing, workers)) as written:
             for _, rows in written:
                 bar.update(rows)
-
-
-def _is_complete(tar: Path) -> bool:
-    """Returns whether a shard is done: a tar gets its name after its index has."""
-    return tar.exists() and tar.with_name(index_name(tar.name)).exists()
 
 
 def write_shard(source: Source, out: Path, part: _Rows) -> int:

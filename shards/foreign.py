@@ -33,7 +33,7 @@ from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import contents
 from heron.shards.terminal import Bar
-from heron.shards.tokenizer import TOKENIZER, write_tokenizers
+from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
 SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before they are measured

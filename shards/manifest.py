@@ -47,11 +47,8 @@ KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype, and axes
 }
 GRAPHS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)  # nodes, edges, labels of nodes
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
-
-
-def _when_allowed() -> Any:
-    """A field that is not written while it is None, so that whole data keeps its fingerprint."""
-    return Field(None, exclude_if=lambda value: value is None)
+# It is not written while it is None, so that whole data keeps its fingerprint.
+Allowed = Annotated[Literal["allow"] | None, Field(exclude_if=lambda value: value is None)]
 
 
 class View(Record):
@@ -73,7 +70,7 @@ class View(Record):
     field: str | None = Field(default=None, max_length=200)  # None: the member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
-    missing: Literal["allow"] | None = _when_allowed()
+    missing: Allowed = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,7 +122,7 @@ class Labels(Record):
     kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
     names: list[str]
     levels: list[list[str]] | None = None
-    unknown: Literal["allow"] | None = _when_allowed()
+    unknown: Allowed = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

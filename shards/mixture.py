@@ -1,7 +1,7 @@
 """Several data sets as one: the files of all, one manifest, and statistics by their weights."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -78,11 +78,13 @@ class MixedStore(Store):
         manifests = [load_manifest(store) for store in self.stores]
         first = manifests[0]
         for store, other in zip(self.stores, manifests, strict=True):
-            for what, found, expected in _differences(other, first):
-                raise ShardError(
-                    f"{store}: its {what} are {found}; expected {expected}, as in "
-                    f"{self.stores[0]}; mix data sets of the same views and labels"
-                )
+            expected = _described(first)
+            for what, found in _described(other).items():
+                if found != expected[what]:
+                    raise ShardError(
+                        f"{store}: its {what} are {found}; expected {expected[what]}, as in "
+                        f"{self.stores[0]}; mix data sets of the same views and labels"
+                    )
         splits = {split: list[Shard]() for one in manifests for split in one.splits}
         for number, one in enumerate(manifests):
             for split, shards in one.splits.items():
@@ -112,30 +114,17 @@ class MixedStore(Store):
         return views[0].model_copy(update={"mean": mean.tolist(), "std": std.tolist()})
 
 
-def _differences(one: Manifest, other: Manifest) -> Iterator[tuple[str, object, object]]:
-    """Yields what of two manifests cannot be mixed: its name, and how either has it."""
-    shapes = [
-        [
-            f"{v.name} ({v.kind} {v.extent}, {m}{f':{v.field}' if v.field else ''}"
-            f"{', of which rows may lack it' if v.missing else ''})"
-            for v, m in zip(x.views, x.members, strict=False)
-        ]
-        for x in (one, other)
+def _described(one: Manifest) -> dict[str, object]:
+    """Returns what of a manifest must be the same in all that are mixed."""
+    views = [
+        f"{view.name} ({view.kind} {view.extent}, {member}{f':{view.field}' if view.field else ''}"
+        f"{', of which rows may lack it' if view.missing else ''})"
+        for view, member in zip(one.views, one.members, strict=False)
     ]
-    of_labels = [
-        f"{x.labels.kind} of {', '.join(x.labels.names)}"
-        + (", single ones unknown" if x.labels.unknown else "")
-        for x in (one, other)
-    ]
-    levels = [x.labels.levels for x in (one, other)]
-    rows = [
-        f"{x.block_rows or 1} a tar sample, members {', '.join(x.members)}" for x in (one, other)
-    ]
-    for what, (found, expected) in (
-        ("views", map(", ".join, shapes)),
-        ("labels", of_labels),
-        ("levels of labels", levels),
-        ("rows", rows),
-    ):
-        if found != expected:
-            yield what, found, expected
+    unknown = ", single ones unknown" if one.labels.unknown else ""
+    return {
+        "views": ", ".join(views),
+        "labels": f"{one.labels.kind} of {', '.join(one.labels.names)}{unknown}",
+        "levels of labels": one.labels.levels,
+        "rows": f"{one.block_rows or 1} a tar sample, members {', '.join(one.members)}",
+    }

@@ -90,10 +90,7 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
     """
     if not tar.stat().st_size:
         raise ShardError(f"{tar.name} is empty (0 bytes); expected a tar; {AGAIN}")
-    with (
-        tar.open("rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
+    with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = 0
         renamed: dict[bytes, bytes] = {}  # path and size of the next file, from headers before it
         while (header := data[at : at + BLOCK]) != bytes(BLOCK):

@@ -27,28 +27,18 @@ class Balanced:
         name: of the stream.
         classes: endless streams of batch 1, one over the rows of each class.
         batch: rows of the global batch.
-        shards: the rows of each shard that take part, each once.
+        by_shard: the rows of each shard that take part, each once.
     """
 
     name: str
     classes: Sequence[Stream]
     batch: int
-    shards: ShardRows
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.classes[0].seed
+    by_shard: ShardRows
 
     @cached_property
     def rows(self) -> int:
         """Rows that take part."""
-        return self.shards.total
-
-    @property
-    def by_shard(self) -> ShardRows:
-        """The rows of each shard that take part."""
-        return self.shards
+        return self.by_shard.total
 
     @property
     def steps_per_epoch(self) -> int:
@@ -98,11 +88,6 @@ class Blend:
 
     name: str
     parts: Sequence[Stream | Balanced]
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.parts[0].seed
 
     @property
     def batch(self) -> int:

@@ -9,9 +9,9 @@ from heron.pipeline.data.pictures import input_shape, picture_decoder
 from heron.pipeline.data.plan import MOST_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.roles import read_roles
 from heron.pipeline.data.texts import text_decoder
 from heron.pipeline.data.workers import readers
-from heron.pipeline.data.written import read_roles
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError

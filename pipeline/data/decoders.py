@@ -39,8 +39,8 @@ class Decoders:
 
     def dtype(self, name: str) -> str:
         """Returns the type of the numbers of a view, decoded."""
-        coded = {"text": TextDecoder.dtype, "graph": GraphDecoder.dtype}
-        return coded.get(self._view(name).kind, self._view(name).dtype)
+        view = self._view(name)
+        return view.dtype if view.kind == "vector" else self[name].dtype
 
     def vocabulary(self, name: str) -> int:
         """Returns how many token ids the texts of a view have; 0 of other views."""

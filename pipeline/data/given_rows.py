@@ -61,23 +61,13 @@ class GivenView:
             InputError: a number is not finite, or a picture cannot be read or is of another size.
         """
         part = self.rows[start:stop]
-        if isinstance(self.decoder, TextDecoder):
-            ids = np.empty((len(part), self.decoder.tokens), np.int32)
-            for number, text in enumerate(part):
-                try:
-                    self.decoder.decode(text.encode(), ids[number])
-                except ValueError as fault:
-                    raise self._refused(f"row {start + number} {fault}") from None
-            return ids
-        if isinstance(self.decoder, GraphDecoder):
-            graphs = np.empty((len(part), *self.decoder.shape), np.int32)
-            for number, graph in enumerate(part):
-                self._graph(self.decoder, graph, start + number, graphs[number])
-            return graphs
         if self.decoder is not None:
-            out = np.empty((len(part), *self.decoder.shape), np.uint8)
+            out = np.empty((len(part), *self.decoder.shape), self.decoder.dtype)
             for number, row in enumerate(part):
-                self._picture(row, start + number, out[number])
+                try:
+                    _decode(self.decoder, row, out[number])
+                except (ValueError, TypeError, HeronError) as fault:
+                    raise self._refused(f"row {start + number} {fault}") from None
             return out
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
             vectors = _numpy(part).astype(np.float32)
@@ -118,65 +108,53 @@ class GivenView:
         if not numbers or rows.ndim != 2 or rows.shape[1] != self.view.shape[0]:
             raise self._refused(found)
 
-    def _graph(
-        self, decoder: GraphDecoder, graph: Any, number: int, out: NDArray[np.int32]
-    ) -> None:
-        """Writes a graph to `out`."""
-        try:
-            if isinstance(graph, bytes):
-                return decoder.decode(graph, out)
-            labels, edges = (_numpy(part) for part in graph)
-            pairs = edges.reshape(-1, 2) if edges.size == 0 else edges
-            if not (labels.ndim == 1 and pairs.ndim == 2 and pairs.shape[1] == 2):
-                raise ValueError(f"is labels {list(labels.shape)} and edges {list(edges.shape)}")
-            if any(part.size and part.dtype.kind not in "iu" for part in (labels, pairs)):
-                raise ValueError(f"is labels {labels.dtype} and edges {edges.dtype}")
-            if max(int(np.abs(part).max(initial=0)) for part in (labels, pairs)) >= 2**31:
-                raise ValueError("has a number of more than 31 bits")
-            tidied = tidy(pairs.astype(np.int64))
-            if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
-                raise ValueError(fault)
-            decoder.write(labels.astype(np.int32), tidied, out)
-        except (ValueError, TypeError, HeronError) as fault:
-            raise self._refused(f"row {number} {fault}") from None
-
-    def _picture(self, row: Any, number: int, out: NDArray[np.uint8]) -> None:
-        """Writes a picture to `out`."""
-        assert isinstance(self.decoder, PictureDecoder)
-        try:
-            if isinstance(row, bytes):
-                if self.decoder.stored[2] != 3:
-                    raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
-                return self.decoder.decode(row, out)
-            picture = _numpy(row)
-            if picture.dtype != np.uint8:
-                raise ValueError(f"is {picture.dtype} {list(picture.shape)}")
-            out[:] = self.decoder.fit(picture)
-        except ValueError as fault:
-            raise self._refused(f"row {number} {fault}") from None
-
     def _refused(self, found: str) -> InputError:
-        if isinstance(self.decoder, TextDecoder):
-            return InputError(
-                f"view '{self.view.name}' {found}; expected a list of texts, a row each; it makes "
-                "tokens of them itself"
-            )
-        if isinstance(self.decoder, GraphDecoder):
-            return InputError(
-                f"view '{self.view.name}' {found}; expected a list of graphs, each a pair: whole "
-                "numbers [nodes], labels as those of the training data, and [edges, 2], pairs of "
-                "nodes from 0"
-            )
-        if self.decoder is None:
-            return InputError(
-                f"view '{self.view.name}' {found}; expected numbers [rows, {self.view.shape[0]}], "
-                "raw as in the shards that the model was trained on; it standardises them itself"
-            )
-        return InputError(
-            f"view '{self.view.name}' {found}; expected uint8 [rows, {self.view.extent}] with "
-            "channels last and values 0 to 255, as in the shards that the model was trained on, or "
-            "a list of pictures; it scales and resizes them itself"
-        )
+        expected = {
+            TextDecoder: "a list of texts, a row each; it makes tokens of them itself",
+            GraphDecoder: "a list of graphs, each a pair: whole numbers [nodes], labels as those "
+            "of the training data, and [edges, 2], pairs of nodes from 0",
+            PictureDecoder: f"uint8 [rows, {self.view.extent}] with channels last and values 0 to "
+            "255, as in the shards that the model was trained on, or a list of pictures; it scales "
+            "and resizes them itself",
+            type(None): f"numbers [rows, {self.view.shape[0]}], raw as in the shards that the "
+            "model was trained on; it standardises them itself",
+        }[type(self.decoder)]
+        return InputError(f"view '{self.view.name}' {found}; expected {expected}")
+
+
+def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
+    """Writes a text, a graph or a picture to `out`."""
+    if isinstance(decoder, TextDecoder):
+        decoder.decode(row.encode(), out)
+    elif isinstance(decoder, GraphDecoder):
+        _write_graph(decoder, row, out)
+    elif isinstance(row, bytes):
+        if decoder.stored[2] != 3:
+            raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
+        decoder.decode(row, out)
+    else:
+        picture = _numpy(row)
+        if picture.dtype != np.uint8:
+            raise ValueError(f"is {picture.dtype} {list(picture.shape)}")
+        out[:] = decoder.fit(picture)
+
+
+def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> None:
+    """Writes a graph, as bytes or as its labels and edges, to `out`."""
+    if isinstance(graph, bytes):
+        return decoder.decode(graph, out)
+    labels, edges = (_numpy(part) for part in graph)
+    pairs = edges.reshape(-1, 2) if edges.size == 0 else edges
+    if not (labels.ndim == 1 and pairs.ndim == 2 and pairs.shape[1] == 2):
+        raise ValueError(f"is labels {list(labels.shape)} and edges {list(edges.shape)}")
+    if any(part.size and part.dtype.kind not in "iu" for part in (labels, pairs)):
+        raise ValueError(f"is labels {labels.dtype} and edges {edges.dtype}")
+    if max(int(np.abs(part).max(initial=0)) for part in (labels, pairs)) >= 2**31:
+        raise ValueError("has a number of more than 31 bits")
+    tidied = tidy(pairs.astype(np.int64))
+    if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
+        raise ValueError(fault)
+    decoder.write(labels.astype(np.int32), tidied, out)
 
 
 def refuse_names(given: Mapping[str, Any], needed: Sequence[str], known: Sequence[str]) -> None:

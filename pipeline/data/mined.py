@@ -34,12 +34,14 @@ class MinedStream:
         base: the random rows.
         config: how many rows, and how often the tables change.
         folder: of the tables, which `pipeline.negatives.mine` writes; all processes see it.
+        seed: the run's.
         ended: set when the run ends, so that no reading process waits for a table for ever.
     """
 
     base: Stream | Blend
     config: Negatives
     folder: Path
+    seed: int
     ended: Event = field(default_factory=CONTEXT.Event, repr=False, compare=False)
     _last: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
@@ -89,7 +91,7 @@ class MinedStream:
 
     def _mined(self, t: int, random: Rows) -> Rows:
         """Returns hard negatives of all random rows in a drawn order, then further random rows."""
-        draw = np.random.default_rng([self.base.seed, *b"mined", t])
+        draw = np.random.default_rng([self.seed, *b"mined", t])
         chosen = np.empty(0, np.int64)
         if (table := self._table(t)) is not None:
             near = table[np.searchsorted(self.candidates, random)].ravel()

@@ -22,6 +22,7 @@ AUGMENTATIONS = {
     "vector": ("noise",),
     "image": ("crop", "color", "flip", "blur"),
     "graph": ("drop_nodes", "perturb_edges", "mask_nodes", "subgraph"),
+    "text": ("none of these, but the dotted path of your own",),
 }
 DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
 
@@ -41,6 +42,7 @@ class PictureDecoder:
     shape: tuple[int, ...]
     varying: bool = False
     draft: bool = True
+    dtype = "uint8"
 
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decodes the bytes of one picture into `out`, of `shape`.
@@ -99,7 +101,11 @@ class PictureDecoder:
             side = min(height, width)
             top, left = (height - side) // 2, (width - side) // 2
             picture = picture[top : top + side, left : left + side]
-        return _resized(picture, self.shape[:2])
+        height, width = self.shape[:2]
+        if picture.shape[:2] == (height, width):
+            return picture
+        resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC)
+        return np.asarray(resized)
 
 
 def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int, ...]:
@@ -116,18 +122,10 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
         name = augmentation.name
         if augmentation.own:
             continue
-        if stored.kind == "text":
-            raise ConfigError(
-                f"data.views: augmentation '{name}' does not fit text view '{view.stored}'; "
-                "leave it out, or give the dotted path of your own"
-            )
         if name not in (fitting := AUGMENTATIONS[stored.kind]):
             raise ConfigError(
                 f"data.views: augmentation '{name}' does not fit {stored.kind} view "
-                f"'{view.stored}'; vectors take 'noise', images 'crop', 'color', 'flip', 'blur'"
-                if stored.kind != "graph"
-                else f"data.views: augmentation '{name}' does not fit graph view '{view.stored}'; "
-                f"graphs take {', '.join(fitting)}"
+                f"'{view.stored}'; {stored.kind}s take {', '.join(fitting)}"
             )
         if name == "color" and stored.shape[2] != 3:
             raise ConfigError(
@@ -202,14 +200,6 @@ def _png(data: bytes, size: Sequence[int]) -> NDArray[np.uint8]:
         if (image.height, image.width) != tuple(size):
             raise ValueError("it has two headers, of two sizes")
         return np.asarray(image.convert("RGB"))
-
-
-def _resized(picture: NDArray[np.uint8], size: Sequence[int]) -> NDArray[np.uint8]:
-    if picture.shape[:2] == tuple(size):
-        return picture
-    height, width = size
-    resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized)
 
 
 def _by(size: Sequence[int]) -> str:

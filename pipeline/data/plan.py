@@ -56,7 +56,7 @@ class Stream:
     """
 
     name: str
-    shards: Sequence[Rows]
+    shards: Sequence[Rows] | ShardRows
     batch: int
     seed: int
     canonical: int

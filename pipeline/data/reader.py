@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.blocks import MappedBlocks
 from heron.pipeline.data.decoders import Decoders
 from heron.pipeline.data.indexes import Indexes
-from heron.pipeline.data.opened import OpenShard
+from heron.pipeline.data.opened import MappedBlocks, OpenShard
 from heron.pipeline.data.rows import Marked, Rows
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError

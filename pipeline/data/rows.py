@@ -6,13 +6,13 @@ there are rows of a role that is drawn.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int64]
 
 
-class ShardRows(Sequence[Rows]):
+class ShardRows(ABC):
     """The rows of each shard that take part, ascending; shards ascend too.
 
     Attributes:
@@ -29,17 +29,9 @@ class ShardRows(Sequence[Rows]):
 
     sizes: Rows
 
-    @overload
-    def __getitem__(self, shard: int) -> Rows: ...
-    @overload
-    def __getitem__(self, shard: slice) -> ShardRows: ...
-    def __getitem__(self, shard: int | slice) -> Rows | ShardRows:
-        """Returns the rows of a shard, or those of some shards in a row."""
-        if isinstance(shard, slice):
-            return self.between(*shard.indices(len(self))[:2])
-        if not 0 <= shard < len(self):
-            raise IndexError(shard)
-        return self.rows_of(shard)
+    def __iter__(self) -> Iterator[Rows]:
+        """Yields the rows of each shard."""
+        return map(self.rows_of, range(len(self)))
 
     def __len__(self) -> int:
         """The number of shards, of which some may have no row."""
@@ -75,19 +67,26 @@ class ShardRows(Sequence[Rows]):
     def has(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which rows are among them, [rows]."""
         there = np.flatnonzero(self.sizes)
-        at = [bisect_right(there, row, key=lambda n: self[n][0]) - 1 for row in rows.tolist()]
+        at = [
+            bisect_right(there, row, key=lambda n: self.rows_of(n)[0]) - 1 for row in rows.tolist()
+        ]
         return np.array(
-            [n >= 0 and row in self[int(there[n])] for n, row in zip(at, rows, strict=True)], bool
+            [
+                n >= 0 and row in self.rows_of(int(there[n]))
+                for n, row in zip(at, rows, strict=True)
+            ],
+            bool,
         )
 
     def following(self, row: int) -> Iterator[int]:
         """Yields the rows after one of them in the data set's order, then those before it."""
         there = np.flatnonzero(self.sizes).tolist()
-        at = bisect_right(there, row, key=lambda n: self[n][0]) - 1
-        yield from self[there[at]][self[there[at]] > row].tolist()
+        at = bisect_right(there, row, key=lambda n: self.rows_of(n)[0]) - 1
+        own = self.rows_of(there[at])
+        yield from own[own > row].tolist()
         for n in (*there[at + 1 :], *there[:at]):
-            yield from self[n].tolist()
-        yield from self[there[at]][self[there[at]] < row].tolist()
+            yield from self.rows_of(n).tolist()
+        yield from own[own < row].tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,23 +131,9 @@ class Listed(ShardRows):
         return taken
 
 
-@dataclass(frozen=True)
-class Marks:
-    """A byte for each row of a data set, in an npy file that is mapped."""
-
-    path: Path
-
-    @cached_property
-    def _array(self) -> NDArray[np.uint8]:
-        return np.load(self.path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-
-    def __getitem__(self, rows: slice) -> NDArray[np.uint8]:
-        """Returns the marks of some rows."""
-        return self._array[rows]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what a reading process is given: it maps the file itself."""
-        return {"path": self.path}
+@lru_cache(8)  # of a process: an array that is mapped would be copied on its way to another
+def _marks(path: Path) -> NDArray[np.uint8]:
+    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +143,13 @@ class Marked(ShardRows):
     Attributes:
         starts: the first row of each shard, and behind the last, [shards + 1].
         sizes: see `ShardRows`; where it is 0 nothing is looked up.
-        marks: a byte a row of the data set.
+        marks: an npy file, which is mapped, of a byte a row of the data set.
         bits: that a mark may have.
     """
 
     starts: Rows
     sizes: Rows
-    marks: Marks | None = None
+    marks: Path | None = None
     bits: int = 0
 
     def rows_of(self, shard: int) -> Rows:
@@ -174,7 +159,7 @@ class Marked(ShardRows):
             return np.empty(0, np.int64)
         if self.marks is None:
             return np.arange(first, last)
-        found: Rows = first + np.flatnonzero(self.marks[first:last] & self.bits)
+        found: Rows = first + np.flatnonzero(_marks(self.marks)[first:last] & self.bits)
         return found
 
     def between(self, first: int, last: int) -> Marked:
@@ -192,6 +177,6 @@ class Marked(ShardRows):
     def joined(self, bits: int) -> Marked:
         """Returns the rows that have one of other bits: reads all marks."""
         assert self.marks is not None
-        spans = zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
-        sizes = [np.count_nonzero(self.marks[first:last] & bits) for first, last in spans]
+        marks, spans = _marks(self.marks), pairwise(self.starts.tolist())
+        sizes = [np.count_nonzero(marks[first:last] & bits) for first, last in spans]
         return Marked(self.starts, np.array(sizes), self.marks, bits)

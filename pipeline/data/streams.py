@@ -15,10 +15,7 @@ from heron.pipeline.data.blend import Balanced, Blend, apportion, balance
 from heron.pipeline.data.dataset import open_reader, roles_of
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
-from heron.pipeline.data.protocol import (
-    Roles,
-    complementary,
-)
+from heron.pipeline.data.protocol import Roles, complementary
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.rows import ShardRows
 from heron.pipeline.data.skipped import Skipped
@@ -273,7 +270,7 @@ def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: 
             f"data.batch.labelled + negatives.mine is {batch}, but there are {random.rows} "
             f"labelled rows; expected at most {random.rows}"
         )
-    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED)
+    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED, config.seed)
 
 
 def _check_labels(streams: Streams) -> None:

@@ -81,8 +81,8 @@ def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
     Raises:
         ConfigError: its tokenizer cannot be read.
     """
-    decoder = TextDecoder(view.tokens, _content(view.tokenizer, view.stored), field)
     try:
+        decoder = TextDecoder(view.tokens, _content(view.tokenizer), field)
         decoder.vocabulary  # noqa: B018 - it reads the tokenizer
     except Exception as error:  # tokenizers raises that class itself
         raise ConfigError(
@@ -93,17 +93,11 @@ def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
 
 
 @cache
-def _content(tokenizer: str, name: str) -> str:
+def _content(tokenizer: str) -> str:
     if tokenizer == BYTES:
         return BYTES
-    try:
-        with Path(tokenizer).open("rb") as stream:
-            text = stream.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            raise ValueError(f"it has more than {LARGEST:,} bytes")
-        return text.decode()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"data.views: tokenizer {tokenizer} of '{name}' cannot be read ({error}); expected a "
-            f"tokenizer.json, or {BYTES}"
-        ) from None
+    with Path(tokenizer).open("rb") as stream:
+        text = stream.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST:,} bytes")
+    return text.decode()

@@ -28,14 +28,6 @@ class ArffFile(NamedTuple):
     lines: list[int]  # of the rows
     values: NDArray[np.float64]
 
-    def numeric(self, name: str) -> bool:
-        """Returns whether an attribute is one number: a real one, or 0 and 1."""
-        return _numeric(self.kinds[name])
-
-    def type(self, name: str) -> str:
-        """Returns the type of an attribute of values as the file writes it."""
-        return _type(self.kinds[name])
-
 
 def read_arff(path: Path) -> ArffFile:
     r"""Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
@@ -65,7 +57,7 @@ def read_arff(path: Path) -> ArffFile:
                 )
             rows[number] = _read_row(where, text, kinds)
         elif keyword == "@data":
-            rows, width = {}, sum(1 if _numeric(kind) else len(kind) for kind in kinds.values())
+            rows, width = {}, sum(1 if is_number(kind) else len(kind) for kind in kinds.values())
         elif keyword == "@attribute":
             name, kind = _read_attribute(where, text)
             if name in kinds:
@@ -118,7 +110,7 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
     values = np.zeros(len(names))
     for column, cell in cells.items():
         kind, text = kinds[names[column]], cell.strip(" ")
-        if _numeric(kind):
+        if is_number(kind):
             value, expected = parse_number(_unquoted(text) if kind else text), "a finite number"
         else:
             place = {one: number for number, one in enumerate(kind)}.get(_unquoted(text))
@@ -160,7 +152,7 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
     for column, (name, kind) in enumerate(kinds.items()):
         if column not in given and "0" in kind[1:]:  # some mean 0, some the first
             raise SourceError(
-                f"{where}: column {name!r} of type {shown(_type(kind))} is left out, and stands "
+                f"{where}: column {name!r} of type {shown(type_of(kind))} is left out, and stands "
                 "for its first value, which is not 0; expected it in every sparse row; write it out"
             )
     return given
@@ -190,9 +182,11 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def _numeric(kind: tuple[str, ...]) -> bool:
+def is_number(kind: tuple[str, ...]) -> bool:
+    """Returns whether an attribute of these values is one number: a real one, or 0 and 1."""
     return not kind or sorted(kind) == BINARY
 
 
-def _type(kind: tuple[str, ...]) -> str:
+def type_of(kind: tuple[str, ...]) -> str:
+    """Returns the type of an attribute of values as the file writes it."""
     return f"{{{','.join(kind)}}}"

@@ -87,7 +87,17 @@ class Arrays(NamedArrays):
 
     @cached_property
     def _npz(self) -> dict[str, NDArray[Any]]:
-        return open_npz(self.npz) if self.npz else {}
+        """The arrays of the .npz by their names; none where there is no .npz."""
+        if self.npz is None:
+            return {}
+        try:
+            with self.npz.open("rb") as stream:
+                most = max(MOST_UNPACKED, MOST_FOLD * self.npz.stat().st_size)
+                return read_npz(stream, most)
+        except (*UNREADABLE, ShardError) as fault:
+            what = f"expected what numpy.savez writes ({fault})"
+            reason = PICKLES if "pickle" in str(fault) else what
+            raise SourceError(f"{self.npz.name}: cannot be read: {reason}") from None
 
     @property
     def names(self) -> Sequence[str]:
@@ -101,18 +111,6 @@ class Arrays(NamedArrays):
     def array(self, name: str) -> NDArray[Any]:
         """Returns an array of the .npz, or an .npy mapped anew: what was read leaves memory."""
         return self._npz[name] if self.npz else map_npy(self._paths[name])
-
-
-def open_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an .npz by their names; SourceError where it is none."""
-    try:
-        with path.open("rb") as stream:
-            return read_npz(stream, max(MOST_UNPACKED, MOST_FOLD * path.stat().st_size))
-    except (*UNREADABLE, ShardError) as fault:
-        reason = (
-            PICKLES if "pickle" in str(fault) else f"expected what numpy.savez writes ({fault})"
-        )
-        raise SourceError(f"{path.name}: cannot be read: {reason}") from None
 
 
 def map_npy(path: Path) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from heron.shards.errors import CONTROL, SourceError, shown
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 
 WHOLE = "all"  # the split of a data set that has none
+Kind = Literal["image", "vector", "text", "graph"]  # of a view
 Missing = Literal["allow"] | None  # whether rows may lack a view
 
 
@@ -135,9 +136,9 @@ class Source(BaseModel):
         """The publisher's files that are read; none for what is drawn."""
         return []
 
-    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[type["Source"], str]]:
+    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[str]]:
         """Pickles the options, never the data set that a cached property holds."""
-        return _unpickled, (type(self), self.model_dump_json())
+        return type(self).model_validate_json, (self.model_dump_json(),)
 
     def options(self) -> dict[str, Any]:
         """Returns the options, files by name alone: their bytes matter, and not their folder.
@@ -160,75 +161,64 @@ class Source(BaseModel):
         return SourceError(f"{where}: {in_words(fault)}")
 
 
-class Column(Protocol):
-    """All rows of a view, read when they are asked for; an array of NumPy is one.
+@dataclass(frozen=True, eq=False)
+class Column:
+    """All rows of a view, read when they are asked for.
 
-    Rows are float32 [rows, width], uint8 [rows, height, width, channels], or the bytes of pictures
-    of a `shape` (rows, height, width, channels) with -1 for what varies.
+    `shape` is (rows, width) of vectors, (rows, height, width, channels) of pictures with -1 for
+    what varies, (rows, -1) of texts; of graphs see `heron.shards.manifest.View`. `read` gives some
+    rows as `Rows` has them. `member` is the suffix in a tar, where it is not the usual one.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of rows, and the shape of each."""
+    shape: tuple[int, ...]
+    read: Callable[[NDArray[np.int64]], NDArray[Any] | list[Any]]
+    member: str | None = None
+    kind: Kind | None = None  # None: the shape says it
+    missing: Missing = None  # "allow": rows may lack the view, as in `Rows`
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any] | list[Any]:
         """Returns some rows."""
+        return self.read(rows)
 
 
-@dataclass(frozen=True, eq=False)
-class Numbers:
-    """A column of numbers that become finite float32 when they are read.
+def each(read: Callable[[int], bytes | None]) -> Callable[[NDArray[np.int64]], list[Any]]:
+    """Returns what reads rows one after the other: the bytes of each, None where it lacks them."""
+    return lambda rows: [read(row) for row in rows.tolist()]
 
-    `read` returns some rows as they are stored; `where` names the array in messages. With
-    `missing` a row may be NaN throughout, which lacks the view.
+
+def numbers(
+    shape: tuple[int, ...],
+    read: Callable[[NDArray[np.int64]], NDArray[Any]],
+    where: str,
+    remedy: str,
+    missing: Missing = None,
+) -> Column:
+    """Returns a column of numbers that become finite float32 when they are read.
+
+    `read` gives some rows as they are stored; `where` names the array in messages. With `missing`
+    a row may be NaN throughout, which lacks the view. SourceError, as they are read, where a value
+    is not finite, or is a whole number that float32 cannot hold.
     """
 
-    shape: tuple[int, ...]
-    read: Callable[[NDArray[np.int64]], NDArray[Any]]
-    where: str
-    remedy: str
-    missing: Missing = None
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        """Returns some rows; SourceError where one of their values is not finite."""
-        stored = self.read(rows)
+    def checked(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        stored = read(rows)
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             values = stored.astype(np.float32, copy=False)
-        sound = np.isfinite(values)
-        if self.missing:
+        sound, expected = np.isfinite(values), "; expected a finite float32"
+        if missing:
             sound |= ~is_there(values)[:, None]
+        if sound.all() and stored.dtype.kind in "iu":
+            sound = values == stored
+            expected = f", which float32 cannot hold; expected whole numbers up to {1 << 24:,}"
         if len(bad := np.argwhere(~sound)):
             row, column = bad[0].tolist()
             raise SourceError(
-                f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}; "
-                f"expected a finite float32; {self.remedy}"
-            )
-        if stored.dtype.kind in "iu" and len(bad := np.argwhere(values != stored)):
-            row, column = bad[0].tolist()
-            raise SourceError(
-                f"{self.where}, row {rows[row]}, column {column} is {stored[row, column]}, which "
-                f"float32 cannot hold; expected whole numbers up to {1 << 24:,}; {self.remedy}"
+                f"{where}, row {rows[row]}, column {column} is {stored[row, column]}{expected}; "
+                f"{remedy}"
             )
         return values
 
-
-@dataclass(frozen=True, eq=False)
-class Files:
-    """A column of pictures, texts or graphs, of which `read` returns the bytes of a row.
-
-    `shape` is (rows, height, width, channels) with -1 for what varies, or (rows, -1) of texts; of
-    graphs see `heron.shards.manifest.View`.
-    """
-
-    shape: tuple[int, ...]
-    read: Callable[[int], bytes | None]
-    member: str | None = None  # the suffix in a tar, where it is not jpg
-    kind: Literal["graph"] | None = None  # None: the shape says it
-    missing: Missing = None  # "allow": `read` gives None for a row that has no file
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> list[Any]:
-        """Returns the bytes of some pictures."""
-        return [self.read(row) for row in rows.tolist()]
+    return Column(shape, checked, missing=missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +229,7 @@ class Loaded:
     in files; `warning` is for the log.
     """
 
-    views: Mapping[str, Column]
+    views: Mapping[str, Column | NDArray[Any]]
     targets: NDArray[Any]
     labels: Labels
     splits: Mapping[str, Sequence[int] | NDArray[np.int64]]
@@ -250,6 +240,13 @@ class Loaded:
 
 class FileSource(Source):
     """A source that reads files: a subclass says how to `load` them, and no more."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The files and folders that the options name, in their order."""
+        given = (getattr(self, option) for option in type(self).model_fields)
+        named = (one if isinstance(one, list) else [one] for one in given)
+        return [path for several in named for path in several if isinstance(path, Path)]
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -275,15 +272,13 @@ class FileSource(Source):
     def views(self) -> list[View]:
         """The views, by the shapes of their columns."""
         views = []
-        for name, column in self.loaded.views.items():
-            _, *shape = column.shape
-            by_shape = "image" if len(shape) > 1 else "text" if shape == [-1] else "vector"
-            kind = getattr(column, "kind", None) or by_shape
-            dtype = KINDS[kind][0]
-            member = getattr(column, "member", None)
-            fields = {"name": name, "kind": kind, "shape": shape, "dtype": dtype, "member": member}
-            fields |= {"missing": getattr(column, "missing", None)}
-            views.append(View.model_validate(fields))
+        for name, found in self.loaded.views.items():
+            column = found if isinstance(found, Column) else Column(found.shape, found.__getitem__)
+            shape = column.shape[1:]
+            by_shape: Kind = "image" if len(shape) > 1 else "text" if shape == (-1,) else "vector"
+            kind = column.kind or by_shape
+            about: dict[str, Any] = {"member": column.member, "missing": column.missing}
+            views.append(View(name=name, kind=kind, shape=shape, dtype=KINDS[kind][0], **about))
         return views
 
     @property
@@ -330,10 +325,6 @@ class Drawn(Source):
     def splits(self) -> dict[str, int]:
         """`train` and `test`."""
         return {"train": self.train} | ({"test": self.test} if self.test else {})
-
-
-def _unpickled(source: type[Source], options: str) -> Source:
-    return source.model_validate_json(options)
 
 
 def file_record(path: Path) -> InputFile:

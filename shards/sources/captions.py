@@ -11,7 +11,7 @@ from pydantic import DirectoryPath, Field, FilePath
 from heron.shards.errors import SourceError, shown
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import shape_of
-from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, file_record
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each, file_record
 from heron.shards.sources.folder import KINDS, folder_record, look_at, make_keys, read_picture
 
 CAPTION = ".txt"
@@ -39,11 +39,6 @@ class Captions(FileSource):
         """The name of the folder."""
         return self.folder.resolve().name
 
-    @property
-    def files(self) -> list[Path]:
-        """The folder, and the CSV where there is one."""
-        return [self.folder, *([self.csv] if self.csv else [])]
-
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
         texts = [] if self.csv else [str(Path(path).with_suffix(CAPTION)) for path, _ in self._rows]
@@ -61,12 +56,12 @@ class Captions(FileSource):
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
         return Loaded(
             views={
-                "image": Files(
+                "image": Column(
                     (count, *shape_of(headers)),
-                    lambda row: read_picture(self.folder, paths[row]),
+                    each(lambda row: read_picture(self.folder, paths[row])),
                     member,
                 ),
-                "caption": Files((count, -1), lambda row: self._rows[row][1].encode()),
+                "caption": Column((count, -1), each(lambda row: self._rows[row][1].encode())),
             },
             targets=np.full(count, -1),
             labels=Labels(kind="none", names=[]),

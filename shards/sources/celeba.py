@@ -1,9 +1,9 @@
-"""CelebA: its pictures in their zip or folder, its attributes and its partition."""
+"""CelebA: its pictures in their zip or folder, its attributes, in words too, and its partition."""
 
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -17,14 +17,14 @@ from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import read_whole
 from heron.shards.sources.base import (
     WHOLE,
+    Column,
     FileOrFolder,
-    Files,
     FileSource,
     Loaded,
+    each,
     file_record,
 )
 from heron.shards.sources.folder import folder_record
-from heron.shards.sources.sentences import describe_face
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
@@ -33,6 +33,39 @@ ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip a
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # whose stem is a key
 BITS = ("-1", "1")
 NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
+MOST_SAID = 9  # things that a sentence says of a face
+HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
+CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
+WEARS = {
+    "Eyeglasses": ("glasses", "eyeglasses"),
+    "Heavy_Makeup": ("heavy makeup", "a lot of makeup"),
+    "Wearing_Earrings": ("earrings", "earrings"),
+    "Wearing_Hat": ("a hat", "a cap or a hat"),
+    "Wearing_Lipstick": ("lipstick", "lipstick"),
+    "Wearing_Necklace": ("a necklace", "a necklace"),
+    "Wearing_Necktie": ("a necktie", "a tie"),
+}
+HAS = {
+    "5_o_Clock_Shadow": ("a five o'clock shadow", "stubble"),
+    "Arched_Eyebrows": ("arched eyebrows", "arched brows"),
+    "Bags_Under_Eyes": ("bags under the eyes", "tired eyes"),
+    "Bangs": ("bangs", "a fringe"),
+    "Big_Lips": ("full lips", "big lips"),
+    "Big_Nose": ("a big nose", "a large nose"),
+    "Bushy_Eyebrows": ("bushy eyebrows", "thick brows"),
+    "Chubby": ("a round face", "a chubby face"),
+    "Double_Chin": ("a double chin", "a double chin"),
+    "Goatee": ("a goatee", "a goatee"),
+    "High_Cheekbones": ("high cheekbones", "high cheekbones"),
+    "Mustache": ("a mustache", "a moustache"),
+    "Narrow_Eyes": ("narrow eyes", "narrow eyes"),
+    "Oval_Face": ("an oval face", "an oval face"),
+    "Pale_Skin": ("pale skin", "a pale face"),
+    "Pointy_Nose": ("a pointed nose", "a pointy nose"),
+    "Receding_Hairline": ("a receding hairline", "thinning hair"),
+    "Rosy_Cheeks": ("rosy cheeks", "red cheeks"),
+    "Sideburns": ("sideburns", "sideburns"),
+}
 
 
 class _Images(NamedTuple):
@@ -87,11 +120,6 @@ class CelebA(FileSource):
     captions: bool = Field(
         False, description="true: a second view `caption`, a sentence of some of the attributes"
     )
-
-    @property
-    def files(self) -> list[Path]:
-        """The pictures (a zip or a folder), the attributes, and the partition where given."""
-        return [self.images, self.attributes, *([self.partition] if self.partition else [])]
 
     def input_files(self) -> list[InputFile]:
         """Returns a record for each file; a folder has one for all of its pictures."""
@@ -148,9 +176,9 @@ class CelebA(FileSource):
             ]
             return describe_face(set(names), np.random.default_rng([self.seed, row])).encode()
 
-        texts = {"caption": Files((len(files), -1), caption)} if self.captions else {}
+        texts = {"caption": Column((len(files), -1), each(caption))} if self.captions else {}
         return Loaded(
-            views={"image": Files((len(files), *size, 3), read), **texts},
+            views={"image": Column((len(files), *size, 3), each(read)), **texts},
             targets=attributes.values,
             labels=Labels(kind="multi_label", names=attributes.columns),
             splits=splits,
@@ -160,7 +188,30 @@ class CelebA(FileSource):
 
     @cached_property
     def _images(self) -> _Images:
-        return _list_images(self.images)
+        """The pictures of the zip or the folder, by their file names."""
+        path, archive = self.images, None
+        if path.is_dir():
+            path = path.resolve()
+            path = path / ALIGNED if (path / ALIGNED).is_dir() else path
+            found = sorted(name for name in os.listdir(path) if not name.startswith("."))
+        else:
+            archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
+            found = list_zip(archive, path)
+        members: dict[str, str] = {}
+        for member in found:
+            name = member.rpartition("/")[2]
+            if not PICTURE.fullmatch(name):
+                raise SourceError(
+                    f"{path.name}: {shown(member)} is no picture; expected {NAMED}; give the file "
+                    "of another release, or move it away"
+                )
+            if name in members:
+                raise SourceError(
+                    f"{path.name}: {name} comes twice, as {members[name]} and as {member}; "
+                    "expected a name for each picture; remove one of them"
+                )
+            members[name] = member
+        return _Images(path, members, archive)
 
 
 class _List(NamedTuple):
@@ -253,28 +304,40 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     return where, ((n, line.split()) for n, line in enumerate(lines, 1) if line.strip())
 
 
-def _list_images(path: Path) -> _Images:
-    """Lists the pictures of a zip or a folder by their file names."""
-    archive = None
-    if path.is_dir():
-        path = path.resolve()
-        path = path / ALIGNED if (path / ALIGNED).is_dir() else path
-        found = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    else:
-        archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
-        found = list_zip(archive, path)
-    members: dict[str, str] = {}
-    for member in found:
-        name = member.rpartition("/")[2]
-        if not PICTURE.fullmatch(name):
-            raise SourceError(
-                f"{path.name}: {shown(member)} is no picture; expected {NAMED}; give the file of "
-                "another release, or move it away"
-            )
-        if name in members:
-            raise SourceError(
-                f"{path.name}: {name} comes twice, as {members[name]} and as {member}; expected a "
-                "name for each picture; remove one of them"
-            )
-        members[name] = member
-    return _Images(path, members, archive)
+def describe_face(names: Set[str], draw: np.random.Generator) -> str:
+    """Returns a sentence that says who is seen, and up to `MOST_SAID` other things, as drawn.
+
+    Args:
+        names: attributes that the face has.
+        draw: decides what is said, in which words and order.
+    """
+    male, young = "Male" in names, "Young" in names
+    who = ("man" if young else "older man") if male else ("woman" if young else "older woman")
+    start = ("a picture of {}", "{}", "the face of {}")[draw.integers(3)]
+    article = "an" if who.startswith("o") else "a"
+    smiling = "Smiling" in names and draw.random() < 0.9
+    if smiling and draw.random() < 0.5:
+        article, who, smiling = "a", f"smiling {who}", False
+    hair = " ".join(word for kind in (CUT, HAIR) for name, word in kind.items() if name in names)
+    had = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
+    had += [_worded(words, draw) for name, words in HAS.items() if name in names]
+    had += ["a beard"] if male and "No_Beard" not in names else []
+    worn = [_worded(words, draw) for name, words in WEARS.items() if name in names]
+    kept = set(draw.permutation(len(had) + len(worn))[:MOST_SAID].tolist())
+    had = [word for place, word in enumerate(had) if place in kept]
+    worn = [word for place, word in enumerate(worn, len(had)) if place in kept]
+    parts = [f"with {_listed(had, draw)}"] if had else []
+    parts += [f"wearing {_listed(worn, draw)}"] if worn else []
+    parts += [("smiling", "with a smile")[draw.integers(2)]] if smiling else []
+    return " ".join(
+        [start.format(f"{article} {who}"), *(parts[i] for i in draw.permutation(len(parts)))]
+    )
+
+
+def _worded(words: tuple[str, str], draw: np.random.Generator) -> str:
+    return words[draw.integers(2)]
+
+
+def _listed(words: list[str], draw: np.random.Generator) -> str:
+    *others, last = (words[place] for place in draw.permutation(len(words)))
+    return f"{', '.join(others)} and {last}" if others else last

@@ -60,11 +60,8 @@ EDITIONS = (
 )
 
 
-class _Batch(NamedTuple):
-    """A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+# A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine.
+_Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 class Cifar(FileSource):
@@ -120,8 +117,7 @@ class Cifar(FileSource):
             for files in edition.batches.values()
             for file in files
         }
-        planes = np.concatenate([batch.pixels for batch in batches.values()])
-        targets = np.concatenate([batch.labels for batch in batches.values()])
+        planes, targets = map(np.concatenate, zip(*batches.values(), strict=True))
         labels = Labels(kind="multi_class", names=names[-1])
         default = "hierarchical" if len(names) > 1 else "multi_class"
         if (self.label_kind or default) == "hierarchical":
@@ -131,7 +127,7 @@ class Cifar(FileSource):
             labels = Labels(kind="hierarchical", names=paths, levels=[coarse, paths])
             targets = np.stack([parents[targets[:, -1]], targets[:, -1]], 1)
         rows = {
-            split: sum(len(batches[file].pixels) for file in files)
+            split: sum(len(batches[file][0]) for file in files)
             for split, files in edition.batches.items()
         }
         return Loaded(
@@ -153,8 +149,8 @@ class Cifar(FileSource):
                 )
             return np.array([int(name in VEHICLES) for name in fine])
         parents = np.full(len(fine), -1)
-        for file, batch in batches.items():
-            coarse, of = batch.labels.T
+        for file, (_, labels) in batches.items():
+            coarse, of = labels.T
             new = parents[of] < 0
             parents[of[new][::-1]] = coarse[new][::-1]  # backwards: a class's first row decides
             if len(bad := np.flatnonzero(parents[of] != coarse)):
@@ -271,7 +267,7 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
                     f"{where}: {key!r} of row {row} is {shown(label)}; expected 0 to "
                     f"{len(level) - 1}; {DOWNLOAD}"
                 )
-    return _Batch(pixels, np.array(columns, np.int64).T)
+    return pixels, np.array(columns, np.int64).T
 
 
 def _entry(where: str, entries: Any, key: str) -> Any:

@@ -16,7 +16,7 @@ from pydantic import DirectoryPath, Field
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
 from heron.shards.picture import Header, Kind, read_header_of, read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded, split_ranges
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
@@ -50,11 +50,6 @@ class Folder(FileSource):
         """The name of the folder."""
         return self.folder.resolve().name
 
-    @property
-    def files(self) -> list[Path]:
-        """The folder, for all that lies in it."""
-        return [self.folder]
-
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""
         return [folder_record(self.folder, list(self._pictures[0]))]
@@ -83,7 +78,7 @@ class Folder(FileSource):
             return read_picture(self.folder, paths[row], _kind(paths[row]))
 
         member = "png" if _kind(paths[0]) == "PNG" else None
-        column = Files((len(paths), *shape), read, member)
+        column = Column((len(paths), *shape), each(read), member)
         return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
     @cached_property

@@ -3,8 +3,7 @@
 import gzip
 import math
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -100,15 +99,16 @@ class Idx(FileSource):
             )
         pixels = np.concatenate([images, test_images])
         pixels = pixels.reshape(len(pixels), -1)
-        views: dict[str, Column] = {"image": _Plain(pixels)}
+        views = {"image": Column(pixels.shape, lambda rows: pixels[rows] / np.float32(255))}
         if self.view_kind == "noise":
             mean, std = _moments(pixels)
             mean = mean if self.noise_mean is None else self.noise_mean
             std = std if self.noise_std is None else self.noise_std
 
-            def draw(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+            @lru_cache(1)  # the second view asks for the same rows
+            def draw(rows: tuple[int, ...]) -> NDArray[np.float32]:
                 out = np.empty((2, len(rows), pixels.shape[1]), np.float32)
-                for number, row in enumerate(rows.tolist()):
+                for number, row in enumerate(rows):
                     # The noise of an image depends on its file and its place there, merged or not.
                     origin = (0, row) if row < len(images) else (1, row - len(images))
                     random = np.random.default_rng([self.seed, *origin])
@@ -118,53 +118,16 @@ class Idx(FileSource):
                     out[:, number] = np.clip(pixels[row] / 255 + noise, 0, 1)
                 return out
 
-            both = _Both(draw)
-            views = {f"view{n + 1}": _Noisy(pixels, both, n) for n in range(2)}
+            views = {
+                "view1": Column(pixels.shape, lambda rows: draw(tuple(rows.tolist()))[0]),
+                "view2": Column(pixels.shape, lambda rows: draw(tuple(rows.tolist()))[1]),
+            }
         return Loaded(
             views=views,
             targets=np.concatenate([numbers, test_numbers]).astype(np.int64),
             labels=Labels(kind="multi_class", names=[str(number) for number in range(CLASSES)]),
             splits=split_ranges({"train": len(numbers), "test": len(test_numbers)}, self.merge),
         )
-
-
-@dataclass(eq=False)
-class _Both:
-    """The two views with noise, [2, rows, width]: rows that the second asks for are not redrawn."""
-
-    draw: Callable[[NDArray[np.int64]], NDArray[np.float32]]
-    last: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        if self.last is None or not np.array_equal(self.last[0], rows):
-            self.last = rows, self.draw(rows)
-        return self.last[1]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plain:
-    """A column of pixels, uint8 [rows, width], that are read as float32 in [0, 1]."""
-
-    pixels: NDArray[np.uint8]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.pixels.shape
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        return self.pixels[rows].astype(np.float32) / np.float32(255)
-
-
-@dataclass(frozen=True, eq=False)
-class _Noisy(_Plain):
-    """One of two views with noise."""
-
-    both: _Both
-    view: int
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.float32]:
-        view: NDArray[np.float32] = self.both[rows][self.view]
-        return view
 
 
 def _moments(pixels: NDArray[np.uint8]) -> tuple[float, float]:

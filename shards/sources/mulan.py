@@ -1,7 +1,7 @@
 """Mulan's multi-label sets: ARFF files, and an XML that says which attributes are labels."""
 
+from collections import Counter
 from itertools import zip_longest
-from pathlib import Path
 from typing import ClassVar, Literal, Self
 from xml.etree import ElementTree
 
@@ -11,7 +11,7 @@ from pydantic import Field, FilePath, model_validator
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels, Name
-from heron.shards.sources.arff import BINARY, ArffFile, read_arff
+from heron.shards.sources.arff import BINARY, ArffFile, is_number, read_arff, type_of
 from heron.shards.sources.base import WHOLE, FileSource, Loaded, split_ranges
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
@@ -62,11 +62,6 @@ class Mulan(FileSource):
         """The name of the XML: `scene` for scene.xml."""
         return self.xml.stem
 
-    @property
-    def files(self) -> list[Path]:
-        """The ARFF files and the XML."""
-        return [*self.arff, self.xml]
-
     def load(self) -> Loaded:
         """Reads the files, and lays them end to end."""
         names = self._label_names()
@@ -81,9 +76,9 @@ class Mulan(FileSource):
             self._check_attributes(table, names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
         targets = np.concatenate(labels)
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         for name, part in zip(self.split_names or [WHOLE] * len(labels), labels, strict=True):
-            counts[name] = counts.get(name, 0) + len(part)
+            counts[name] += len(part)
         return Loaded(
             views=self._views(np.concatenate(features)),
             targets=targets,
@@ -127,13 +122,13 @@ class Mulan(FileSource):
                 )
             if sorted(kind := table.kinds[label]) != BINARY and kind:
                 raise SourceError(
-                    f"{table.file}: attribute {label!r}, a label, is {table.type(label)}; expected "
+                    f"{table.file}: attribute {label!r}, a label, is {type_of(kind)}; expected "
                     "{0,1}; give the XML of this data set"
                 )
         for name, kind in table.kinds.items():
             if sorted(kind) == BINARY and name not in labels and not self.binary_features:
                 raise SourceError(
-                    f"{table.file}: attribute {name!r} is {table.type(name)}, as a label is, but "
+                    f"{table.file}: attribute {name!r} is {type_of(kind)}, as a label is, but "
                     f"{self.xml.name} does not name it; expected a label that it names; add it to "
                     "the XML, or say --binary-features true if it is a feature"
                 )
@@ -161,7 +156,7 @@ def _split_columns(
             )
     features = [
         single[:, [column]]
-        if table.numeric(names[column])
+        if is_number(table.kinds[names[column]])
         else single[:, [column]] == np.arange(len(table.kinds[names[column]]))
         for column in others
     ]

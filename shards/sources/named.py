@@ -1,8 +1,7 @@
 """Arrays that have names: which of them are views, labels or splits, and what is wrong with one."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,14 +10,7 @@ from pydantic import Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import (
-    WHOLE,
-    Column,
-    FileSource,
-    Loaded,
-    Numbers,
-    with_unknown,
-)
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, numbers, with_unknown
 from heron.shards.sources.stated import MINUS_ONE, LabelKind, MinusOne, describe
 
 LABELS = "labels"
@@ -177,15 +169,16 @@ class NamedArrays(FileSource):
             remedy = "fill, scale or drop it first"
             if not allowed:
                 remedy += ", or `--missing allow` rows that are NaN throughout"
-            return Numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
-        shape = array.shape if array.ndim == 4 else (*array.shape, 1)
-        if self._first(name):
-            rows, channels, height, width = shape
-            return _Pixels(
-                (rows, height, width, channels),
-                lambda rows: np.moveaxis(self.array(name)[rows], 1, 3),
-            )
-        return _Pixels(shape, lambda rows: self.array(name)[rows])
+            return numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
+        first = self._first(name)
+
+        def pixels(rows: NDArray[np.int64] | slice) -> NDArray[np.uint8]:
+            stored = self.array(name)[rows]
+            stored = np.moveaxis(stored, 1, 3) if first else stored
+            return stored if stored.ndim == 4 else stored[..., None]
+
+        shape = (len(array), *pixels(slice(1)).shape[1:])
+        return Column(shape, lambda rows: np.ascontiguousarray(pixels(rows)))
 
     def _first(self, name: str) -> bool:
         """Returns whether the channels of pictures stand before height and width."""
@@ -231,14 +224,3 @@ class NamedArrays(FileSource):
             targets, labels = with_unknown(array, names, where)
             return labels, targets
         return describe(array, where, self.label_kind, self.label_names, self.minus_one)
-
-
-@dataclass(frozen=True, eq=False)
-class _Pixels:
-    """A column of raw pictures, with an axis of channels where the array has none."""
-
-    shape: tuple[int, ...]
-    read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self.read(rows)).reshape(-1, *self.shape[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,7 +14,7 @@ from pydantic import Field, model_validator
 from heron.shards.errors import SourceError, shown, some
 from heron.shards.manifest import Labels
 from heron.shards.picture import read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, Numbers
+from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, numbers
 from heron.shards.sources.saved import by_words, fetch, listed
 from heron.shards.sources.stated import MINUS_ONE, MinusOne, describe
 
@@ -102,9 +101,8 @@ class Parquet(FileSource):
             splits[split] = range(ends[at], ends[at + len(paths)])
             at += len(paths)
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
-        used = {column for asked in self._asked.values() for column in asked} | {
-            *(self.label or ())
-        }
+        used = {column for _, columns in self._asked.values() for column in columns}
+        used |= set(self.label or ())
         left = [name for name in self._rows.schema.names if name not in used]
         return Loaded(
             views=views,
@@ -139,18 +137,19 @@ class Parquet(FileSource):
         return splits
 
     @cached_property
-    def _asked(self) -> dict[str, list[str]]:
-        """The columns of each view."""
-        asked: dict[str, list[str]] = {}
-        for given in [*(self.image or ()), *(self.text or ()), *(self.vector or ())]:
-            view, equals, columns = given.rpartition("=")
-            view = view if equals else columns
-            if view in asked:
-                raise SourceError(
-                    f"{self.name}: a second view {view!r}; expected each once; give VIEW=COLUMN"
-                )
-            asked[view] = columns.split(",")
-        for column in [*(c for columns in asked.values() for c in columns), *(self.label or ())]:
+    def _asked(self) -> dict[str, tuple[str, list[str]]]:
+        """The kind and the columns of each view."""
+        asked: dict[str, tuple[str, list[str]]] = {}
+        for kind in ("image", "text", "vector"):
+            for given in getattr(self, kind) or ():
+                view, equals, columns = given.rpartition("=")
+                view = view if equals else columns
+                if view in asked:
+                    raise SourceError(
+                        f"{self.name}: a second view {view!r}; expected each once; give VIEW=COLUMN"
+                    )
+                asked[view] = kind, columns.split(",")
+        for column in [*(c for _, own in asked.values() for c in own), *(self.label or ())]:
             if column not in self._rows.schema.names:
                 raise SourceError(
                     f"{self.files[0].name}: no column {column!r}; it has "
@@ -166,18 +165,14 @@ class Parquet(FileSource):
                 f"{', '.join(columns)}; choose some with --image, --text or --vector, and --label"
             )
         views: dict[str, Column] = {}
-        names = iter(self._asked.items())
-        for kind, count in (("image", self.image), ("text", self.text), ("vector", self.vector)):
-            for _ in count or ():
-                view, columns = next(names)
-                where = f"{self.dataset}: column {', '.join(columns)}"
-                if kind != "vector":
-                    views[view] = _payloads(self._rows, columns[0], kind, where)
-                    continue
-                numbers = _Vectors(self._rows, columns, where)
-                width = numbers(np.zeros(1, np.int64)).shape[1]
-                total = sum(self._rows.rows)
-                views[view] = Numbers((total, width), numbers, f"{where}: view {view!r}", FILL)
+        for view, (kind, columns) in self._asked.items():
+            where = f"{self.dataset}: column {', '.join(columns)}"
+            if kind != "vector":
+                views[view] = _payloads(self._rows, columns[0], kind, where)
+                continue
+            read = _vectors(self._rows, columns, where)
+            shape = sum(self._rows.rows), read(np.zeros(1, np.int64)).shape[1]
+            views[view] = numbers(shape, read, f"{where}: view {view!r}", FILL)
         return views
 
     def _labels(self) -> tuple[NDArray[Any], Labels]:
@@ -219,19 +214,7 @@ class Parquet(FileSource):
         return targets, labels
 
 
-@dataclass(frozen=True, eq=False)
-class _Payloads:
-    """A column of the bytes of pictures or of texts."""
-
-    shape: tuple[int, ...]
-    read: Callable[[NDArray[np.int64]], list[bytes]]
-    member: str | None = None
-
-    def __getitem__(self, rows: NDArray[np.int64], /) -> list[bytes]:
-        return self.read(rows)
-
-
-def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> _Payloads:
+def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
     """Returns a column of pictures, every header of which is read, or of texts."""
     total = sum(rows.rows)
 
@@ -253,7 +236,7 @@ def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> _Payloads:
         return found
 
     if kind == "text":
-        return _Payloads((total, -1), read)
+        return Column((total, -1), read)
     headers = set()
     for start in range(0, total, AT_ONCE):
         part = np.arange(start, min(start + AT_ONCE, total))
@@ -263,55 +246,44 @@ def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> _Payloads:
             except ValueError as fault:
                 raise SourceError(f"{where}, row {row} {fault}; {FILL}") from None
     member = "png" if {header.kind for header in headers} == {"PNG"} else None
-    return _Payloads((total, *shape_of(headers)), read, member)
+    return Column((total, *shape_of(headers)), read, member)
 
 
-@dataclass(frozen=True, eq=False)
-class _Vectors:
-    """Reads columns of numbers, or of lists of as many in each row, side by side."""
+def _vectors(
+    rows: ArrowRows, columns: list[str], where: str
+) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
+    """Returns what reads columns of numbers, or of lists of as many in each row, side by side."""
+    from pyarrow import types
 
-    rows: ArrowRows
-    columns: list[str]
-    where: str
+    def lengths(column: str, of: NDArray[np.int64]) -> set[int]:
+        lists = rows.take(column, of)
+        listed = types.is_list(lists.type) or types.is_large_list(lists.type)
+        return set(lists.value_lengths().to_pylist()) if listed else set()
 
-    def __call__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        return np.hstack([self._one(column, rows) for column in self.columns])
-
-    def _one(self, column: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        from pyarrow import types
-
-        self._check_lengths(column, rows)
-        values = self.rows.take(column, rows)
+    def one(column: str, of: NDArray[np.int64]) -> NDArray[Any]:
+        widths = lengths(column, of) | lengths(column, np.zeros(1, np.int64))
+        if len(widths) > 1:
+            raise SourceError(
+                f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
+                f"expected as many in every row; {FILL}"
+            )
+        values = rows.take(column, of)
         while types.is_nested(values.type):
             if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
             values = values.flatten()
         kind = values.type
         number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if not number or values.null_count or len(values) % len(rows):
+        if not number or values.null_count or len(values) % len(of):
             lacks = "with rows that are missing or of several lengths" * number
             raise SourceError(
-                f"{self.where}: {column} is {kind} {lacks}; expected numbers, as many in every "
+                f"{where}: {column} is {kind} {lacks}; expected numbers, as many in every "
                 f"row; {FILL}"
             )
-        array: NDArray[Any] = np.asarray(values).reshape(len(rows), -1)
+        array: NDArray[Any] = np.asarray(values).reshape(len(of), -1)
         return array
 
-    def _check_lengths(self, column: str, rows: NDArray[np.int64]) -> None:
-        """Raises a SourceError where rows are lists of several lengths."""
-        from pyarrow import types
-
-        lists = self.rows.take(column, rows)
-        if types.is_list(lists.type) or types.is_large_list(lists.type):
-            first = self.rows.take(column, np.zeros(1, np.int64))
-            lengths = set(lists.value_lengths().to_pylist()) | set(
-                first.value_lengths().to_pylist()
-            )
-            if len(lengths) > 1:
-                raise SourceError(
-                    f"{self.where}: lists of {' and '.join(map(str, sorted(lengths)[:2]))} values; "
-                    f"expected as many in every row; {FILL}"
-                )
+    return lambda of: np.hstack([one(column, of) for column in columns])
 
 
 def _sets(

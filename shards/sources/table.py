@@ -11,16 +11,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from heron.shards.errors import SourceError, some
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, FileSource, Loaded
-from heron.shards.sources.sheet import (
+from heron.shards.sources.stated import MinusOne, classes_of, describe
+from heron.shards.sources.text import (
     SEPARATORS,
     Sheet,
     is_missing,
+    parse_number,
     read_rows,
     resembles_number,
     whole_number,
 )
-from heron.shards.sources.stated import MinusOne, classes_of, describe
-from heron.shards.sources.text import parse_number
 
 LARGEST = float(np.finfo(np.float32).max)
 MOST_CATEGORIES = 1000  # of a column
@@ -199,9 +199,7 @@ class Table(FileSource):
             whole_number(name) is None and (name in first or len(self.csv) == 1) for name in places
         ):
             return True  # a column has a name, so there are names
-        classes = (
-            [at for at in map(whole_number, labels) if at is not None] if labels != [NONE] else []
-        )
+        classes = [at for at in map(whole_number, labels) if at is not None]
         classes = [at if -len(first) <= at < len(first) else -1 for at in classes]
         set_aside = {at % len(first) for at in classes}
         cells = [c for n, c in enumerate(first) if n not in set_aside and not is_missing(c)]
@@ -236,20 +234,16 @@ class Table(FileSource):
         found = self._find(name)
         if len(found) == 1:
             return found[0]
-        sheet = self._sheets[0]
-        if len(self.csv) > 1:
-            files = f"; say VIEW:{name}" if found else ""
-            known = "; ".join(f"{s.view}: {some(s.names or [])}" for s in self._sheets)
-            raise SourceError(
-                f"{', '.join(s.file for s in self._sheets)}: {len(found) or 'no'} "
-                f"column{'s are' if found else ' is'} called {name!r}; names {known}; expected one"
-                f"{files}; see {option} and --header"
-            )
-        problem = f"{len(found)} columns are called" if found else "no column"
+        sheet, *others = self._sheets
         known = f"names {', '.join(sheet.names)}" if sheet.names else "there are no names"
+        expected = f"or a number from {-sheet.width} to {sheet.width - 1}"
+        if others:
+            known = "names " + "; ".join(f"{s.view}: {some(s.names or [])}" for s in self._sheets)
+            expected = f"such as VIEW:{name}"
         raise SourceError(
-            f"{sheet.file}: {problem} {name!r}; {known}; expected a name that one column has, "
-            f"or a number from {-sheet.width} to {sheet.width - 1}; see {option} and --header"
+            f"{', '.join(s.file for s in self._sheets)}: {len(found) or 'no'} "
+            f"column{'s are' if found else ' is'} called {name!r}; {known}; expected a name that "
+            f"one column has, {expected}; see {option} and --header"
         )
 
     def _find(self, name: str) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from pydantic import DirectoryPath, Field
 from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.graph import pack, tidy
 from heron.shards.manifest import GRAPHS, Labels
-from heron.shards.sources.base import WHOLE, Files, FileSource, Loaded
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each
 from heron.shards.sources.text import split_lines
 
 Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
@@ -39,10 +39,6 @@ class Tu(FileSource):
     @property
     def dataset(self) -> str:
         """What the files' names begin with."""
-        return self._prefix
-
-    @property
-    def _prefix(self) -> str:
         found = sorted(path.name for path in self.folder.glob("*_A.txt"))
         if len(found) != 1:
             raise SourceError(
@@ -52,7 +48,7 @@ class Tu(FileSource):
         return found[0].removesuffix("_A.txt")
 
     def _file(self, part: str) -> Path:
-        return self.folder / f"{self._prefix}_{part}.txt"
+        return self.folder / f"{self.dataset}_{part}.txt"
 
     @property
     def files(self) -> list[Path]:
@@ -86,7 +82,7 @@ class Tu(FileSource):
             return pack(labels[nodes].astype(np.int32), (edges[own] - starts[row]).astype(np.int32))
 
         return Loaded(
-            views={"graph": Files(shape, graph, kind="graph")},
+            views={"graph": Column(shape, each(graph), kind="graph")},
             targets=targets.reshape(-1).astype(np.int64),
             labels=Labels(kind="multi_class", names=[str(name) for name in names]),
             splits={WHOLE: range(len(classes))},

@@ -1,18 +1,16 @@
 """XRMB, the Wisconsin X-ray Microbeam: seven frames of sound and of articulation, and a phone."""
 
 from collections.abc import Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.manifest import Labels, View
+from heron.shards.manifest import Labels
 from heron.shards.matlab import MatlabFile
-from heron.shards.sources.base import Numbers, Rows, Source
+from heron.shards.sources.base import Column, FileSource, Loaded, numbers
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
 LARGEST_LABEL = 255  # of a phone; published are 0 to 39
@@ -33,15 +31,7 @@ PARTS = {
 }
 
 
-class _Part(NamedTuple):
-    """A split: all rows in its matrices, and those that are kept."""
-
-    columns: dict[str, Numbers]
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-
-class Xrmb(Source):
+class Xrmb(FileSource):
     """XRMB: frames of speech, seven to a row, as sound (273) and as articulation (112).
 
     Its two MATLAB files, XRMBf2KALDI_window7_single1.mat and ...single2.mat, hold X1 and X2,
@@ -73,42 +63,14 @@ class Xrmb(Source):
         "speaker follow one another, in an unshuffled fold as well; false: in the file's",
     )
 
-    @property
-    def views(self) -> list[View]:
-        """`view1`, acoustic, and `view2`, articulatory."""
-        columns = next(iter(self._parts.values())).columns
-        return [
-            View(name=name, kind="vector", shape=column.shape[1:], dtype="float32")
-            for name, column in columns.items()
-        ]
-
-    @property
-    def labels(self) -> Labels:
-        """The numbers of the classes, from 0 to the largest, as names."""
-        count = self.classes or 1 + max(int(p.labels[p.rows].max()) for p in self._parts.values())
-        return Labels(kind="multi_class", names=[str(number) for number in range(count)])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """`train`, `tune` and `test`, or those of them that are asked for."""
-        return {split: len(part.rows) for split, part in self._parts.items()}
-
-    @property
-    def files(self) -> list[Path]:
-        """The two files."""
-        return [self.single1, self.single2]
-
-    def read(self, split: str, start: int, stop: int) -> Rows:
-        """Returns rows of a split; SourceError where one of their values is not finite."""
-        part = self._parts[split]
-        rows = part.rows[start:stop]
-        return Rows({view: part.columns[view][rows] for view in VIEWS}, part.labels[rows])
-
-    @cached_property
-    def _parts(self) -> dict[str, _Part]:
+    def load(self) -> Loaded:
+        """Opens the files, and lays the splits that are read end to end."""
         files = MatlabFile(self.single1), MatlabFile(self.single2)
         names = self._names(*files)
-        columns = {split: self._columns(files, names[split]) for split in names}
+        columns = {
+            split: {view: _column(files[at], names[split][at]) for at, view in enumerate(VIEWS)}
+            for split in names
+        }
         first = next(iter(names))
         for split in names:
             for at, view in enumerate(VIEWS):
@@ -133,10 +95,25 @@ class Xrmb(Source):
                         f"{self.single2.name}: {name} has {count:,} rows; expected {rows:,}, as "
                         f"{view1} has in {self.single1.name}; give the files of one data set"
                     )
-        return {
-            split: _Part(columns[split], labels[split], self._choose(split, labels[split]))
-            for split in names
-        }
+        starts = np.cumsum([0, *(len(numbers) for numbers in labels.values())])
+        chosen = {split: self._choose(split, labels[split]) for split in names}
+        count = self.classes or 1 + max(int(labels[split][chosen[split]].max()) for split in names)
+
+        def column(view: str) -> Column:
+            parts = [columns[split][view] for split in names]
+
+            def read(rows: NDArray[np.int64]) -> Any:
+                part = int(np.searchsorted(starts, rows[0], side="right")) - 1  # all are of one
+                return parts[part][rows - starts[part]]
+
+            return Column((int(starts[-1]), *parts[0].shape[1:]), read)
+
+        return Loaded(
+            views={view: column(view) for view in VIEWS},
+            targets=np.concatenate(list(labels.values())),
+            labels=Labels(kind="multi_class", names=[str(number) for number in range(count)]),
+            splits={s: start + chosen[s] for s, start in zip(names, starts[:-1], strict=True)},
+        )
 
     def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
         """Returns the variables of every split that is read."""
@@ -153,15 +130,6 @@ class Xrmb(Source):
                         "--single2: are the two swapped?"
                     )
         return names
-
-    def _columns(self, files: tuple[MatlabFile, MatlabFile], names: _Names) -> dict[str, Numbers]:
-        """Returns the views of a split, whose matrices are opened when rows are read."""
-
-        def column(file: MatlabFile, name: str) -> Numbers:
-            where = f"{file.path.name}: {name}"
-            return Numbers(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
-
-        return {view: column(files[at], names[at]) for at, view in enumerate(VIEWS)}
 
     def _choose(self, split: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the rows that are kept, by their numbers in the file."""
@@ -184,6 +152,12 @@ class Xrmb(Source):
         if self.shuffle:
             np.random.default_rng([self.seed, list(PARTS).index(split)]).shuffle(chosen)
         return chosen
+
+
+def _column(file: MatlabFile, name: str) -> Column:
+    """Returns a view of a split, whose matrix is opened when rows are read."""
+    where = f"{file.path.name}: {name}"
+    return numbers(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:

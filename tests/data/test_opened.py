@@ -48,7 +48,7 @@ def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
     for _ in range(3):
         order = RANDOM.permutation(3000)
         assert np.array_equal(reader.read("view", order), view[order])
-        some = order[np.isin(order, many.shard_rows("all")[0])]
+        some = order[np.isin(order, many.shard_rows("all").rows_of(0))]
         assert np.array_equal(reader.read("view", some), view[some])
 
 

@@ -22,7 +22,7 @@ from heron.pipeline.training.throughput import model_flops, step_flops
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
-from heron.shards.tokenizer import write_tokenizer
+from heron.shards.texts import write_tokenizer
 from tests import ranks
 from tests.mixed import captions, mixed, picture
 

@@ -8,9 +8,8 @@ import pytest
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.protocol import assign, stratified
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.stratify import stratified
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics

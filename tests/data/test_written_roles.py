@@ -13,9 +13,8 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data import dataset, indexes
 from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.roles import ROLES
+from heron.pipeline.data.roles import ROLES, read_roles, write_roles
 from heron.pipeline.data.streams import open_streams
-from heron.pipeline.data.written import read_roles, write_roles
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
 from heron.shards.sources import make

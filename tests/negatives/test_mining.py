@@ -33,7 +33,7 @@ LONG: dict[str, Any] = {"epochs": 3, "steps": 9}
 
 def stream(folder: Path, mine: int = 5, every: int = 2) -> MinedStream:
     base = Stream("labelled", [np.arange(100, 120), np.arange(130, 150)], 8, 0, 4, 16)
-    return MinedStream(base, Negatives(mine=mine, every_steps=every), folder)
+    return MinedStream(base, Negatives(mine=mine, every_steps=every), folder, base.seed)
 
 
 def by_loop(hidden: Any, y: Any, rows: Any, nearest: int, exclusive: bool) -> list[list[int]]:

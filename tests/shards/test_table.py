@@ -84,14 +84,26 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
         ("1,2,1\n1,2,1.0\n", {}, "classes '1' and '1.0' are the same number in two spellings"),
         ("1,tall,0\n", {}, "line 1: found 'tall', as in a header, and '1', as in a row; expected"),
         ("1,tall,0\n", {}, "say which it is with --header yes or --header no"),
-        (BARE, {"label": "kind"}, "no column 'kind'; names 1.5, 2, 10; expected a name that one"),
-        (BARE, {"label": "kind", "header": "no"}, "no column 'kind'; there are no names; expected"),
+        (
+            BARE,
+            {"label": "kind"},
+            "no column is called 'kind'; names 1.5, 2, 10; expected a name that one",
+        ),
+        (
+            BARE,
+            {"label": "kind", "header": "no"},
+            "no column is called 'kind'; there are no names; expected",
+        ),
         (
             HEADER + BARE,
             {"label": "3"},
-            "no column '3'; names height, arm span, kind; expected a na",
+            "no column is called '3'; names height, arm span, kind; expected a na",
         ),
-        (BARE, {"label": "-4"}, "no column '-4'; there are no names; expected a name that one col"),
+        (
+            BARE,
+            {"label": "-4"},
+            "no column is called '-4'; there are no names; expected a name that one col",
+        ),
         (BARE, {"label": "-4"}, "or a number from -3 to 2; see --label and --header"),
         ("a,a,b\n1,2,3\n", {"label": "a"}, "2 columns are called 'a'; names a, a, b; expected"),
         (
@@ -102,7 +114,7 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
         ("١,٢,0\n1,2,1\n", {}, "line 1: found '١', as in a header, and '١', as in a row; expected"),
         (HEADER + "١,1,0\n", {}, "line 2, column 'height': found '١'; expected a finite float32"),
         (HEADER + "1,1\u2028,0\n", {}, r"column 'arm span': found '1\u2028'; expected a finite fl"),
-        (BARE, {"label": "9" * 5000}, "no column '9999"),
+        (BARE, {"label": "9" * 5000}, "no column is called '9999"),
         (HEADER + "1,2,\ufeffcat\n", {}, r"a label has the name '\ufeffcat'; expected no control"),
         (HEADER, {}, "a header and no rows; expected a line for each"),
         ("\n \n", {}, "no rows; expected a table with a row a line"),
@@ -122,7 +134,11 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
             {"label": ["b", "c"]},
             "label c is '3' in a row; expected 0 or 1 in sev",
         ),
-        ("a,b,c\nx,0,3\n", {"categories": ["d"]}, "no column 'd'; names a, b, c; expected a name"),
+        (
+            "a,b,c\nx,0,3\n",
+            {"categories": ["d"]},
+            "no column is called 'd'; names a, b, c; expected a name",
+        ),
         ('1,"2,3\n', {}, "cannot be read (unexpected end of data); expected a table in UTF-8"),
     ],
 )
