@@ -143,16 +143,18 @@ class Stream:
 
     def order(self, epoch: int) -> list[Rows]:
         """Returns the canonical streams of an epoch, shuffled; each row is in one, once."""
-        streams = []
-        for number in range(self.canonical):
-            bounds = share(self.rows, number, self.canonical)
-            places = np.arange(bounds.stop - bounds.start)
-            if self._longest <= self.window:
-                drawn = np.random.default_rng([*self._salt(epoch), 1, number])
-                streams.append(self._on_line(epoch, bounds.start + drawn.permutation(places)))
-            else:
-                streams.append(self._rows(epoch, np.full_like(places, number), places))
-        return streams
+        bounds = [share(self.rows, number, self.canonical) for number in range(self.canonical)]
+        lengths, salt = [b.stop - b.start for b in bounds], self._salt(epoch)
+        if self._longest <= self.window:
+            draws = [np.random.default_rng([*salt, 1, n]) for n in range(self.canonical)]
+            shuffled = [
+                b.start + d.permutation(n) for b, d, n in zip(bounds, draws, lengths, strict=True)
+            ]
+            rows = self._on_line(epoch, np.concatenate(shuffled))
+        else:
+            streams = np.repeat(np.arange(self.canonical), lengths)
+            rows = self._rows(epoch, streams, np.concatenate([np.arange(n) for n in lengths]))
+        return np.split(rows, np.cumsum(lengths)[:-1])
 
     @property
     def _longest(self) -> int:

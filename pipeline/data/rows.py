@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,11 +132,6 @@ class Listed(ShardRows):
         return taken
 
 
-@lru_cache(8)  # of a process: an array that is mapped would be copied on its way to another
-def _marks(path: Path) -> NDArray[np.uint8]:
-    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, eq=False)
 class Marked(ShardRows):
     """Rows of shards whose mark has one of some bits; without marks all rows.
@@ -152,6 +148,15 @@ class Marked(ShardRows):
     marks: Path | None = None
     bits: int = 0
 
+    @cached_property
+    def _mapped(self) -> NDArray[np.uint8]:
+        assert self.marks is not None
+        return np.load(self.marks, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process is given: it maps the file itself, where this one copies."""
+        return {name: value for name, value in vars(self).items() if name != "_mapped"}
+
     def rows_of(self, shard: int) -> Rows:
         """See `ShardRows`."""
         first, last = self.starts[shard : shard + 2].tolist()
@@ -159,7 +164,7 @@ class Marked(ShardRows):
             return np.empty(0, np.int64)
         if self.marks is None:
             return np.arange(first, last)
-        found: Rows = first + np.flatnonzero(_marks(self.marks)[first:last] & self.bits)
+        found: Rows = first + np.flatnonzero(self._mapped[first:last] & self.bits)
         return found
 
     def between(self, first: int, last: int) -> Marked:
@@ -176,7 +181,6 @@ class Marked(ShardRows):
 
     def joined(self, bits: int) -> Marked:
         """Returns the rows that have one of other bits: reads all marks."""
-        assert self.marks is not None
-        marks, spans = _marks(self.marks), pairwise(self.starts.tolist())
-        sizes = [np.count_nonzero(marks[first:last] & bits) for first, last in spans]
+        spans = pairwise(self.starts.tolist())
+        sizes = [np.count_nonzero(self._mapped[first:last] & bits) for first, last in spans]
         return Marked(self.starts, np.array(sizes), self.marks, bits)
