@@ -76,7 +76,7 @@ def test_the_script_photographs_a_surface(tmp_path: Path) -> None:
     assert grounds == {
         f"study-{width}-{scheme}": ground
         for width in (1400, 390)
-        for scheme, ground in (("light", 255), ("dark", 21))
+        for scheme, ground in (("light", 255), ("dark", 22))
     }
 
 
