@@ -1,7 +1,8 @@
 """Photographs what people see, of drawn data alone: `python docs/make_screenshots.py [NAME ...]`.
 
 Each function below makes a surface, whose pictures, at two widths on light and dark ground, go to
-build/screenshots. A small run, its index and a study are made first, in a minute or two on a core.
+build/screenshots, or to the folder of HERON_SCREENSHOTS. A small run, its index and a study are
+made first, in a minute or two on a core.
 """
 
 import io
@@ -24,13 +25,19 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 from rich.text import Text
 
 ROOT = Path(__file__).parent.parent
-OUT = ROOT / "build" / "screenshots"
+OUT = Path(os.environ.get("HERON_SCREENSHOTS") or ROOT / "build" / "screenshots")
 WIDTHS = {1400: 100, 390: 44}  # of a page in pixels, and of a terminal in columns
 SCHEMES = "light", "dark"
 SMALL = (
     *("data.build.train=240", "data.build.test=90", "data.protocol.labelled=60", "train.epochs=3"),
     *("data.batch.labelled=20", "data.batch.unlabelled=40", "evaluate.seeds=1"),
     *("train.evaluate_every_epochs=1", "train.cpu_threads=1", "run.dir=runs/faces"),
+)
+AFTER = (  # what is made of the run
+    "embed runs/faces --out embeddings/faces",
+    "index embeddings/faces --out indexes/faces",
+    "negatives embeddings/faces --out reports/faces",
+    "shards show data/faces --sheet sheet.png",
 )
 CONTROL = re.compile(r"\n|\r|\x1b\[\d*[A-HJKf]|\x1b\[\?\d+[hl]|\x1b\[[\d;]*m|[^\n\r\x1b]+")
 Place = str | Callable[[int, str], str]  # the address of a page, or that at a width and a scheme
@@ -102,12 +109,7 @@ def made() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="heron-screenshots-"))
     told = heron(folder, "pretrain", "faces", *SMALL)
     (folder / "pretrain.txt").write_bytes(told.encode())  # its \r stay
-    for words in (
-        "embed runs/faces --out embeddings/faces",
-        "index embeddings/faces --out indexes/faces",
-        "negatives embeddings/faces --out reports/faces",
-        "shards show data/faces --sheet sheet.png",
-    ):
+    for words in AFTER:
         told = heron(folder, *words.split())
         if "next: " not in told:
             raise SystemExit(f"heron {words} failed:\n{told}")
@@ -122,7 +124,8 @@ def report() -> None:
 
 def negatives() -> None:
     """The report of hard and false negatives."""
-    photograph((made() / "reports/faces/report.html").as_uri(), "negatives")
+    page = made() / "reports/faces/report.html"
+    photograph(page.as_uri(), "negatives", ready="html[data-drawn]")
 
 
 def sheet() -> None:

@@ -1,10 +1,17 @@
 """The script that photographs what people see: terminals, and pages at each width and scheme."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from heron import load_config
+from heron.launch.arguments import Group, Verb, parse
+from heron.launch.cli import VERBS
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
@@ -51,6 +58,39 @@ def test_a_page_is_photographed_at_each_width_in_each_scheme(tmp_path: Path) -> 
         for width in (1400, 390)
         for scheme, ground in (("light", 255), ("dark", 0))
     }
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
+def test_the_script_photographs_a_surface(tmp_path: Path) -> None:
+    """The quickest one, as `make screenshots` does all."""
+    subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_screenshots.py", "study"],
+        check=True,
+        env=os.environ | {"HERON_SCREENSHOTS": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    grounds = {}
+    for path in tmp_path.iterdir():
+        with Image.open(path) as picture:
+            assert picture.height > 1000
+            grounds[path.stem] = picture.convert("L").getpixel((5, 5))
+    assert grounds == {
+        f"study-{width}-{scheme}": ground
+        for width in (1400, 390)
+        for scheme, ground in (("light", 255), ("dark", 22))
+    }
+
+
+def test_the_other_surfaces_have_options_and_verbs_that_there_are() -> None:
+    """Their run takes a minute or two; here what it is asked for is read alone."""
+    from make_screenshots import AFTER, SMALL
+
+    assert load_config("faces", *SMALL).train.epochs == 3
+    for text in AFTER:
+        first, *words = text.split()
+        verb = VERBS.verbs[first]
+        if isinstance(verb, Group):
+            verb, words = verb.verbs[words[0]], words[1:]
+        assert isinstance(verb, Verb) and callable(parse("heron", verb, words))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")

@@ -1,28 +1,26 @@
-"""The figures of the report on negatives, each as HTML; small, to be read on a phone too."""
+"""The charts of the report on negatives, drawn by Plotly in the page."""
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib import rcParams
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.negatives.measure import EXPECTED
-from heron.pipeline.training.page import DPI, embedded, plot, png
+from heron.pipeline.report.charts import Chart, heat_map
 
 FEW = 30  # pairs that a point of a curve is of, at least
 LARGEST = 40  # labels on a heat map
+BLUE_TO_RED = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]
+BLUE, ORANGE, GREEN, RED, GREY = "#2f80d6", "#d9730d", "#1f9d57", "#d6455d", "#888"
 
 
-def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[str, str]:
-    """Draws every figure of the numbers of `negatives.json`, by name."""
+def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[str, Chart]:
+    """Returns every chart of the numbers of `negatives.json`, by name."""
     close, question = numbers["thresholds"]["close"] > 0, numbers["question"]
-    figures = {
+    charts = {
         "rates": _rates(numbers["false_negatives"], ["close", "same"] if close else ["same"]),
         "similarity": _similarity(numbers["similarity"], question.layer, close),
         "confusion": _confusion(numbers["confusion"], numbers["labels"]["names"], exclusive, links),
@@ -34,56 +32,73 @@ def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[
             ("by_label", alike, 1 - weight["distance"], weight["pairs"]),
             ("by_cosine", "cosine of the projections", middles, weight["counts"]),
         ):
-            figures[f"g_{name}"] = _mean_g(x, at[pairs >= FEW], weight[name][pairs >= FEW])
-    return figures
+            charts[f"g_{name}"] = _mean_g(x, at[pairs >= FEW], weight[name][pairs >= FEW])
+    return charts
 
 
-def _band(axes: Axes, x: Any, curve: Estimate, color: str, label: str) -> None:
-    axes.plot(x, curve.value, "o-", markersize=4, color=color, label=label)
-    axes.fill_between(x, curve.low, curve.high, color=color, alpha=0.25, linewidth=0)
+def _axes(x: str, y: str, **more: Any) -> dict[str, Any]:
+    return {"height": 320, "xaxis": {"title": {"text": x}} | more, "yaxis": {"title": {"text": y}}}
 
 
-def _rates(rates: Mapping[str, Any], kinds: list[str]) -> str:
+def _curve(x: Any, found: Estimate, color: str, name: str) -> dict[str, Any]:
+    """Returns a line with the interval of each point."""
+    bars = {"array": found.high - found.value, "arrayminus": found.value - found.low}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(x),
+        "y": found.value.tolist(),
+        "line": {"color": color},
+        "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
+        | {side: ends.tolist() for side, ends in bars.items()},
+    }
+
+
+def _rates(rates: Mapping[str, Any], kinds: list[str]) -> Chart:
     """Draws false negatives among the k nearest, by k, above those of random pairs."""
-    figure, axes = plot("k nearest neighbours", "false negatives, %")
-    for kind, color in zip(kinds, ("C0", "C1"), strict=False):
-        near, chance = rates[kind]["near"], rates[kind]["random"]
+    traces = []
+    for kind, color in zip(kinds, (BLUE, ORANGE), strict=False):
+        near, chance = rates[kind]["near"], 100 * float(rates[kind]["random"].value)
         in_percent = Estimate(100 * near.value, 100 * near.low, 100 * near.high)
-        _band(axes, rates["k"], in_percent, color, f"{kind} labels")
-        axes.axhline(100 * float(chance.value), color=color, linestyle=":", linewidth=1.5)
-    axes.set_xscale("log")
-    axes.set_xticks(rates["k"], [str(k) for k in rates["k"]])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return embedded("False negatives among the nearest, by k; dotted: random pairs", png(figure))
+        traces.append(_curve(rates["k"], in_percent, color, f"{kind} labels"))
+        level: dict[str, Any] = {"x": list(rates["k"]), "y": [chance] * len(rates["k"])}
+        level |= {"type": "scatter", "mode": "lines", "name": f"{kind} labels, random pairs"}
+        traces.append(level | {"line": {"color": color, "dash": "dot"}})
+    ticks = {"type": "log", "tickvals": rates["k"], "ticktext": [str(k) for k in rates["k"]]}
+    layout = _axes("k nearest neighbours", "false negatives, %", **ticks)
+    layout["yaxis"]["rangemode"] = "tozero"
+    return Chart("False negatives among the nearest, by k; dotted: random pairs", traces, layout)
 
 
-def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> str:
-    """Draws densities of the cosine of positives, negatives and hard negatives."""
-    figure, axes = plot(f"cosine in '{layer}'", "share of pairs, %")
-    ends = []
+def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart:
+    """Draws shares of pairs by their cosine: of positives, negatives and hard negatives."""
+    traces, ends = [], []
     for name, label, color in (
-        ("close", "close labels" if close else "same labels", "C2"),
-        ("others", "other labels", "0.5"),
-        ("hard", "hard negatives", "C3"),
+        ("close", "close labels" if close else "same labels", GREEN),
+        ("others", "other labels", GREY),
+        ("hard", "hard negatives", RED),
     ):
         counts = similarity[name]["histogram"]
         if counts.any():
             edges, share = np.linspace(-1, 1, len(counts) + 1), 100 * counts / counts.sum()
-            axes.stairs(share, edges, fill=True, alpha=0.25, color=color)
-            axes.stairs(share, edges, color=color, label=label, linewidth=1.5)
+            area: dict[str, Any] = {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label,
+                "fill": "tozeroy",
+            }
+            area |= {"x": edges.tolist(), "y": [*share.tolist(), float(share[-1])]}
+            traces.append(area | {"line": {"shape": "hv", "color": color, "width": 1.5}})
             visible = np.flatnonzero(share > 0.05)
-            ends += [edges[visible[0]], edges[visible[-1] + 1]]
-    axes.set_xlim(min(ends), max(ends))
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return embedded("Cosine similarity of pairs by their labels", png(figure))
+            ends += [float(edges[visible[0]]), float(edges[visible[-1] + 1])]
+    layout = _axes(f"cosine in '{layer}'", "share of pairs, %", range=[min(ends), max(ends)])
+    return Chart("Cosine similarity of pairs by their labels", traces, layout)
 
 
 def _confusion(
     confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
-) -> str:
+) -> Chart:
     """Draws which labels take whose place: times as often as by chance, or of classes the share.
 
     A cell is a link to such samples.
@@ -95,56 +110,34 @@ def _confusion(
         shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:LARGEST])
     of_shown, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
     base: NDArray[np.float64] = chance[of_shown]
-    enough, colors, most = base >= EXPECTED, "RdBu_r", 2
+    enough, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
     x, y = "the neighbour has, the anchor has not", "the anchor has, the neighbour has not"
     unit = "times as often as random pairs (grey: too few)"
     if exclusive:
         base = np.broadcast_to(counts.sum(1)[shown][:, None] / 100, values.shape)
-        enough, colors, most = base > 0, "viridis", 100
+        enough, colors = base > 0, {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
         x, y, unit = "the neighbour's class", "the anchor's class", "% of the anchor's neighbours"
     np.divide(counts[of_shown], base, out=values, where=enough)
-    size, labels = 2.6 + 0.2 * len(shown), [names[i] for i in shown]
-    figure = Figure(figsize=(size + 0.8, size))
-    axes = figure.add_subplot()
-    image = axes.imshow(values, cmap=colors, vmin=0, vmax=most)
-    axes.set_facecolor("0.85")
-    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    figure.colorbar(image, ax=axes, label=unit, location="top", shrink=0.7, pad=0.02)
-    areas = "".join(
-        f'<area shape="rect" coords="{",".join(map(str, corners))}" '
-        f'href="{html.escape(links.confused(labels[row], labels[column]))}" '
-        f'title="{html.escape(f"{labels[row]}, {labels[column]}")}" alt="">'
-        for (row, column), corners in cell_corners(figure, axes, len(labels)).items()
-        if enough[row, column]
+    labels = [names[i] for i in shown]
+    there = [
+        [links.confused(a, b) if enough[row, column] else "" for column, b in enumerate(labels)]
+        for row, a in enumerate(labels)
+    ]
+    hover = "%{y}, %{x}: %{customdata} pairs, %{z:.3g} " + unit.partition(" (")[0]
+    return heat_map(
+        f"Which labels are confused: {unit}",
+        labels,
+        values,
+        counts[of_shown],
+        (x, y),
+        there,
+        hovertemplate=f"{hover}<extra></extra>",
+        showscale=True,
+        **colors,
     )
-    drawn = embedded("Which labels are confused", png(figure))
-    linked = drawn.replace("<img ", '<img usemap="#confused" ', 1)
-    return f'{linked}<map name="confused">{areas}</map>'
 
 
-def cell_corners(figure: Figure, axes: Axes, count: int) -> dict[tuple[int, int], list[int]]:
-    """Returns left, top, right and bottom of the cells of a square heat map in its PNG, in pixels.
-
-    `png` cuts the picture to what is drawn, and adds a margin.
-    """
-    figure.set_dpi(DPI)
-    figure.canvas.draw()
-    box = figure.get_tightbbox().padded(rcParams["savefig.pad_inches"])  # inches
-    edges = np.arange(count + 1) - 0.5
-    points = axes.transData.transform(np.stack([edges, edges], 1)) - np.array([box.x0, 0]) * DPI
-    x, y = np.rint(points[:, 0]).astype(int), np.rint(box.y1 * DPI - points[:, 1]).astype(int)
-    return {
-        (row, column): [int(x[column]), int(y[row]), int(x[column + 1]), int(y[row + 1])]
-        for row in range(count)
-        for column in range(count)
-    }
-
-
-def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> str:
+def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> Chart:
     """Draws the mean of HeroCon's g where a point is of enough pairs."""
-    figure, axes = plot(x, "mean g")
-    _band(axes, at, curve, "C0", "g")
-    return embedded(f"Mean g by {x}; points of {FEW} pairs or more", png(figure))
+    title = f"Mean g by {x}; points of {FEW} pairs or more"
+    return Chart(title, [_curve(at.tolist(), curve, BLUE, "g")], _axes(x, "mean g"))

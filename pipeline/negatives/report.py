@@ -7,7 +7,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,9 +22,9 @@ from heron.pipeline.negatives.links import ADDRESS, PageLinks
 from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
+from heron.pipeline.report import pages
 from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.pictures import SamplePictures
-from heron.pipeline.training.page import page
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
 
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
 LARGEST = 200  # labels whose matrix is written to the JSON
 SIDE = 192  # of a picture, in pixels, at most
 PAGE = Path(__file__).parent / "page"
-STYLE = """
-.wide { overflow-x: auto } .wide img { max-width: none }
-.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem }
-.pair { border: 1px solid #d8dbe2; border-radius: .4rem; padding: .6rem; font-size: .85rem;
-        overflow-wrap: anywhere }
-.pair img { width: 48%; image-rendering: auto; border-radius: .2rem } .pair p { margin: .3rem 0 }
-.only { color: #a3262a }
-"""
 
 
 def report(
@@ -132,18 +123,13 @@ def render(
     near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | None, links: PageLinks
 ) -> str:
     """Returns the whole page: each figure and table with what it says, in sentences."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent, "number": number}
     precision, base = numbers["confusion"]["precision"], numbers["confusion"]["random"]
     lift = precision.value / np.where(base > 0, base, np.nan)
-    body = environment.get_template("report.html").render(
-        numbers,
+    return pages.render(
+        "report.html",
+        PAGE,
+        {"percent": percent, "number": number},
+        name=f"Negatives of {near.embeddings.folder.resolve().name}",
         exclusive=near.pairs.exclusive,
         expected=EXPECTED,
         figures=figures.draw(numbers, near.pairs.exclusive, links),
@@ -154,8 +140,8 @@ def render(
         order=[int(a) for a in np.argsort(lift) if np.isfinite(lift[a])],
         g_ends=_ends(numbers["weight"]),
         links=links,
+        **numbers,
     )
-    return page(f"Negatives of {near.embeddings.folder.resolve().name}", body, STYLE)
 
 
 def _ends(weight: dict[str, Any] | None) -> list[float]:

@@ -34,16 +34,26 @@ EVALUATED = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its title, Plotly's traces, and what its layout adds to that of all charts."""
+    """A chart: its title, Plotly's traces, and what its layout adds to that of all charts.
+
+    Attributes:
+        title: above it.
+        traces: as Plotly has them.
+        layout: what is added to that of all charts.
+        links: addresses that a click on a cell of a heat map opens, row by row; "" opens none.
+        least_width: in pixels; the chart scrolls where the page has less, and has twice at most.
+    """
 
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any] = field(default_factory=dict)
+    links: Sequence[Sequence[str]] = ()
+    least_width: int = 0
 
     @property
     def plot(self) -> dict[str, Any]:
         """What the page hands to Plotly."""
-        return {"traces": self.traces, "layout": self.layout}
+        return {"traces": self.traces, "layout": self.layout, "links": self.links}
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
@@ -104,24 +114,49 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
     return Chart(title, traces, layout)
 
 
-def confusion(true: NDArray[Any], predicted: NDArray[Any], names: Sequence[str]) -> Chart | None:
-    """Returns the confusion matrix of exclusive classes, by the share of a class's rows.
+def heat_map(
+    title: str,
+    names: Sequence[str],
+    z: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    axes: tuple[str, str],
+    links: Sequence[Sequence[str]],
+    **more: Any,
+) -> Chart:
+    """Returns a square of cells as a chart.
 
-    None where there are more than `MOST_CLASSES`.
+    Args:
+        title: above it.
+        names: of the rows, and of the columns.
+        z: the values that are coloured, [rows, columns]; a cell of NaN is grey.
+        counts: what `customdata` of the hover text is, [rows, columns].
+        axes: what the columns are, and what the rows are.
+        links: that the cells open; "" opens none.
+        more: what Plotly's trace has besides.
     """
-    from sklearn.metrics import confusion_matrix
+    x, y = ({"title": {"text": text}, "type": "category", "dtick": 1} for text in axes)
+    cells = {"x": list(names), "y": list(names), "z": z.round(4).tolist()}
+    heat = {"type": "heatmap", "customdata": counts.tolist(), "xgap": 1, "ygap": 1}
+    layout = {"xaxis": x | {"showgrid": False, "tickangle": -90}, "height": 280 + 18 * len(names)}
+    layout["yaxis"] = y | {"showgrid": False, "autorange": "reversed"}
+    layout["plot_bgcolor"] = "rgba(128,128,128,.3)"
+    return Chart(title, [heat | cells | more], layout, links, 240 + 16 * len(names))
 
-    count = len(names)
-    if not 1 < count <= MOST_CLASSES:
-        return None
-    cells = confusion_matrix(true, predicted, labels=range(count))
-    share = (cells / np.maximum(cells.sum(1, keepdims=True), 1)).round(4)
-    heat = {"type": "heatmap", "x": list(names), "y": list(names), "z": share.tolist()}
-    heat |= {"customdata": cells.tolist(), "colorscale": "Blues", "reversescale": False, "zmin": 0}
-    heat["hovertemplate"] = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
-    axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
-    axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
-    return Chart("Confusion", [heat], axes | {"height": min(700, 220 + 24 * count)})
+
+def confusion(
+    cells: NDArray[np.int64], names: Sequence[str], links: Sequence[Sequence[str]]
+) -> Chart:
+    """Returns the confusion matrix of exclusive classes, coloured by the share of a class's rows.
+
+    Args:
+        cells: how many rows of each class (first) were taken for each.
+        names: of the classes.
+        links: that the cells open.
+    """
+    share = cells / np.maximum(cells.sum(1, keepdims=True), 1)
+    text = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
+    known = {"hovertemplate": text, "colorscale": "Viridis", "zmin": 0, "zmax": 1}
+    return heat_map("Confusion", names, share, cells, ("predicted", "true"), links, **known)
 
 
 def label_map(

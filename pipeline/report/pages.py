@@ -3,6 +3,7 @@
 import base64
 import gzip
 import html
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,19 +17,25 @@ from heron.pipeline.report.charts import Chart
 PAGE = Path(__file__).parent / "page"
 
 
-def render(template: str, **values: Any) -> str:
-    """Returns a page by one of the templates in `page/`; `name` heads it.
+def render(
+    template: str,
+    folder: Path = PAGE,
+    filters: Mapping[str, Callable[..., str]] | None = None,
+    **values: Any,
+) -> str:
+    """Returns a page by one of the templates in `page/`, or in another folder; `name` heads it.
 
-    A template of its own extends base.html; that itself takes `body`, which is HTML.
+    A template of its own extends base.html; that itself takes `body`, which is HTML. `filters` are
+    added to those of all templates.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE),
+        loader=jinja2.FileSystemLoader([folder, PAGE]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters["inline"] = _inline
-    environment.filters["figure"] = figure
+    environment.filters |= {"inline": _inline, "figure": figure} | dict(filters or {})
     return environment.get_template(template).render(
         css=(PAGE / "run.css").read_text(),
         script=(PAGE / "run.js").read_text(),
@@ -40,8 +47,11 @@ def render(template: str, **values: Any) -> str:
 def figure(chart: Chart) -> str:
     """Returns the HTML of a chart below its title, if it has one; the page's script draws it."""
     title = f"<figcaption>{html.escape(chart.title)}</figcaption>" if chart.title else ""
+    width = ""
+    if least := chart.least_width:
+        width = f' style="min-width: {least}px; max-width: {2 * least}px"'
     return (
-        f'<figure class="chart">{title}<div class="plot">'
+        f'<figure class="chart{" scroll" * bool(width)}">{title}<div class="plot"{width}>'
         f'<script type="application/json">{_inline(chart.plot)}</script></div></figure>'
     )
 

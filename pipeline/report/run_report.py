@@ -13,6 +13,7 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_auc, label_f1
+from heron.pipeline.negatives.links import ADDRESS, PageLinks
 from heron.pipeline.report import charts, examples, pages
 from heron.pipeline.training.tracking import START, read_metrics, read_result
 from heron.shards.atomic import atomic_write
@@ -22,6 +23,7 @@ SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several
 SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
 FEWEST_ROWS = 5  # that a map and neighbours are of
 Seeds = Sequence[Mapping[str, Any]]  # results of the run, and of it with other seeds
+CONFUSED = 8  # pairs of classes that are listed
 
 
 def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
@@ -76,7 +78,8 @@ def write_report(
         embedded=len(embedding.rows) if embedding else 0,
         near=near,
         labels=labels,
-        confusion=_confusion(predictions, reader),
+        confusion=confused_classes(predictions, reader, PageLinks()),
+        page=ADDRESS,
         facts=_facts(folder, config, result, reader),
         changed=_yaml(config.model_dump(mode="json", exclude_defaults=True)),
         config=_yaml(config.model_dump(mode="json")),
@@ -158,13 +161,33 @@ def _labels(predictions: Predictions, reader: Reader, threshold: float) -> list[
     return sorted(rows, key=lambda row: -np.nan_to_num(row["auc"], nan=-1.0))
 
 
-def _confusion(predictions: Predictions, reader: Reader) -> charts.Chart | None:
-    """Returns the confusion matrix of classes that exclude each other."""
-    found = predictions.probability
-    if found is None or reader.manifest.labels.kind == "multi_label" or not len(predictions.y):
-        return None
-    names = reader.manifest.labels.names
-    return charts.confusion(predictions.y.argmax(1), found.argmax(1), names)
+def confused_classes(predictions: Predictions, reader: Reader, links: PageLinks) -> dict[str, Any]:
+    """Returns which of the classes that exclude each other is taken for which.
+
+    `chart` is the matrix, None where the classes are too many or there are none; `worst` has the
+    true and the predicted class, how many rows, and the link of the cells with most in the wrong.
+    """
+    found, labels = predictions.probability, reader.manifest.labels
+    if found is None or labels.kind == "multi_label" or not len(predictions.y):
+        return {"chart": None, "worst": []}
+    from sklearn.metrics import confusion_matrix
+
+    names, places = labels.names, range(len(labels.names))
+    cells = confusion_matrix(predictions.y.argmax(1), found.argmax(1), labels=places)
+    wrong = cells - np.diag(np.diag(cells))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED].tolist()
+    worst = [
+        (names[a], names[b], int(cells[a, b]), links.confused(names[a], names[b]))
+        for a, b in (divmod(place, len(names)) for place in order)
+        if wrong[a, b]
+    ]
+    if not 1 < len(names) <= charts.MOST_CLASSES:
+        return {"chart": None, "worst": worst}
+    there = [
+        [links.confused(names[a], names[b]) if cells[a, b] else "" for b in range(len(names))]
+        for a in range(len(names))
+    ]
+    return {"chart": charts.confusion(cells, names, there), "worst": worst}
 
 
 def _facts(

@@ -21,7 +21,7 @@ from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
 from heron.pipeline.retrieval.index import Index, prepared, set_default
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
+from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, Prefix, rotation
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     CODED,
@@ -39,7 +39,6 @@ from heron.pipeline.retrieval.kinds import (
 from heron.pipeline.retrieval.map import MAP, draw_map
 from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.retrieval.transform import Prefix, rotation
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
 
@@ -58,7 +57,7 @@ class LayerVectors:
     metric: Metric
     progress: bool = False  # show a bar where a pass has a name
     prefix: Prefix | None = None  # the numbers of each that count; None: all
-    rotation: Vectors | None = None  # see `transform.rotation`
+    rotation: Vectors | None = None  # see `index_manifest.rotation`
 
     @property
     def dim(self) -> int:
@@ -152,7 +151,7 @@ def build_index(
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
-    with _folder(out) as work:
+    with new_folder(out) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
         with _timed(seconds, "recall"):
@@ -368,11 +367,11 @@ def measure(
 
 
 @contextmanager
-def _folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, which gets that name when all went well, else goes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RetrievalError(
-            f"{out} is there already; expected a new or an empty folder; give another --out, or "
+            f"{out} is there already; expected a new or an empty folder; give another (--out), or "
             "remove it"
         )
     work = out.with_name(f".{out.name}.part")
@@ -382,7 +381,7 @@ def _folder(out: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RetrievalError(
-                f"{work} is being written by another build; wait for it, or give another --out"
+                f"{work} is being written by another build; wait for it, or give another (--out)"
             ) from None
         try:
             for path in work.iterdir():  # what a killed build left

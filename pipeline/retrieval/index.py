@@ -19,11 +19,10 @@ from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest
+from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
 from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.retrieval.transform import rotation
 from heron.shards.artefact import MANIFEST
 
 faiss = require("faiss", "an index")
@@ -120,18 +119,12 @@ class Index:
         """Writes the index to a new folder, which `Index.open` and `heron query` take.
 
         Raises:
-            RetrievalError: the folder holds something.
+            RetrievalError: the folder holds something, or is being written.
         """
-        folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RetrievalError(
-                f"{folder} is there already; expected a new or an empty folder; give another, or "
-                "remove it"
-            )
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(self.folder, part)
-        part.replace(folder)
+        from heron.pipeline.retrieval.build import new_folder
+
+        with new_folder(Path(folder)) as work:
+            shutil.copytree(self.folder, work, dirs_exist_ok=True)
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:

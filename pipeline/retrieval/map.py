@@ -184,14 +184,7 @@ class SampleMap:
                 f"an outline of {len(words)} numbers; expected 3 to {CORNERS} corners, x,y,x,y, "
                 f"whole numbers of 0 to {GRID + 1}; draw it on the map"
             )
+        from matplotlib.path import Path as Outline  # here: no other use of an index needs it
+
         corners = np.array(words, np.int64).reshape(-1, 2)
-        near = ((self.grid >= corners.min(0)) & (self.grid < corners.max(0))).all(1)
-        numbers = np.flatnonzero(near)
-        x, y = self.grid[numbers].T + 0.5
-        odd = np.zeros(len(numbers), bool)
-        for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
-            crossed = np.flatnonzero((y0 > y) != (y1 > y))
-            odd[crossed] ^= x[crossed] < (x1 - x0) * (y[crossed] - y0) / (y1 - y0) + x0
-        found = np.zeros(len(self.grid), bool)
-        found[numbers[odd]] = True
-        return found
+        return np.asarray(Outline(corners).contains_points(self.grid + 0.5))

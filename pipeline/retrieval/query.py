@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.allowed import Allowed, Flags, allowed_samples
-from heron.pipeline.retrieval.answer import Answer, Hit, Query, Relation
+from heron.pipeline.retrieval.answer import (
+    Allowed,
+    Answer,
+    Flags,
+    Hit,
+    Query,
+    Relation,
+    allowed_samples,
+)
 from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.given import File
 from heron.pipeline.retrieval.index import Index
@@ -322,18 +329,17 @@ class Retriever:
                 f"samples{' with the query' if own else ''}"
             )
         chosen = allowed_samples(self.samples, query, own, where, relation, far, among)
-        mask, answer = chosen.mask, (k, chosen.count or others, where, relation, chosen.far)
-        rest = self.index.manifest.metric, chosen.close
-        if chosen.apart is not None:
-            return Answer(
-                query, self._nearest_labels(query, vector, k, chosen), *answer, *rest, True
-            )
-        # Without a mask more than asked for, as the query is most likely among them.
-        most = k + len(own) if mask is None else min(k, chosen.count)
-        found = self.index.search(vector[None], most, allowed=mask)
-        numbers, scores = found.numbers[0], found.scores[0]
-        kept = (numbers >= 0) & ~np.isin(numbers, own)
-        return Answer(query, self._hits(query, numbers[kept][:k], scores[kept][:k]), *answer, *rest)
+        if instead := chosen.apart is not None:
+            hits = self._nearest_labels(query, vector, k, chosen)
+        else:
+            # Without a mask more than asked for, as the query is most likely among them.
+            most = k + len(own) if chosen.mask is None else min(k, chosen.count)
+            found = self.index.search(vector[None], most, allowed=chosen.mask)
+            numbers, scores = found.numbers[0], found.scores[0]
+            kept = (numbers >= 0) & ~np.isin(numbers, own)
+            hits = self._hits(query, numbers[kept][:k], scores[kept][:k])
+        rest = chosen.far, self.index.manifest.metric, chosen.close, instead
+        return Answer(query, hits, k, chosen.count or others, where, relation, *rest)
 
     def _nearest_labels(
         self, query: Query, vector: NDArray[Any], k: int, chosen: Allowed

@@ -3,7 +3,7 @@
 import asyncio
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO, StringIO
@@ -16,8 +16,7 @@ from fastapi.responses import StreamingResponse
 from PIL import Image
 
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.retrieval.allowed import Flags
-from heron.pipeline.retrieval.answer import Answer, Relation
+from heron.pipeline.retrieval.answer import Answer, Flags, Relation
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
@@ -133,6 +132,12 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
         found["query"]["keys"] = [samples.key(number) for number in query.examples]
         return found
 
+    async def answered(
+        admitted: Admission, lasso: str, find: Callable[[Flags | None], Answer]
+    ) -> dict[str, Any]:
+        async with admitted():
+            return await threaded(lambda: plain(find(chosen.inside(lasso))))
+
     @routes.get("/neighbours")
     async def neighbours(
         key: Keys,
@@ -141,41 +146,37 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
         relation: Relation = "neighbours",
         lasso: Outline = "",
     ) -> dict[str, Any]:
-        def find() -> dict[str, Any]:
-            among = chosen.inside(lasso)
+        def find(among: Flags | None) -> Answer:
             if len(key) == 1:
-                return plain(retriever.by_key(key[0], k, where, relation, among=among))
+                return retriever.by_key(key[0], k, where, relation, among=among)
             if relation != "neighbours":
                 raise RetrievalError(
                     f"relation '{relation}' with {len(key)} keys; expected one key; ask for "
                     "neighbours, or by one of them"
                 )
-            return plain(retriever.by_keys(key, k, where, among))
+            return retriever.by_keys(key, k, where, among)
 
-        async with bounds.searching():
-            return await threaded(find)
+        return await answered(bounds.searching, lasso, find)
 
     @routes.get("/text")
     async def by_text(
         text: Text, k: Count = 24, where: Text = "", lasso: Outline = ""
     ) -> dict[str, Any]:
-        def find() -> dict[str, Any]:
-            return plain(retriever.by_text(text, k, where, among=chosen.inside(lasso)))
+        def find(among: Flags | None) -> Answer:
+            return retriever.by_text(text, k, where, among=among)
 
-        async with bounds.encoding():
-            return await threaded(find)
+        return await answered(bounds.encoding, lasso, find)
 
     @routes.post("/upload")
     async def upload(
         request: Request, k: Count = 24, where: Text = "", lasso: Outline = ""
     ) -> dict[str, Any]:
-        async with bounds.uploaded(request) as data, bounds.encoding():
+        async with bounds.uploaded(request) as data:
 
-            def find() -> dict[str, Any]:
-                among = chosen.inside(lasso)
-                return plain(retriever.by_file(data, k, where, name="the upload", among=among))
+            def find(among: Flags | None) -> Answer:
+                return retriever.by_file(data, k, where, name="the upload", among=among)
 
-            return await threaded(find)
+            return await answered(bounds.encoding, lasso, find)
 
 
 def _add_choices(routes: APIRouter, samples: Samples, bounds: Bounds, chosen: "Chosen") -> None:

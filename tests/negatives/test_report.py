@@ -1,11 +1,10 @@
 """The report on negatives: its page, its numbers, its table of pairs, and the verb."""
 
-import base64
 import html
 import json
 import math
 import re
-from io import BytesIO
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,22 +12,21 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from matplotlib import colormaps
-from PIL import Image
 
 from heron.launch.arguments import Verb, parse
 from heron.launch.retrieval import negatives
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives import figures as negatives_figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.negatives.measure import EXPECTED
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
+from heron.pipeline.report.charts import Chart
+from heron.pipeline.report.pages import figure, render
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.training.page import embedded, page, table
+from heron.pipeline.training.page import table
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make
@@ -43,14 +41,23 @@ def page_of(e: Embeddings, question: Question, out: Path) -> str:
 
 
 def read(page: Path) -> str:
-    """A page in one line: where its source breaks one says nothing."""
-    return " ".join(page.read_text().split())
+    """A page in one line, where its source breaks one says nothing; without Plotly and scripts."""
+    text = page.read_text()
+    text = re.sub(r"<script(?! type=.application/json)[^>]*>.*?</script>", "", text, flags=re.S)
+    return " ".join(text.split())
+
+
+def charts(page: Path) -> list[dict[str, Any]]:
+    """What the page hands to Plotly, chart by chart."""
+    found = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text())
+    return [json.loads(text) for text in found]
 
 
 def verb(*words: str | Path | int) -> None:
     parse("heron negatives", Verb(negatives), [str(word) for word in words])()
 
 
+CHROMIUM = shutil.which("chromium")
 Written = tuple[NearPairs, dict[str, Any], Path]
 
 
@@ -69,8 +76,8 @@ def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> N
     assert sorted(p.name for p in out.iterdir()) == [
         "negatives.json", "pairs.parquet", "report.html",
     ]  # fmt: skip
-    assert text.startswith("<!doctype html>") and text.count("data:image/png;base64,") == 5
-    assert not re.findall(r'src="(?!data:)|<(?!a|area)\w+ [^>]*href=', text)  # nothing is fetched
+    assert text.startswith("<!doctype html>") and text.count('class="plot"') == 5
+    assert not re.findall(r'src="(?!data:)|<(?!a )\w+ [^>]*href=', text)  # nothing is fetched
     there = "http://127.0.0.1:8000/"  # of heron serve
     assert text.count("http") == text.count(there) > 50
     assert "<h1>Negatives of e</h1>" in text and "nan" not in text.lower().split("base64")[0]
@@ -101,26 +108,55 @@ def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Pat
     assert html.escape(PageLinks().confused(swap["anchor"], swap["neighbour"])) in text
     with pytest.raises(RetrievalError, match="'javascript:x' is no address of a page"):
         report(near.embeddings, near.question, tmp_path / "no", address="javascript:x")
-    # A link lies on its cell: those without enough pairs are grey, and are no links.
-    picture = re.search(r'usemap="#confused"[^>]*base64,([^"]+)', text)
-    assert picture
-    with Image.open(BytesIO(base64.b64decode(picture[1]))) as image:
-        pixels = np.asarray(image.convert("RGB"), int)
-    areas = re.findall(r'coords="(\d+),(\d+),(\d+),(\d+)" href="([^"]+)"', text)
-    values = {}
-    for *corners, href in areas:
-        left, top, right, bottom = map(int, corners)
-        assert right - left > 12 and bottom - top > 12
-        values[href] = pixels[(top + bottom) // 2, (left + right) // 2]
-    names = samples.names
+    # A cell has its link: those without enough pairs are grey, and have none.
+    confusion = charts(out / "report.html")[2]
+    (heat,), names = confusion["traces"], samples.names
     counts, chance = (np.asarray(numbers["confusion"][n], float) for n in ("swapped", "expected"))
-    checked = 0
-    for i, j in np.argwhere(chance >= EXPECTED):
-        there = html.escape(PageLinks().confused(names[i], names[j]))
-        wanted = 255 * np.array(colormaps["RdBu_r"](counts[i, j] / chance[i, j] / 2)[:3])
-        assert np.abs(values[there] - wanted).max() < 6
-        checked += 1
-    assert checked == len(areas) > 2
+    assert heat["x"] == heat["y"] == names and (chance >= EXPECTED).sum() > 2
+    for i, j in np.ndindex(*chance.shape):
+        if chance[i, j] >= EXPECTED:
+            assert heat["z"][i][j] == pytest.approx(counts[i, j] / chance[i, j], abs=1e-4)
+            assert confusion["links"][i][j] == PageLinks().confused(names[i], names[j])
+        else:
+            assert heat["z"][i][j] is None and confusion["links"][i][j] == ""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
+def test_in_a_browser_a_cell_opens_the_page_and_dark_is_dark(written: Written) -> None:
+    from playwright.sync_api import sync_playwright
+
+    _, _, out = written
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": 390, "height": 900})
+        context.route("http://**", lambda route: route.abort())
+        asked, faults = list[str](), list[str]()
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        page.on("pageerror", lambda fault: faults.append(str(fault)))
+        page.goto((out / "report.html").as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator(".chart .main-svg").count() >= 5 and not faults
+        assert [url for url in asked if url.startswith("http")] == []
+        ground = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(ground) == "rgb(255, 255, 255)"
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate(ground) == "rgb(18, 22, 29)"
+        heat = page.locator(".chart", has_text="Which labels are confused")
+        heat.scroll_into_view_if_needed()
+        cells = heat.locator(".heatmaplayer image").bounding_box()
+        links = charts(out / "report.html")[2]["links"]
+        row, column = next((i, j) for i in range(5) for j in range(5) if links[i][j])
+        assert cells is not None
+        with context.expect_page() as opened:
+            page.mouse.click(
+                cells["x"] + (column + 0.5) * cells["width"] / 5,
+                cells["y"] + (row + 0.5) * cells["height"] / 5,
+            )
+        opened.value.close()
+        assert [url for url in asked if url.startswith("http")] == [links[row][column]]
+        browser.close()
 
 
 def test_the_numbers_are_json(written: Written) -> None:
@@ -158,13 +194,6 @@ def test_pairs_are_a_table(written: Written) -> None:
         }
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, and not rendered, which takes longest."""
-    monkeypatch.setattr(negatives_figures, "png", lambda figure: b"")
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_classes_without_projections(tmp_path: Path) -> None:
     text = page_of(clusters(tmp_path / "e"), Question(k=5, anchors=50), tmp_path / "out")
     assert "Of the 5 nearest neighbours 100 % (100 to 100 %) have exactly" in text
@@ -174,7 +203,6 @@ def test_classes_without_projections(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out/pairs.parquet")["g"].null_count == 50 * 50
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("weight", "says"),
     [
@@ -194,7 +222,6 @@ def test_what_is_said_of_g(weight: str, says: str, tmp_path: Path) -> None:
     assert (numbers["weight"]["label_rank"]["value"] is None) == (weight == "constant")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
     x = np.ones((30, 3)) + 1e-4 * np.random.default_rng(0).normal(size=(30, 3))
     targets = np.eye(3, dtype=np.uint8)[np.arange(30) % 3]
@@ -224,7 +251,6 @@ def of_faces(folder: Path, name: str, **manifest: Any) -> Embeddings:
     )
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_sheets_show_pictures_of_the_shards(
     faces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +265,6 @@ def test_sheets_show_pictures_of_the_shards(
     assert f"of the index {index.folder} (flat), recall" in text
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
     e = of_faces(faces, "moved", data="gone/faces")
     verb(e.folder, "--out", tmp_path / "a", "--k", 3, "--data", faces / "data")
@@ -265,7 +290,7 @@ def test_values_as_json_and_words() -> None:
 
 
 def test_a_page_escapes_what_it_shows() -> None:
-    text = page("a<b", table(["x"], [["<td>"]]) + embedded('"', b"\x89PNG"), "p {}")
-    assert "<title>a&lt;b</title>" in text and "&lt;td&gt;" in text and 'alt="&quot;"' in text
-    assert text.count("<td>") == 1 and "p {}</style>" in text
+    text = render("base.html", name="a<b", body=table(["x"], [["<td>"]]) + figure(Chart('"', [])))
+    assert "<title>a&lt;b</title>" in text and "&lt;td&gt;" in text and "<h1>a&lt;b</h1>" in text
+    assert text.count("<td>") == 1 and "<figcaption>&quot;</figcaption>" in text
     assert "<th>k</th><td>v</td>" in table([], [["k", "v"]])

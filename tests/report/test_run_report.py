@@ -15,11 +15,12 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed import collectives
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_f1
+from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.report import run_report
+from heron.pipeline.report import charts, run_report
 from heron.pipeline.report.charts import MOST_POINTS, confusion, curves
 from heron.pipeline.report.examples import nearest_rows
-from heron.pipeline.report.run_report import LONG, wants_map
+from heron.pipeline.report.run_report import LONG, confused_classes, wants_map
 from tests import ranks
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
@@ -74,11 +75,32 @@ def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
 
 
 def test_confusion_counts_rows_of_the_true_class() -> None:
-    found = confusion(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), ["a", "b"])
-    assert found is not None
-    (heat,) = found.traces
+    (heat,) = confusion(np.array([[2, 1], [0, 1]]), ["a", "b"], [["/", "/"], ["", "/"]]).traces
     assert heat["customdata"] == [[2, 1], [0, 1]]
     assert heat["z"] == [[0.6667, 0.3333], [0.0, 1.0]]
+
+
+def test_confused_classes_open_the_page_of_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As links of the cells, and of a list that needs no script; cells without a row have none."""
+    pretrain(frames(tmp_path, train={"steps": 1}))
+    reader = Reader(tmp_path / "frames")
+    names = reader.manifest.labels.names
+    y = np.eye(len(names), dtype=np.float32)[[0, 0, 0, 1]]
+    taken = np.eye(len(names), dtype=np.float32)[[0, 1, 1, 1]]
+    predictions = Predictions(taken, None, y, np.arange(4))
+    found = confused_classes(predictions, reader, PageLinks())
+    there = PageLinks().confused(names[0], names[1])
+    assert found["worst"] == [(names[0], names[1], 2, there)]
+    links = found["chart"].plot["links"]
+    assert links[0][:2] == [PageLinks().confused(names[0], names[0]), there]
+    assert links[1][0] == "" and links[1][1] != ""
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "taken for" in text and 'href="http://127.0.0.1:8000/?among=' in text
+    monkeypatch.setattr(charts, "MOST_CLASSES", len(names) - 1)
+    of_many = confused_classes(predictions, reader, PageLinks())
+    assert of_many == {"chart": None, "worst": found["worst"]}
 
 
 def test_f1_of_each_label_is_that_of_scikit_learn() -> None:

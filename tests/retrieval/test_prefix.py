@@ -11,8 +11,8 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.index import Index
+from heron.pipeline.retrieval.index_manifest import rotation
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.retrieval.transform import rotation
 from tests.retrieval.made import clustered, embeddings
 
 N, DIM, VIEWS, WIDTH = 60, 12, 2, 4

@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.retrieval.map import SampleMap
 from heron.pipeline.retrieval.query import Retriever
-from tests.serve.browsing import BrowserContext, Page, expect, focused, keys, opened, shoot
+from tests.serve.browsing import (
+    Browser,
+    BrowserContext,
+    Page,
+    expect,
+    focused,
+    keys,
+    opened,
+    shoot,
+)
 from tests.serve.served import Site, picture, retriever, running
 
 
@@ -73,6 +83,45 @@ def test_the_map_pans_zooms_and_picks(context: BrowserContext, faces: Site) -> N
     assert f"colour={place}" in page.url
     page.reload()
     expect(page.locator("#map")).to_have_attribute("data-colour", str(place))
+
+
+def test_two_fingers_zoom_about_their_middle_and_move_it(browser: Browser, faces: Site) -> None:
+    touch = browser.new_context(viewport={"width": 390, "height": 900}, has_touch=True)
+    page = mapped(opened(touch, f"{faces.url}?key=000007"))
+    page.locator("#over").scroll_into_view_if_needed()
+    box = page.locator("#over").bounding_box()
+    found = SampleMap.of(faces.found.index)
+    assert box is not None and found is not None
+    fingers = touch.new_cdp_session(page)
+
+    def send(kind: str, *places: tuple[float, float]) -> None:
+        points = [
+            {"x": box["x"] + x, "y": box["y"] + y, "id": n} for n, (x, y) in enumerate(places)
+        ]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    whole = coloured_pixels(page)
+    width, height = box["width"], box["height"]
+    x, y = found.grid.astype(float).T
+    scale = 0.94 * min(width / x.max(), height / y.max())
+    alone = int(np.argmax(x))  # at the edge
+    left = width / 2 + (x[alone] - x.max() / 2) * scale
+    top = height / 2 - (y[alone] - y.max() / 2) * scale
+    # The fingers are about the sample, and go three times as far apart about the map's middle.
+    send("touchStart", (left - 30, top))
+    send("touchStart", (left - 30, top), (left - 10, top))
+    for part in np.linspace(0, 1, 6)[1:]:
+        at_x, at_y = (1 - part) * (left - 20) + part * width / 2, top + part * (height / 2 - top)
+        spread = 10 + 20 * part
+        send("touchMove", (at_x - spread, at_y), (at_x + spread, at_y))
+    send("touchEnd", (width / 2 - 30, height / 2))
+    send("touchEnd")
+    expect(page.locator("#query-title")).to_have_text("Sample 000007")  # nothing was picked
+    assert coloured_pixels(page) != whole
+    page.touchscreen.tap(box["x"] + width / 2 + 60, box["y"] + height / 2)
+    key = faces.found.samples.key(alone)
+    expect(page.locator("#query-title")).to_have_text(f"Sample {key}")
+    touch.close()
 
 
 def test_a_lasso_has_only_what_is_inside(context: BrowserContext, faces: Site) -> None:
@@ -260,6 +309,18 @@ def test_a_part_of_a_key_and_samples_with_labels(context: BrowserContext, faces:
     keys(page)
     labels = page.locator("#query .labels button").all_text_contents()
     assert "Smiling" in labels and "Male" not in labels
+
+
+def test_a_link_of_confused_classes(context: BrowserContext, frames: Site) -> None:
+    """A sample of the one class, and those of the other; their names have markup and quotes."""
+    names = frames.found.samples.names
+    page = mapped(opened(context, PageLinks(frames.url).confused(names[0], names[1])))
+    assert page.locator("#query .labels button").all_text_contents() == [names[0]]
+    labels = page.locator("#hits tbody tr td:last-child").all_text_contents()
+    assert labels and all(f"+ {names[1]}" in text for text in labels)
+    expect(page.get_by_label(f"Only samples with {names[1]}")).to_have_attribute(
+        "aria-pressed", "true"
+    )
 
 
 def test_another_index(context: BrowserContext, faces: Site, frames: Site) -> None:

@@ -1,4 +1,4 @@
-// Draws the charts of a run's report, whose data lie in the page; Plotly is unpacked from it too.
+// Draws the charts of a report, whose data lie in the page; Plotly is unpacked from it too.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const config = { responsive: true, displaylogo: false, displayModeBar: false };
 const held = (element) => JSON.parse(element.querySelector("script").textContent);
@@ -21,11 +21,15 @@ function layout(more) {
 }
 
 function draw(element) {
-  const { traces, layout: more } = held(element);
+  const { traces, layout: more, links } = held(element);
   const legend = more.showlegend ?? (traces.length > 1)
     ? { showlegend: true, legend: { orientation: "h", y: 1.12 } } : {};
   const height = more.height ?? 230;
+  const begun = element.classList.contains("js-plotly-plot");
   Plotly.react(element, traces, layout({ height, ...legend, ...more }), config);
+  if (links.length && !begun) element.on("plotly_click", ({ points: [{ pointIndex: [row, column] }] }) => {
+    if (links[row][column]) open(links[row][column], "_blank", "noopener");
+  });
 }
 
 // One trace a value of the label, or a class, so that each has its colour and its legend's line.

@@ -225,21 +225,17 @@ function nearest(left, top) {
   return found;
 }
 
-function pan(right, down) {
-  view.x -= right / view.scale;
-  view.y += down / view.scale;
-  draw(true);
-}
-
-/** Come closer, to a place on the screen that stays where it is. */
-function zoom(times, left = size().width / 2, top = size().height / 2) {
-  const [x, y] = toGrid(left, top);
+/** Come closer; what was at one place on the screen lies at another then. */
+function zoom(times, from = [size().width / 2, size().height / 2], to = from) {
+  const [x, y] = toGrid(...from);
   view.scale = Math.min(Math.max(view.scale * times, 1e-3), 50);
-  const [now, then] = toGrid(left, top);
+  const [now, then] = toGrid(...to);
   view.x += x - now;
   view.y += y - then;
   draw(true);
 }
+
+const pan = (right, down) => zoom(1, [0, 0], [right, down]);
 
 /** Select what lies in an outline, of as many corners as the server takes. */
 function select(corners) {
@@ -250,9 +246,14 @@ function select(corners) {
   if (bounded.length >= 6) go({ lasso: bounded.join(",") });
 }
 
+/** The middle of two places, and how far they are apart. */
+const between = ([[x, y], [right, down]]) =>
+  ({ middle: [(x + right) / 2, (y + down) / 2], apart: Math.max(1, Math.hypot(x - right, y - down)) });
+
 function listen() {
   const canvas = at("over");
-  let held = null; // where the pointer went down, and where it is
+  let held = null; // where the pointer went down, and where it is; null while two are down
+  const down = new Map(); // where the pointers are that are down, two at most, by their ids
   const place = (event) => [event.offsetX, event.offsetY];
   const arm = (on) => {
     drawing = on;
@@ -260,25 +261,41 @@ function listen() {
     canvas.classList.toggle("drawing", on);
   };
   canvas.addEventListener("pointerdown", (event) => {
+    if (down.size === 2) return;
     canvas.setPointerCapture(event.pointerId);
-    held = { from: place(event), last: place(event), moved: false };
-    if (drawing || event.shiftKey) outline = [toGrid(...held.last)];
+    down.set(event.pointerId, place(event));
+    outline = [];
+    held = down.size === 1 ? { from: place(event), last: place(event), moved: false } : null;
+    if (held && (drawing || event.shiftKey)) outline = [toGrid(...held.last)];
   });
   canvas.addEventListener("pointermove", (event) => {
     const now = place(event);
-    if (!held) return hover(now);
-    const [right, down] = [now[0] - held.last[0], now[1] - held.last[1]];
+    if (!down.has(event.pointerId)) return hover(now);
+    const before = down.size === 2 && between([...down.values()]);
+    down.set(event.pointerId, now);
+    if (before) {
+      const after = between([...down.values()]);
+      return zoom(after.apart / before.apart, before.middle, after.middle);
+    }
+    const [right, below] = [now[0] - held.last[0], now[1] - held.last[1]];
     if (Math.hypot(now[0] - held.from[0], now[1] - held.from[1]) > 3) held.moved = true;
     if (outline.length) {
-      if (Math.hypot(right, down) < 4) return;
+      if (Math.hypot(right, below) < 4) return;
       outline.push(toGrid(...now));
       over();
-    } else pan(right, down);
+    } else pan(right, below);
     held.last = now;
   });
+  /** Forget a pointer; one that is left of two moves the map on, and picks nothing. */
+  const lift = (event) => {
+    down.delete(event.pointerId);
+    const [left] = down.values();
+    held = left ? { from: left, last: left, moved: true } : null;
+  };
   canvas.addEventListener("pointerup", async (event) => {
-    const { moved } = held ?? {};
-    held = null;
+    if (!down.has(event.pointerId)) return;
+    const { moved } = held ?? { moved: true };
+    lift(event);
     const corners = outline;
     outline = [];
     if (corners.length) {
@@ -290,11 +307,11 @@ function listen() {
       if (found >= 0) go({ key: [(await ask(api(`sample/${found}`))).key], upload: "" });
     }
   });
-  canvas.addEventListener("pointercancel", () => { held = null; outline = []; over(); });
+  canvas.addEventListener("pointercancel", (event) => { lift(event); outline = []; over(); });
   canvas.addEventListener("pointerleave", () => hover(null));
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 400), ...place(event));
+    zoom(Math.exp(-event.deltaY / 400), place(event));
   }, { passive: false });
   canvas.addEventListener("keydown", (event) => {
     const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] };
