@@ -1,5 +1,7 @@
 """The section of tars that are streamed without an index, by webdataset."""
 
+import math
+import re
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
@@ -10,6 +12,7 @@ from heron.pipeline.config.sections import Natural, PathText, Section
 from heron.shards.artefact import Count
 
 MOST_TARS = 1 << 20
+RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 
 
 def expand(tars: list[str]) -> list[str]:
@@ -18,9 +21,15 @@ def expand(tars: list[str]) -> list[str]:
     Raises:
         ValueError: braces are not balanced, or there are too many addresses.
     """
+    fault = f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most"
+    for text in tars:  # the library makes a whole range, or all that nested braces stand for, first
+        sizes = [abs(int(last) - int(first)) + 1 for first, last in RANGE.findall(text)]
+        at_once = math.prod(sizes) if re.search(r"\{[^{}]*\{", text) else max(sizes, default=1)
+        if at_once > MOST_TARS:
+            raise ValueError(fault)
     every = chain.from_iterable(map(braceexpand.braceexpand, tars))
     if len(found := list(islice(every, MOST_TARS + 1))) > MOST_TARS:
-        raise ValueError(f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most")
+        raise ValueError(fault)
     return found
 
 

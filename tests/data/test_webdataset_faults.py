@@ -175,11 +175,14 @@ def test_what_needs_an_index_is_refused_by_name(
         open_endless(parse_config(merge(tree, changes)))
 
 
+@pytest.mark.parametrize(
+    "many", ["a-{0..99999999}.tar", "{a,b-{0..9999}-{0..9999}}.tar", "{0..99}-{0..-99}.tar"]
+)
 def test_braces_may_not_stand_for_endlessly_many_tars(
-    tars: Path, monkeypatch: pytest.MonkeyPatch
+    tars: Path, many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Some by their product alone, which is not made either."""
     monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", 1000)
     tree = config(tars).model_dump(mode="json", exclude_defaults=True)
-    many = {"data": {"webdataset": {"labelled": "a-{0..99999999}.tar"}}}
     with pytest.raises(HeronError, match="more than 1,000 tars; expected 1,000 at most"):
-        parse_config(merge(tree, many))
+        parse_config(merge(tree, {"data": {"webdataset": {"labelled": many}}}))
