@@ -242,7 +242,7 @@ class _SharedPairs(torch.autograd.Function):
 def _members(y: Tensor) -> tuple[Tensor, ...]:
     """The rows that have each label, by label."""
     labels, rows = y.T.nonzero(as_tuple=True)
-    return rows.split(labels.bincount(minlength=y.shape[1]).tolist())
+    return torch.split(rows, labels.bincount(minlength=y.shape[1]).tolist())
 
 
 class _PairRule:
