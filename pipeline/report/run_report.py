@@ -121,9 +121,9 @@ def _cards(
             continue
         spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         beside = [
-            f"{method} {result[prefix + score]:.3f}"
+            f"{method} {np.mean(found):.3f}"
             for method, prefix in (("plain network", "plain_"), ("logistic", "logistic_"))
-            if result.get(prefix + score) is not None
+            if (found := _values(seeds, prefix + score))
         ]
         cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(beside)))
     rates = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]

@@ -142,7 +142,9 @@ def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) 
     result = small(str(tmp_path), "run", evaluate=shown)
     other = json.loads((tmp_path / "run" / "seed-1" / "result.json").read_text())
     mean = (result["auc_macro"] + other["auc_macro"]) / 2
+    plain = (result["plain_auc_macro"] + other["plain_auc_macro"]) / 2
     assert result["auc_macro"] != other["auc_macro"]
+    assert f"{plain:.3f}" != f"{result['plain_auc_macro']:.3f}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for width in (390, 1400):
@@ -157,6 +159,7 @@ def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) 
             assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
             assert page.locator(".chart .main-svg").count() > 20
             assert page.locator(".card strong").first.inner_text().startswith(f"{mean:.3f}")
+            assert f"plain network {plain:.3f}" in page.locator(".card").first.inner_text()
             assert page.locator(".near img").count() == 36
             page.select_option("#colour", index=1)
             chosen = page.locator("#colour option").nth(1).inner_text()
