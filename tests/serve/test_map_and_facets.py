@@ -88,39 +88,58 @@ def test_the_map_pans_zooms_and_picks(context: BrowserContext, faces: Site) -> N
 def test_two_fingers_zoom_about_their_middle_and_move_it(browser: Browser, faces: Site) -> None:
     touch = browser.new_context(viewport={"width": 390, "height": 900}, has_touch=True)
     page = mapped(opened(touch, f"{faces.url}?key=000007"))
-    page.locator("#over").scroll_into_view_if_needed()
     box = page.locator("#over").bounding_box()
     found = SampleMap.of(faces.found.index)
     assert box is not None and found is not None
     fingers = touch.new_cdp_session(page)
 
-    def send(kind: str, *places: tuple[float, float]) -> None:
+    def send(kind: str, *places: tuple[float, float], first: int = 0) -> None:
+        """`touchEnd` lifts the fingers at these places, numbered from `first`; none: all."""
+        page.locator("#over").scroll_into_view_if_needed()
+        now = page.locator("#over").bounding_box()
+        assert now is not None
         points = [
-            {"x": box["x"] + x, "y": box["y"] + y, "id": n} for n, (x, y) in enumerate(places)
+            {"x": now["x"] + x, "y": now["y"] + y, "id": n}
+            for n, (x, y) in enumerate(places, first)
         ]
         fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
-    whole = coloured_pixels(page)
+    def seen() -> list[int]:
+        """Left, bottom, right and top of what is seen, on the grid."""
+        page.click("#in-view")
+        expect(page).to_have_url(re.compile("lasso="))
+        corners = re.search(r"lasso=([\d%C,]+)", page.url)
+        assert corners
+        numbers = [int(n) for n in corners[1].replace("%2C", ",").split(",")]
+        page.click("#unlasso")
+        expect(page).not_to_have_url(re.compile("lasso="))
+        return [numbers[0], numbers[5], numbers[2], numbers[1]]
+
     width, height = box["width"], box["height"]
     x, y = found.grid.astype(float).T
     scale = 0.94 * min(width / x.max(), height / y.max())
-    alone = int(np.argmax(x))  # at the edge
-    left = width / 2 + (x[alone] - x.max() / 2) * scale
-    top = height / 2 - (y[alone] - y.max() / 2) * scale
-    # The fingers are about the sample, and go three times as far apart about the map's middle.
-    send("touchStart", (left - 30, top))
-    send("touchStart", (left - 30, top), (left - 10, top))
-    for part in np.linspace(0, 1, 6)[1:]:
-        at_x, at_y = (1 - part) * (left - 20) + part * width / 2, top + part * (height / 2 - top)
-        spread = 10 + 20 * part
-        send("touchMove", (at_x - spread, at_y), (at_x + spread, at_y))
-    send("touchEnd", (width / 2 - 30, height / 2))
+    # The fingers go three times as far apart, and their middle to that of the map.
+    start, spread = (0.4 * width, 0.6 * height), 20
+    send("touchStart", (start[0] - spread, start[1]))
+    send("touchStart", (start[0] - spread, start[1]), (start[0] + spread, start[1]))
+    for part in np.linspace(0, 1, 6)[1:].tolist():
+        left, top = (0.4 + 0.1 * part) * width, (0.6 - 0.1 * part) * height
+        apart = spread * (1 + 2 * part)
+        send("touchMove", (left - apart, top), (left + apart, top))
     send("touchEnd")
-    expect(page.locator("#query-title")).to_have_text("Sample 000007")  # nothing was picked
-    assert coloured_pixels(page) != whole
-    page.touchscreen.tap(box["x"] + width / 2 + 60, box["y"] + height / 2)
-    key = faces.found.samples.key(alone)
-    expect(page.locator("#query-title")).to_have_text(f"Sample {key}")
+    middle = x.max() / 2 - 0.1 * width / scale, y.max() / 2 - 0.1 * height / scale
+    half = width / (6 * scale), height / (6 * scale)
+    expected = np.array([*np.subtract(middle, half), *np.add(middle, half)])
+    assert seen() == pytest.approx(expected.clip(0, 65_536).tolist(), abs=400)
+    # One that is left of two moves the map on, and neither picks a sample.
+    send("touchStart", (20, 20))
+    send("touchStart", (20, 20), (60, 20))
+    send("touchEnd", (60, 20), first=1)
+    send("touchMove", (20 + width / 3, 20))
+    send("touchEnd")
+    moved = expected - np.array([1, 0, 1, 0]) * width / (9 * scale)
+    assert seen() == pytest.approx(moved.clip(0, 65_536).tolist(), abs=400)
+    assert "key=000007" in page.url
     touch.close()
 
 
