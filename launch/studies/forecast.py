@@ -11,11 +11,17 @@ from heron.launch.studies import figures
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.results import Results
 from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_without_each
-from heron.launch.studies.text import heads_and_lines, markdown, number
+from heron.launch.studies.text import (
+    heading,
+    heads_and_lines,
+    markdown,
+    number,
+    paragraph,
+    table,
+)
 from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.report.pages import figure
-from heron.pipeline.training.page import heading, paragraph, table
 
 WORLDS = [2**n for n in range(3, 13)]  # 8 to 4,096
 TITLE = "More processes than were measured"

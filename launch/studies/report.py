@@ -24,16 +24,18 @@ from heron.launch.studies.fits import Law, fit
 from heron.launch.studies.results import NEGATIVES, Results, is_cost, is_number, plain
 from heron.launch.studies.text import (
     cell,
+    heading,
     heads_and_lines,
     label,
     markdown,
     mean_std,
     number,
+    paragraph,
     scale,
     short,
+    table,
 )
 from heron.pipeline.report.pages import figure, render
-from heron.pipeline.training.page import heading, paragraph, table
 from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")

@@ -1,8 +1,8 @@
 """The section of tars that are streamed without an index, by webdataset."""
 
-import math
 import re
-from itertools import chain, islice
+from itertools import chain
+from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, Literal
 
 import braceexpand
@@ -12,7 +12,12 @@ from heron.pipeline.config.sections import Natural, PathText, Section
 from heron.shards.artefact import Count
 
 MOST_TARS = 1 << 20
-RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+# What counts in braces: what is escaped, ranges of numbers and of letters, and marks.
+BRACES = re.compile(
+    r"\\.|\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}"
+    r"|\{([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?\}|[{},]"
+)
+LETTERS = ascii_uppercase + ascii_lowercase
 
 
 def expand(tars: list[str]) -> list[str]:
@@ -21,16 +26,33 @@ def expand(tars: list[str]) -> list[str]:
     Raises:
         ValueError: braces are not balanced, or there are too many addresses.
     """
-    fault = f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most"
-    for text in tars:  # the library makes a whole range, or all that nested braces stand for, first
-        sizes = [abs(int(last) - int(first)) + 1 for first, last in RANGE.findall(text)]
-        at_once = math.prod(sizes) if re.search(r"\{[^{}]*\{", text) else max(sizes, default=1)
-        if at_once > MOST_TARS:
-            raise ValueError(fault)
-    every = chain.from_iterable(map(braceexpand.braceexpand, tars))
-    if len(found := list(islice(every, MOST_TARS + 1))) > MOST_TARS:
-        raise ValueError(fault)
-    return found
+    if sum(map(_count, tars)) > MOST_TARS:  # counted first: the library makes whole ranges at once
+        raise ValueError(f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most")
+    try:
+        return list(chain.from_iterable(map(braceexpand.braceexpand, tars)))
+    except RecursionError:
+        raise ValueError("braces are nested too deeply; expected some levels of them") from None
+
+
+def _count(text: str) -> int:
+    """Returns how many addresses the braces of a text stand for, or that they are too many."""
+    outside = list[tuple[int, int]]()  # of each brace that is open, the two numbers before it
+    before, here = 0, 1  # addresses up to the last comma of a brace, and since
+    for found in BRACES.finditer(text):
+        if range_ := next((n for n in (found.groups()[:3], found.groups()[3:]) if n[0]), None):
+            first, last = (LETTERS.index(x) if x.isalpha() else int(x) for x in range_[:2])
+            here *= abs(last - first) // abs(int(range_[2] or 1) or 1) + 1
+        elif found[0] == "{":
+            outside.append((before, here))
+            before, here = 0, 1
+        elif found[0] == "," and outside:
+            before, here = before + here, 1
+        elif found[0] == "}" and outside:
+            inside = before + here
+            before, here = outside.pop()
+            here *= inside
+        here = min(here, MOST_TARS + 1)  # or a long text would make a number of as many digits
+    return here
 
 
 def _listed(value: Any) -> Any:

@@ -100,9 +100,9 @@ def exchanges(
 
     Per row go the projections and, with weights, H of them; of a labelled row where terms need
     them S, the labels (a width) and the paths (of so many levels); and all inputs where weights are
-    of inputs: all by one collective. Then go the few numbers a row of `Term.tells`, and back the
-    gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of one
-    sample of each view; with `half`, vectors travel in bfloat16. `by_ring`: vectors are not
+    of inputs: all by one collective. Then go the few numbers a row of `Term.exchanged_sums`, and
+    back the gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of
+    one sample of each view; with `half`, vectors travel in bfloat16. `by_ring`: vectors are not
     gathered, and go round as often as `Term.ring_widths` says.
     """
     if len(sizes.rows) == 1:

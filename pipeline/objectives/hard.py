@@ -161,8 +161,7 @@ def hard(
         threshold: of e^g, tau_h of Eq. 4.
         positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
         detach: let no gradient flow through eta.
-        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
-            whole batch.
+        rows: see `nt_xent`.
         present: which views each sample has: anchors, positives and negatives are these alone, and
             M is the number of those of other samples.
 
@@ -180,10 +179,8 @@ def hard(
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
     own_slice, mutual = as_slice(rows), Mutual.of(rows, batch, [0], [0], [range(count)], present)
     anchors, keys = join_views(vectors, seen, here), join_views(vectors, seen)
-    of_anchor, of_key = (
-        join_views([admit] * count, present, own_slice),
-        join_views([admit] * count, present),
-    )
+    of_anchor = join_views([admit] * count, present, own_slice)
+    of_key = join_views([admit] * count, present)
     few = label is None and present is None  # keys that are left out
     sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give

@@ -105,11 +105,8 @@ def single_view_unsupervised(
         ValueError: tau <= 0.
     """
     dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
-    samples, own, (here, _) = (
-        torch.arange(batch, device=z[0].device),
-        as_slice(rows),
-        held_rows(rows),
-    )
+    samples, own = torch.arange(batch, device=z[0].device), as_slice(rows)
+    here, _ = held_rows(rows)
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:

@@ -371,8 +371,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, which gets that name when all went well, else goes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RetrievalError(
-            f"{out} is there already; expected a new or an empty folder; give another (--out), or "
-            "remove it"
+            f"{out} is there already; expected a new or an empty folder; give another folder "
+            "(--out), or remove it"
         )
     work = out.with_name(f".{out.name}.part")
     work.mkdir(parents=True, exist_ok=True)
@@ -381,7 +381,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RetrievalError(
-                f"{work} is being written by another build; wait for it, or give another (--out)"
+                f"{work} is being written by another build; wait for it, or give another folder "
+                "(--out)"
             ) from None
         try:
             for path in work.iterdir():  # what a killed build left

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from textwrap import wrap
 
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -14,7 +13,7 @@ from heron.pipeline.retrieval.answer import Answer, Hit
 from heron.pipeline.retrieval.query import Retriever
 from heron.shards.show import PICTURES
 
-CELL, PAD, LINE, LETTER = 176, 6, 14, 7  # pixels: a picture's side, the gap, a line, a letter
+CELL, PAD, LINE = 176, 6, 14  # in pixels: a picture's side, the gap, a line of text
 INK, SAME, MORE, LESS, MARK = "#1d2433", "#5b6270", "#1a6b3c", "#a3262a", "#1f5fbf"
 
 
@@ -37,8 +36,7 @@ def draw_tiles(tiles: Sequence[Tile], across: int) -> Image.Image:
     """Tiles on one sheet, so many in a row; a row is as high as its longest text."""
     font = _font()
     texts = [
-        [(part, ink) for text, ink in tile.lines for part in wrap(text, (CELL - 4) // LETTER)]
-        for tile in tiles
+        [(part, ink) for text, ink in tile.lines for part in _broken(text, font)] for tile in tiles
     ]
     rows = [range(at, min(at + across, len(tiles))) for at in range(0, len(tiles), across)]
     step = CELL + PAD
@@ -64,8 +62,27 @@ def draw_tiles(tiles: Sequence[Tile], across: int) -> Image.Image:
 
 @cache
 def _font() -> ImageFont.FreeTypeFont:
-    """The font that comes with matplotlib, of letters of one width: Pillow's has fewer scripts."""
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 11)
+    """The font that comes with matplotlib: it has more scripts than Pillow's own."""
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 11)
+
+
+def _broken(text: str, font: ImageFont.FreeTypeFont) -> Iterator[str]:
+    """The lines of a text that fit a tile, broken between words, or within one that is longer."""
+    line = ""
+    for word in text.split(" "):
+        longer = f"{line} {word}" if line else word
+        if font.getlength(longer) <= CELL - 4:
+            line = longer
+            continue
+        if line:
+            yield line
+        line = ""
+        for letter in word:
+            if font.getlength(line + letter) > CELL - 4:
+                yield line
+                line = ""
+            line += letter
+    yield line
 
 
 def draw_answer(

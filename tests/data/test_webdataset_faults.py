@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from braceexpand import braceexpand
 
+from heron.pipeline.config.endless import expand
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.endless import open_endless
 from heron.pipeline.pretrain import pretrain
@@ -160,6 +162,7 @@ REFUSED = [
     ({"data": {"webdataset": {"classes": None}}}, "has label cls and 0 classes; expected both"),
     ({"data": {"webdataset": {"label": "pyd"}}}, "label: no label can be read from 'pyd'"),
     ({"data": {"webdataset": {"vector": {"pth": 3}}}}, "no such view can be read from 'pth'"),
+    ({"data": {"webdataset": {"labelled": "a-{0..99999999}.tar"}}}, "more than 1,048,576 tars"),
     ({"data": {"webdataset": {"labelled": "https://h/a.tar?X-Amz-Signature=1"}}}, "credentials in"),
 ]
 
@@ -176,13 +179,44 @@ def test_what_needs_an_index_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "many", ["a-{0..99999999}.tar", "{a,b-{0..9999}-{0..9999}}.tar", "{0..99}-{0..-99}.tar"]
+    "many",
+    [
+        "{0..999999}{a,b}.tar",
+        "{a,b-{0..9999}-{0..9999}}.tar",
+        "{{a..z}{a..z}{a..z}{a..z}{a..z},0}",
+        "{0..9}" * 10_000,
+        "{" * 10_000 + "0,1" + "}{0..9}" * 10_000,
+    ],
 )
-def test_braces_may_not_stand_for_endlessly_many_tars(
-    tars: Path, many: str, monkeypatch: pytest.MonkeyPatch
+def test_braces_may_not_stand_for_endlessly_many_tars(many: str) -> None:
+    with pytest.raises(ValueError, match="more than 1,048,576 tars; expected 1,048,576 at most"):
+        expand([many])
+
+
+def test_braces_may_not_be_nested_without_end() -> None:
+    with pytest.raises(ValueError, match="braces are nested too deeply; expected some levels"):
+        expand(["{" * 5000 + "}" * 5000])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.tar",
+        "a-{000..012}-{a,b}.tar",
+        "{a-{0..99},b-{0..99},c-{0..99}}/{0..9..3}.tar",
+        "{99999999..0..1000000}",
+        "{Y..c}{c..Y..2}{b..b}",
+        "{a}{}{x,}{,,}{-3..3}{3..-3..-2}{1..3..0}",
+        r"a\{b,{c,\,d}\}{0..2}",
+        "a,b{c{d,e},{f{0..2},g}}",
+    ],
+)
+def test_as_many_are_counted_as_braces_stand_for(
+    text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some by their product alone, which is not made either."""
-    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", 1000)
-    tree = config(tars).model_dump(mode="json", exclude_defaults=True)
-    with pytest.raises(HeronError, match="more than 1,000 tars; expected 1,000 at most"):
-        parse_config(merge(tree, {"data": {"webdataset": {"labelled": many}}}))
+    found = list(braceexpand(text))
+    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found))
+    assert expand([text]) == found
+    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found) - 1)
+    with pytest.raises(ValueError, match="more than"):
+        expand([text])

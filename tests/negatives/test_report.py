@@ -15,6 +15,7 @@ import pytest
 
 from heron.launch.arguments import Verb, parse
 from heron.launch.retrieval import negatives
+from heron.launch.studies.text import table
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.links import PageLinks
@@ -26,7 +27,6 @@ from heron.pipeline.report.charts import Chart
 from heron.pipeline.report.pages import figure, render
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.training.page import table
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make

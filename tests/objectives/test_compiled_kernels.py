@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from heron.pipeline.objectives.fused import switch
-from tests.objectives.test_fused import INTERPRETED, with_triton
+from tests.objectives.kernel_cases import INTERPRETED, with_triton
 
 LOGITS_PIPED = {128: 7.0, 256: 10.0}  # instructions an element of the plain sums, masks skipped
 

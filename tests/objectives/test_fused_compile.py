@@ -11,7 +11,7 @@ import torch
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.fused import layout, switch
-from tests.objectives.test_fused import DEVICE, INTERPRETED, draw
+from tests.objectives.kernel_cases import DEVICE, INTERPRETED, draw
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the bits of bfloat16 are float32 there")

@@ -20,7 +20,7 @@ from heron.pipeline.objectives.unsupervised import (
     nt_xent,
     weighted_unsupervised,
 )
-from tests.objectives.test_fused import DEVICE, draw, integers, kernels, labels
+from tests.objectives.kernel_cases import DEVICE, draw, integers, kernels, labels
 
 BATCH, CLASSES = 21, 4
 CLASS = integers(BATCH, CLASSES, 1).long()

@@ -161,7 +161,7 @@ def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.Monkey
         site.faults["set/a.tar"], site.sent = [Fault("endless")] * 9, 0
         with pytest.raises(ShardError, match=f"{site.url}/set/a.tar: {message}"):
             call("a.tar")
-        assert site.sent < 400 * SIZE and left(tmp_path) == []  # sockets and a busy host hold some
+        assert site.sent < 80 * SIZE and left(tmp_path) == []  # sockets hold some
 
 
 def test_what_is_compressed_on_its_way_is_refused(site: Web, tmp_path: Path) -> None:
