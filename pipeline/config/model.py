@@ -62,15 +62,23 @@ class Linear(Section):
 
 
 class Cnn(Section):
-    """Stages of a stride-2 convolution, BatchNorm and ReLU, then the mean over places.
+    """Stages of a stride-2 convolution, BatchNorm and ReLU, means over places, connected layers.
+
+    Where pictures are aligned, as faces are, more than one place keeps what is seen where.
 
     Attributes:
         kind: of the encoder.
         channels: out of each stage.
+        places: side of the square of means that the last stage is pooled to.
+        widths: of connected layers after them, Linear-ReLU-BatchNorm; none by default.
+        dropout: share of values that are dropped after each connected layer.
     """
 
     kind: Literal["cnn"] = "cnn"
     channels: Sizes = [32, 64, 128, 128]
+    places: Natural = 1
+    widths: list[Natural] = []
+    dropout: BelowOne = 0.0
 
 
 class Convnet(Connected):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
+from heron.pipeline.config.model import Cnn, Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
 from heron.pipeline.config.model import Encoder as Asked
 from heron.pipeline.config.networks import Gin, Network
 from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
@@ -110,22 +110,28 @@ def mlp(
     return layers
 
 
-def cnn(channels: int, stages: Sequence[int]) -> list[nn.Module]:
-    """3 x 3 convolutions of stride 2, each with BatchNorm and ReLU, and the mean over places.
+def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
+    """3 x 3 convolutions of stride 2, each with BatchNorm and ReLU, means over places, then `mlp`.
 
     Args:
+        config: channels, places, widths, dropout.
         channels: of the input, [batch, channels, height, width].
-        stages: channels out of each stage; the last is the width of the features.
+        salt: of the first dropout's random numbers.
+
+    Returns:
+        The layers, and the width of the features.
     """
     layers: list[nn.Module] = []
-    for out in stages:
+    for out in config.channels:
         layers += [
             nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(out),
             nn.ReLU(),
         ]
         channels = out
-    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.AdaptiveAvgPool2d(config.places), nn.Flatten()]
+    flat = channels * config.places**2
+    return [*layers, *mlp(flat, config.widths, config.dropout, salt)], (flat, *config.widths)[-1]
 
 
 def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]:
@@ -249,7 +255,8 @@ def build_encoder(
         return Encoder(vgg(config, shape[2], salt)), config.widths[-1]
     if isinstance(config, Resnet):
         return Encoder([PooledResNet(config, shape[2])]), config.widths[-1]
-    return Encoder(cnn(shape[2], config.channels)), config.channels[-1]
+    layers, width = cnn(config, shape[2], salt)
+    return Encoder(layers), width
 
 
 def _planes(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:

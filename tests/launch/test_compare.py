@@ -107,6 +107,20 @@ def test_what_a_comparison_says(scores: tuple[float, ...], told: str, taken: str
     assert "| dnn | 0.6000 ± 0.0500 |" in text and "accuracy less dnn |" in text
 
 
+def test_pretraining_must_be_above_what_the_validation_rows_overlooked_too() -> None:
+    rows = {
+        "dnn": rows_of("dnn", False, 0.7, 0.6, 0.5, 0.55),
+        "herocon": rows_of("herocon", True, 0.8, 0.7, 0.61, 0.64),
+        "forest on raw features": rows_of("forest on raw features", False, 0.6, 0.68, 0.64, 0.62),
+    }
+    first, *_ = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0).verdicts()
+    assert first.startswith(
+        "Pretraining makes no difference that these folds show: herocon less dnn"
+    )
+    assert "is +0.1000 (" in first and "but less forest on raw features, which tests best" in first
+    assert first.endswith("; take forest on raw features.")
+
+
 def test_a_comparison_goes_on_where_it_was_stopped(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,8 @@ CASES: list[tuple[Encoder, list[int], int]] = [
     (Mlp(widths=[5, 7], norm=False, dropout=0.5), VECTOR, 7),
     (Linear(width=6), VECTOR, 6),
     (Cnn(channels=[4, 5]), IMAGE, 5),
+    (Cnn(channels=[4], places=2), IMAGE, 16),
+    (Cnn(channels=[4, 5], places=2, widths=[8, 6], dropout=0.5), IMAGE, 6),
     (Convnet(channels=[4, 5], widths=[8, 6]), IMAGE, 6),
     (Convnet(channels=[4], widths=[8, 6], shape=[3, 4, 4]), VECTOR, 6),
     (Convnet(channels=[4, 5], kernel=5, widths=[8, 6], norm=False, dropout=0.3), IMAGE, 6),
