@@ -30,6 +30,7 @@ from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.launch import end, fail, settle
 from heron.pipeline.distributed.watchdog import Watchdog, leave
+from heron.pipeline.models.allocator import release_freed_memory
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.trainer import train
@@ -67,6 +68,8 @@ def pretrain(config: Config) -> dict[str, Any]:
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
             raise Lost(f"{watchdog.autopsy()}; {error}") from error
+        finally:
+            release_freed_memory()
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.agreement import agree, meeting, run_facts
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.distributed.watchdog import leave
+from heron.pipeline.models.allocator import keep_freed_memory
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2, which is ours
@@ -97,6 +98,7 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
     agree(run_facts(config), config.train.timeout_s, stop)
     if accelerator.device.type == "cpu":
         torch.set_num_threads(config.train.cpu_threads or cores())
+        keep_freed_memory()
     return accelerator
 
 
