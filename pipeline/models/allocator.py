@@ -6,7 +6,7 @@ import platform
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _MOST = 2**31 - 1  # bytes, of an int
-_SETTINGS = "MALLOC_", "GLIBC_TUNABLES"
+_SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 
 
 def keep_freed_memory() -> bool:
@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
     network that is most of a step. The process then holds its peak of memory until
     `release_freed_memory`.
 
-    It does nothing without glibc, and where the environment has settings of malloc's own.
+    It does nothing without glibc, and where the environment says when malloc gives memory back.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(_SETTINGS) for name in os.environ):
         return False

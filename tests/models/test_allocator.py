@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import allocator
 from heron.pipeline.models.allocator import keep_freed_memory, release_freed_memory
 
 ROWS, TIMES = 1 << 18, 8  # of 256 floats: 256 MB, where 32 MB are what malloc keeps by itself
@@ -47,14 +48,22 @@ def measured(settings: dict[str, str]) -> list[int]:
 
 
 def test_tensors_come_again_without_a_page_fault() -> None:
-    keeps, before, first, later, held, released = measured({})
+    keeps, before, first, later, held, released = measured({"MALLOC_ARENA_MAX": "2"})
     pages = ROWS * 1024 // resource.getpagesize()
     assert keeps and before > 0.9 * pages * TIMES / 512  # pages may be huge ones, of 2 MB
     assert first < before / 2 and later < before / 100
     assert held - released > 0.9 * pages
 
 
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+@pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_settings_of_the_users_own_stay(name: str) -> None:
     keeps, before, _, later, *_ = measured({name: ""})
     assert not keeps and later > 0.9 * before
+
+
+def test_the_benchmark_has_a_row_of_each_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--rows", "2", "--size", "8", "--steps", "1", "--rounds", "1"]
+    allocator.main([*small, "--encoders", "cnn", "convnet"])
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| cnn", "| convnet"]
+    assert all(row.count("|") == 9 for row in rows)
