@@ -5,7 +5,7 @@ import os
 import platform
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
-_MOST = 2**31 - 1  # bytes, of an int
+_NEVER = -1  # of the trim threshold, as man mallopt has it
 _SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 
 
@@ -22,7 +22,7 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(_SETTINGS) for name in os.environ):
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _MOST))
+    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
 def release_freed_memory() -> None:
