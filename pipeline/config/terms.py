@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -125,11 +125,18 @@ class Term(Section):
         """Returns what the term needs under its options."""
         return self.needs
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """Returns how many numbers a row processes tell each other of what its anchors found.
 
         One a collective of a step: of a term that reads `needs.vectors` by all rows, of another by
         the labelled ones.
+
+        Args:
+            shapes: of one sample of each view.
+            labels: how many there are.
+            levels: of a label path.
         """
         return []
 

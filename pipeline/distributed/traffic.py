@@ -135,7 +135,7 @@ def exchanges(
     moved = max((travelling(*of) for of in each), key=lambda of: sum(one.bytes for one in of))
     for name, term in objective.terms.items():
         count = rows if term.requires().vectors else own
-        told = term.exchanged_sums(len(shapes), labels, levels)
+        told = term.exchanged_sums(shapes, labels, levels)
         moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
         rounds = term.ring_widths(len(shapes), totals) if by_ring else []
         moved += [

@@ -11,6 +11,7 @@ from heron.pipeline.config.sections import Natural, Positive
 from heron.pipeline.config.terms import KNOWN, Needs, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 
 
 class LabelAutoencoder(nn.Module):
@@ -46,11 +47,12 @@ class LabelAutoencoder(nn.Module):
         return logits
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `codes` in training: F_x(x), F_e(y) and the logits F_d(F_e(y))."""
+        """Returns in training `codes`, F_x(x) and F_e(y), and `decoded`, the logits F_d(F_e(y))."""
         if encoded.targets is None:
             return {}
         code = self.encode(encoded.targets).sigmoid() - 0.5
-        return {"codes": [self.embed(encoded.classified).sigmoid() - 0.5, code, self.decode(code)]}
+        codes = [self.embed(encoded.classified).sigmoid() - 0.5, code]
+        return {"codes": codes, "decoded": [self.decode(code)]}
 
 
 class C2ae(Term):
@@ -68,7 +70,9 @@ class C2ae(Term):
     hidden: Natural = 512
     code: Natural | None = None
 
-    needs: ClassVar[Needs] = Needs(labelled=("codes",), own=("logits",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(
+        labelled_vectors=("codes",), own=("logits", "decoded"), labels=KNOWN
+    )
 
     def classifier(self, spec: ModelSpec) -> nn.Module:
         """Brings the autoencoder."""
@@ -76,29 +80,29 @@ class C2ae(Term):
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `c2ae`."""
-        x, e, decoded = batch.gathered_labelled["codes"]
+        x, e = batch.labelled_vectors["codes"]
         return c2ae(
             x,
             e,
-            decoded,
+            batch.own_labelled("decoded")[0],
             batch.targets,
             alpha=self.alpha,
             penalty=self.penalty,
             scale=self.scale,
-            rows=batch.labelled,
+            rows=batch.own_labelled_rows,
         )
 
 
 def c2ae(
     x: Float[Tensor, "batch code"],
     e: Float[Tensor, "batch code"],
-    decoded: Float[Tensor, "batch labels"],
+    decoded: Float[Tensor, "own labels"],
     y: Float[Tensor, "batch labels"],
     *,
     alpha: float = 0.5,
     penalty: float = 0.5,
     scale: float = 5.0,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""C2AE's objective (Yeh et al. 2017, Eq. 1 to 3), divided by the number of samples.
 
@@ -117,12 +121,13 @@ def c2ae(
     Args:
         x: codes of the features of the whole batch's labelled samples.
         e: codes of their labels.
-        decoded: what the decoder makes of `e`, before its sigmoid.
+        decoded: what the decoder makes of the codes `e` of `rows`, before its sigmoid.
         y: the labels, 0 or 1.
         alpha: weight of Gamma; the authors' code has 1/2.
         penalty: lambda; the authors' code has 1/2.
         scale: s; 1 is the equation as printed, the authors' code has 5.
-        rows: the samples whose share is taken here; the rest of the batch counts in X^T X.
+        rows: the samples whose share is taken here, as of `nt_xent`; the rest of the batch counts
+            in X^T X.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -133,11 +138,12 @@ def c2ae(
     if not ((y == 0) | (y == 1)).all():
         row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
         raise ValueError(f"c2ae: labels of row {row} are {y[row].tolist()}; expected 0 or 1")
-    near = (x[rows] - e[rows]).square().sum()
+    own = as_slice(rows)
+    near = (x[own] - e[own]).square().sum()
     bound = sum((_from_identity(code, rows) for code in (x, e)), near.new_zeros(()))
 
     # The double sum over (p, q) is a product of two sums.
-    held, scores = y[rows] == 1, decoded[rows].sigmoid() * scale
+    held, scores = y[own] == 1, decoded.sigmoid() * scale
     of_labels = torch.where(held, torch.exp(-scores), 0.0).sum(1)
     of_others = torch.where(held, 0.0, torch.exp(scores)).sum(1)
     pairs = (held.sum(1) * (~held).sum(1)).to(scores)
@@ -145,8 +151,13 @@ def c2ae(
     return (near + penalty * bound + alpha * apart) / max(len(y), 1)
 
 
-def _from_identity(code: Tensor, rows: slice) -> Tensor:
+def _from_identity(code: Tensor, rows: Rows) -> Tensor:
     """The share of some rows in |C^T C - I|_F^2, which is tr(D C^T C) - tr(D), D = C^T C - I."""
     off = code.T @ code - torch.eye(code.shape[1], dtype=code.dtype, device=code.device)
-    own = code[rows]
-    return ((own @ off) * own).sum() - off.diagonal().sum() * (len(own) / max(len(code), 1))
+    own = code[as_slice(rows)]
+    if not isinstance(rows, OwnRows):
+        return ((own @ off) * own).sum() - off.diagonal().sum() * (len(own) / max(len(code), 1))
+    # Own rows are in D too, and all shares' slope by them is twice that of D held fast.
+    off = off.detach()
+    share = ((own @ off) * own).sum()
+    return 2 * share - share.detach() - off.diagonal().sum() * (len(own) / max(len(code), 1))

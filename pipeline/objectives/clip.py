@@ -61,9 +61,11 @@ class Clip(Term):
         """Brings the temperature."""
         return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The scale, and the slopes as `Cmc`; in float64."""
-        return [2, *[4] * (views * (views - 1) // 2)]
+        return [2, *[4] * len(couples(len(shapes), 0))]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """As `Cmc`, in float64."""
@@ -100,7 +102,9 @@ class Siglip(Term):
             bias = -math.log(max(spec.batch - 1, 1)) if spec.batch else PAPERS_BIAS
         return {"siglip_scale": lambda: LearntScale("siglip", self.scale, bias)}
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """Scale and bias."""
         return [2]
 

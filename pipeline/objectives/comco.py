@@ -18,6 +18,7 @@ from heron.pipeline.objectives.engine import strips, unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.pairs import Pairs
+from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.shards.artefact import Count
 
 
@@ -37,7 +38,13 @@ class Comco(MomentumTerm):
     neighbour_epochs: Count = 100
     warmup_epochs: Count = 1
 
-    needs: ClassVar[Needs] = replace(MomentumTerm.needs, gathered=("projections",))
+    needs: ClassVar[Needs] = replace(MomentumTerm.needs, labelled_vectors=("projections",))
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """The slope by an anchor's sum, its N(i), and its neighbours with the slopes by them."""
+        return [2 + 2 * self.neighbours]
 
     def memory(self, run: RunSpec) -> MomentumQueue:
         """Returns a queue of keys, each with its class and its complementary labels."""
@@ -55,7 +62,7 @@ class Comco(MomentumTerm):
 
         def compared(part: slice) -> Tensor:
             return comco(
-                batch.labelled_projections[0][:, part],
+                batch.labelled_vectors["projections"][0][:, part],
                 keys[:, part],
                 queue[:, part],
                 classes,
@@ -65,7 +72,7 @@ class Comco(MomentumTerm):
                 tau=self.tau,
                 neighbours=self.neighbours if batch.epoch >= self.neighbour_epochs else 0,
                 select=batch.epoch >= self.warmup_epochs,
-                rows=batch.labelled,
+                rows=batch.own_labelled_rows,
             )
 
         classified = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
@@ -104,7 +111,7 @@ def comco(
     tau: float = 0.17,
     neighbours: int = 1,
     select: bool = True,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
     r"""ComCo's contrastive loss (Jiang, Sun and Tian 2024, Eq. 5 to 9, strategies B and 1).
 
@@ -129,7 +136,8 @@ def comco(
         tau: temperature, > 0.
         neighbours: how many others are positive; 0 leaves the own key alone.
         select: take N(i) as above; else all of A(i).
-        rows: the samples whose queries are summed here; counts are those of the whole batch.
+        rows: the samples whose queries are summed here, as of `nt_xent`; counts are those of the
+            whole batch.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -142,9 +150,11 @@ def comco(
     others = torch.cat([unit(part).to(dtype) for part in (q, keys.detach(), queue.detach())])
     wrong = torch.cat([ybar, ybar, queue_ybar]).to(dtype)
     taken = torch.cat([classes, classes, queue_classes])
-    own = torch.arange(batch, device=q.device)[rows]
+    own = torch.arange(batch, device=q.device)[as_slice(rows)]
     anchors = others[own]
     near, far = _choose(anchors.detach(), others.detach(), own, batch, taken, wrong, neighbours)
+    if isinstance(rows, OwnRows):
+        others = others.detach()  # what own rows are owed as keys is `_owed_as_keys`
 
     # P(i) one by one: its logits, whether it is one, and whether N(i) has it already.
     positive = torch.cat([(own + batch)[:, None], near.clamp(min=0)], 1)
@@ -154,8 +164,8 @@ def comco(
     mean = 1 / max(batch, 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
-        logits, is_one, counted = per_anchor
-        total = sums[:, 0] + (is_one * (1 - counted) * logits.exp()).sum(1)
+        logits, is_one, counted, more = per_anchor
+        total = sums[:, 0] + more + (is_one * (1 - counted) * logits.exp()).sum(1)
         attraction = (is_one * logits).sum(1) / is_one.sum(1)
         return (total.log() - attraction).sum() * mean
 
@@ -169,7 +179,46 @@ def comco(
         anchor_weight=of_far if select else None,
         key_weight=wrong if select else None,
     )
-    return contrast(pairs, finish, [logits, is_one, counted])
+    more = logits.new_zeros(len(own)).requires_grad_()  # nothing, whose slope is that by the sum
+    loss = contrast(pairs, finish, [logits, is_one, counted, more])
+    if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
+        return loss
+    of_sums, of_logits = torch.autograd.grad(
+        loss, [more, logits], retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    told = torch.cat([of_sums[:, None], far[:, None], near, of_logits[:, 1:]], 1)
+    others_of = others[:batch] / tau, wrong[:batch] if select else None
+    owed = _owed_as_keys(anchors, *others_of, rows.gather(told), own)
+    return loss + owed - owed.detach()
+
+
+def _owed_as_keys(
+    anchors: Tensor, queries: Tensor, wrong: Tensor | None, told: Tensor, own: Tensor
+) -> Tensor:
+    """A number whose gradient own rows are owed for being keys of all queries.
+
+    Args:
+        anchors: own rows.
+        queries: of all rows, divided by tau.
+        wrong: complementary labels of all rows; None: N(i) is all of A(i).
+        told: of all queries the slope by their sum, the c of N(i), neighbours, and slopes by these.
+        own: numbers of the own rows.
+    """
+    slope, far = told[:, :1], told[:, 1].long()
+    near, of_near = told[:, 2:].chunk(2, 1)
+    pairs = Pairs(
+        [anchors],
+        [queries],
+        anchor_tag=own,
+        key_tag=torch.arange(len(queries), device=own.device),
+        exclude=own[:, None],
+        anchor_weight=torch.ones_like(anchors[:, :1]) if wrong is None else wrong[own],
+        key_weight=slope if wrong is None else slope * columns(far, wrong),
+    )
+    owed = contrast(pairs, lambda sums, _: sums.sum())
+    query, place = torch.isin(near.long(), own).nonzero(as_tuple=True)
+    chosen = anchors[torch.searchsorted(own, near[query, place].long())]
+    return owed + (of_near[query, place] * (queries[query] * chosen).sum(1)).sum()
 
 
 @torch.no_grad()
@@ -196,7 +245,7 @@ def _choose(
         value, place = cosines.topk(min(neighbours, cosines.shape[1]), 1)
         found.append(place.masked_fill(value == -torch.inf, -1))
     if not found:
-        return own.new_zeros(0, neighbours), own
+        return own.new_zeros(0, min(neighbours, len(others))), own
     return torch.cat(found), torch.cat(farthest)
 
 

@@ -77,10 +77,12 @@ class Hard(Term):
         compared = ("projections",)
         return Needs(own=compared, labelled_vectors=compared, labels=KNOWN, views=2)
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slopes by an anchor's sums, and their logarithm where a class's pairs are visited."""
-        slopes = views if self.hardening == "none" else 2 * views
-        return [slopes] if self.positives == "augmentation" else [slopes, views]
+        slopes = len(shapes) if self.hardening == "none" else 2 * len(shapes)
+        return [slopes] if self.positives == "augmentation" else [slopes, len(shapes)]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For the sums, for the pairs of a class where they are visited, and for the gradient."""
@@ -117,9 +119,11 @@ class Debiased(Term):
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     rings: ClassVar[bool] = True
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slope by an anchor's sum."""
-        return [views]
+        return [len(shapes)]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `debiased`."""

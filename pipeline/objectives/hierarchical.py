@@ -46,9 +46,11 @@ class Hierarchical(Term):
         """For the sums, for the pairs of a class, and for the gradient."""
         return [widths["projections"]] * 3
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """An anchor's sum, the slope by it, and those by the largest losses."""
-        return [views, views, *([levels] if levels > 1 else [])]
+        return [len(shapes), len(shapes), *([levels] if levels > 1 else [])]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hierarchical`."""

@@ -54,9 +54,11 @@ class SingleViewUnsupervised(Term):
             "input_projectors": lambda: InputProjectors(spec),
         }
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slopes by an anchor's sum, and by that of its heads turned over, of each view."""
-        return [2] * views
+        return [2] * len(shapes)
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Six vectors a row and view, there and back."""

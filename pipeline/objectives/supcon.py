@@ -29,9 +29,11 @@ class Supcon(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slope by an anchor's sum."""
-        return [views]
+        return [len(shapes)]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """For the classes' sums of vectors, for the anchors' sums, and for the gradient."""

@@ -31,7 +31,9 @@ class WeightedSupervised(Term):
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The sum of each label, and the slope by it."""
         return [2 * labels]
 

@@ -29,9 +29,11 @@ class NtXent(Term):
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slope by an anchor's sum."""
-        return [views]
+        return [len(shapes)]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `nt_xent`."""
@@ -54,9 +56,11 @@ class Cmc(Term):
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """The slopes by the sums of either view, of two at a time."""
-        return [2] * (views * (views - 1) // 2)
+        return [2] * len(couples(len(shapes), 0))
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Of two views at a time, there and back."""
@@ -97,9 +101,13 @@ class WeightedUnsupervised(Term):
         """Brings H."""
         return {"weight": lambda: WeightNet(spec.config.projection_width)}
 
-    def exchanged_sums(self, views: int, labels: int, levels: int) -> list[int]:
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
         """As `NtXent`, or as `Cmc`."""
-        return [views] if self.negatives == "all_views" else [2] * (views * (views - 1) // 2)
+        return (
+            [len(shapes)] if self.negatives == "all_views" else [2] * len(couples(len(shapes), 0))
+        )
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """As `NtXent`, or as `Cmc`, of two vectors a view."""
@@ -125,14 +133,22 @@ class InputWeightedUnsupervised(Term):
     tau: Temperature = 1.0
     anchors: Anchors = "all"
 
-    needs: ClassVar[Needs] = Needs(gathered=("projections", "inputs"), views=2)
+    # Inputs take no gradient, so nothing is sent back for them; as vectors they would be rounded.
+    needs: ClassVar[Needs] = Needs(gathered=("inputs",), vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """The slope by an anchor's sum; where widths differ, for each view of anchors."""
+        alike = len({math.prod(shape) for shape in shapes}) == 1
+        return [len(shapes)] * (1 if alike or self.anchors == "first" else len(shapes))
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `input_weighted_unsupervised`."""
-        inputs = batch.gathered["inputs"]
+        inputs, z = batch.gathered["inputs"], batch.vectors["projections"]
         return input_weighted_unsupervised(
-            batch.projections, inputs, tau=self.tau, anchors=self.anchors, rows=batch.rows
+            z, inputs, tau=self.tau, anchors=self.anchors, rows=batch.own_rows
         )
 
 
@@ -279,16 +295,12 @@ def input_weighted_unsupervised(
     vectors = unit_views(z, tau, "input_weighted_unsupervised")
     raw = [unit(view.detach().flatten(1)).to(vectors[0].dtype) for view in x]
     among = range(1 if anchors == "first" else len(z))
-    if len(among) == len(z) and len({view.shape for view in raw}) == 1:
-        near = [torch.cat([v / tau, -own], 1) for v, own in zip(vectors, raw, strict=True)]
-        far = [torch.cat(pair, 1) for pair in zip(vectors, raw, strict=True)]
-        return own_excluded(vectors, [(near, far)], among, tau, math.e, rows) / len(among)
+    # Views of one width are weighed by the same inputs whichever of them has the anchor.
+    alike = len({view.shape for view in raw}) == 1
     shares = []
-    for u in among:
-        near = [torch.cat([v / tau, -raw[u]], 1) for v in vectors]
-        far = [
-            torch.cat([v, own if own.shape == raw[u].shape else raw[u]], 1)
-            for v, own in zip(vectors, raw, strict=True)
-        ]
-        shares.append(own_excluded(vectors, [(near, far)], [u], tau, math.e, rows))
+    for some in [among] if alike else [[u] for u in among]:
+        beside = [own if own.shape == raw[some[0]].shape else raw[some[0]] for own in raw]
+        near = [torch.cat([v / tau, -own], 1) for v, own in zip(vectors, beside, strict=True)]
+        far = [torch.cat(pair, 1) for pair in zip(vectors, beside, strict=True)]
+        shares.append(own_excluded(vectors, [(near, far)], some, tau, math.e, rows))
     return torch.stack(shares).sum() / len(among)

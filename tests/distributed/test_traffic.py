@@ -1,19 +1,31 @@
 """Exchanges by hand; benchmarks/scaling_bytes.py counts the same while processes train."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from heron.pipeline.config.model import Cnn, Model
-from heron.pipeline.config.terms import Terms
+from heron.pipeline.config.terms import Needs, Term, Terms
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import Exchange, exchanges, norms, received
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 
 SHAPES = [(16, 16, 3)] * 2
+
+
+class Compared(Term):
+    """A loss that takes the gradients of others' rows, as one of a user's own may."""
+
+    needs: ClassVar[Needs] = Needs(gathered=("projections",))
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """The length of all projections."""
+        return torch.cat(batch.projections).square().sum()
 
 
 def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heterogeneous]:
@@ -77,10 +89,22 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     told = ["sums of single_view_unsupervised"] * 2
     compared = ["projections", "weights", "input_projections"]
     assert gathered == [*compared, "labels", *told, "moments"]
-    back = [(e.what, e.bytes, e.calls) for e in [*single, *of_inputs] if e.kind == "scattered"]
-    assert back == [("projections", 4 * 5 * 2 * 8, 2)]  # of the inputs' weights alone
+    slopes = [e.bytes for e in of_inputs if e.what == "sums of input_weighted_unsupervised"]
+    assert slopes == [4 * 5 * 2]
+    term = {f"{Compared.__module__}.Compared": {}}
+    own = exchanges(*built(term), SHAPES, ShardSizes([0, 0], [4, 5]), 5)
+    every = [*single, *of_inputs, *own]
+    back = [(e.what, e.bytes, e.calls) for e in every if e.kind == "scattered"]
+    assert back == [("projections", 4 * 5 * 2 * 8, 2)]  # of the loss of one's own
     few = exchanges(*built({"nt_xent": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5, half=True)
     assert [e.bytes for e in few if e.what == "projections"] == [2 * 5 * 2 * 8]
+
+
+def test_views_of_other_widths_tell_slopes_for_each_view_of_anchors() -> None:
+    term, shapes = Terms.model_validate({"input_weighted_unsupervised": {}}).terms(), [(3,), (4,)]
+    (objective,) = term.values()
+    assert objective.exchanged_sums(shapes, 5, 0) == [2, 2]
+    assert objective.exchanged_sums(shapes[:1] * 2, 5, 0) == [2]
 
 
 @pytest.mark.parametrize(("width", "calls"), [(8, 1), (3600, 1), (3700, 2), (7400, 5)])

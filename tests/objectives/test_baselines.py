@@ -50,7 +50,7 @@ def test_c2ae_is_its_oracle_and_its_shares_add_up(options: tuple[float, float, f
     x, e, decoded = parts
     assert_same(C2AE(*parts, y, **named), baseline_oracles.c2ae(x, e, decoded, y, **named), parts)
     for rows in cuts():
-        shares = [C2AE(*parts, y, rows=part, **named) for part in rows]
+        shares = [C2AE(x, e, decoded[part], y, rows=part, **named) for part in rows]
         assert_same(torch.stack(shares).sum(), C2AE(*parts, y, **named), parts)
 
 

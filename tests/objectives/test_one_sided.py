@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.objectives import engine
+from heron.pipeline.objectives.c2ae import c2ae
 from heron.pipeline.objectives.clip import clip, siglip
+from heron.pipeline.objectives.comco import comco
 from heron.pipeline.objectives.hard import debiased, hard
 from heron.pipeline.objectives.hierarchical import hierarchical
 from heron.pipeline.objectives.mib import mib
@@ -19,7 +21,12 @@ from heron.pipeline.objectives.ring import held_rows
 from heron.pipeline.objectives.single_view import single_view_unsupervised
 from heron.pipeline.objectives.supcon import supcon
 from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
+from heron.pipeline.objectives.unsupervised import (
+    cmc,
+    input_weighted_unsupervised,
+    nt_xent,
+    weighted_unsupervised,
+)
 
 BATCH, VIEWS = 13, 3
 SHARES = [5, 8], [4, 0, 9], [3, 4, 1, 5]
@@ -39,7 +46,11 @@ SCALE, BIAS = (torch.full((BATCH,), x, dtype=torch.float64) for x in (3.0, -1.0)
 LABEL, PATHS = torch.randint(0, 3, (BATCH,)), torch.randint(0, 2, (BATCH, 3))
 Y = (torch.rand(BATCH, 4) < 0.4).double()
 SOME = torch.where(torch.rand(BATCH, 4) < 0.7, Y, torch.nan)
+INPUTS = [drawn(BATCH, width) for width in (5, 3, 5)]
 V = slice(0, VIEWS)
+# Without a ring: what they read of all rows cannot come block by block.
+GATHERED = ["pico", "hierarchical", "c2ae", "HCL", "HCL, first", "HCL, other widths"]
+GATHERED += ["comco", "comco, others"]
 
 # A term of vectors that are gathered, and of numbers of the own rows, which are the last ones.
 TERMS: dict[str, tuple[Term, list[Tensor]]] = {
@@ -81,6 +92,18 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     "hard": (lambda x, r: hard(x, LABEL, hardening="exp", rows=r, present=PRESENT), FEW),
     "hierarchical": (lambda x, r: hierarchical(x, PATHS, rows=r, present=PRESENT), FEW),
     "HiMulCon": (lambda x, r: hierarchical(x, PATHS, constrain=False, rows=r), Z),
+    "c2ae": (lambda x, r: c2ae(x[0], x[1], x[2][as_slice(r)], Y, rows=r), [*Z[:2], H[0]]),
+    "comco": (
+        lambda x, r: comco(x[0], H[0], H[1], LABEL, LABEL, Y, Y, neighbours=3, rows=r),
+        Z[:1],
+    ),
+    "comco, others": (
+        lambda x, r: comco(x[0], H[0], H[1], LABEL, LABEL, Y, Y, select=False, rows=r),
+        Z[:1],
+    ),
+    "HCL": (lambda x, r: input_weighted_unsupervised(x, H, rows=r), Z),
+    "HCL, first": (lambda x, r: input_weighted_unsupervised(x, H, anchors="first", rows=r), Z),
+    "HCL, other widths": (lambda x, r: input_weighted_unsupervised(x, INPUTS, rows=r), Z),
     "L_u of one view": (
         lambda x, r: single_view_unsupervised(x[:1], x[1:2], x[2:], rows=r),
         [*Z[:2], H[0]],
@@ -168,7 +191,7 @@ def test_processes_are_one(name: str, strip: int, monkeypatch: pytest.MonkeyPatc
     leaves = [x.clone().requires_grad_() for x in known]
     value = term(leaves, slice(None))
     slopes = torch.autograd.grad(0.7 * value, leaves, materialize_grads=True)
-    rings = [False] if name in ("pico", "hierarchical") else [False, True]
+    rings = [False] if name in GATHERED else [False, True]
     for sizes, by_ring in itertools.product(SHARES, rings):
         found = shared(term, known, sizes, by_ring)
         total = torch.stack([share for share, *_ in found]).sum()
