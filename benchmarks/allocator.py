@@ -25,7 +25,6 @@ ENCODERS: dict[str, Encoder] = {
     "resnet": Resnet(widths=[16, 32, 64], depths=[1, 1, 1]),
     "vgg, a quarter as wide": Vgg(channels=[16, 32, 64, 128, 128], widths=[256], places=1),
 }
-SETTINGS = {"default": False, "kept": True}
 Measured = tuple[float, float, float]  # seconds and faults of a step, peak in MB
 
 
@@ -75,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name in asked.encoders:
         given = ENCODERS[name], asked.rows, asked.size, asked.steps
-        rounds = [[alone(*given, kept) for kept in SETTINGS.values()] for _ in range(asked.rounds)]
+        rounds = [[alone(*given, kept) for kept in (False, True)] for _ in range(asked.rounds)]
         (was, old, held), (now, new, more) = (
             [statistics.median(values) for values in zip(*setting, strict=True)]
             for setting in zip(*rounds, strict=True)
