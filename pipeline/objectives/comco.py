@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -157,39 +158,43 @@ def comco(
         others = others.detach()  # what own rows are owed as keys is `_owed_as_keys`
 
     # P(i) one by one: its logits, whether it is one, and whether N(i) has it already.
-    positive = torch.cat([(own + batch)[:, None], near.clamp(min=0)], 1)
-    is_one = torch.cat([torch.ones_like(own)[:, None], near >= 0], 1).to(dtype)
+    positive = torch.cat([(own + batch)[:, None], near], 1)
+    is_one, positive = (positive >= 0).to(dtype), positive.clamp(min=0)
     logits = torch.einsum("id,ipd->ip", anchors, others[positive]) / tau
     counted = wrong[positive, far[:, None]] if select else torch.ones_like(is_one)
-    mean = 1 / max(batch, 1)
-
-    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
-        logits, is_one, counted, more = per_anchor
-        total = sums[:, 0] + more + (is_one * (1 - counted) * logits.exp()).sum(1)
-        attraction = (is_one * logits).sum(1) / is_one.sum(1)
-        return (total.log() - attraction).sum() * mean
-
-    of_far = torch.nn.functional.one_hot(far, wrong.shape[1]).to(dtype)
     pairs = Pairs(
         [anchors / tau],
         [others],
         anchor_tag=own,
         key_tag=torch.arange(len(others), device=q.device),
         exclude=own[:, None],
-        anchor_weight=of_far if select else None,
+        anchor_weight=columns(far, wrong) if select else None,
         key_weight=wrong if select else None,
     )
     more = logits.new_zeros(len(own)).requires_grad_()  # nothing, whose slope is that by the sum
+    finish = partial(_finish, mean=1 / max(batch, 1))
     loss = contrast(pairs, finish, [logits, is_one, counted, more])
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
-    of_sums, of_logits = torch.autograd.grad(
-        loss, [more, logits], retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    told = torch.cat([of_sums[:, None], far[:, None], near, of_logits[:, 1:]], 1)
-    others_of = others[:batch] / tau, wrong[:batch] if select else None
-    owed = _owed_as_keys(anchors, *others_of, rows.gather(told), own)
+    told = rows.gather(_findings(loss, more, logits, near, far))
+    limits = wrong[:batch] if select else None
+    owed = _owed_as_keys(anchors, others[:batch] / tau, limits, told, own)
     return loss + owed - owed.detach()
+
+
+def _finish(sums: Tensor, per_anchor: Sequence[Tensor], mean: float) -> Tensor:
+    logits, is_one, counted, more = per_anchor
+    total = sums[:, 0] + more + (is_one * (1 - counted) * logits.exp()).sum(1)
+    attraction = (is_one * logits).sum(1) / is_one.sum(1)
+    return (total.log() - attraction).sum() * mean
+
+
+def _findings(loss: Tensor, sums: Tensor, logits: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """What own anchors tell the other processes: see `_owed_as_keys`."""
+    of_sums, of_logits = torch.autograd.grad(
+        loss, [sums, logits], retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([of_sums[:, None], far[:, None], near, of_logits[:, 1:]], 1)
 
 
 def _owed_as_keys(

@@ -59,44 +59,48 @@ def only_pairs(
 
 @triton.jit
 @no_type_check
+def hamming_ratio(ratio, size, size_y, product_of_labels, labels, ROWS_ARE_ANCHORS: tl.constexpr):
+    """D / (sigma f) and ratio / (1 + ratio) of D / f, by one reciprocal for both.
+
+    Where keys are the rows, nothing but the second is made use of.
+    """
+    unit = 1 / labels
+    sigma = (1 - unit * size)[:, None] - (unit * size_y)[None, :]
+    sigma -= 2 * unit * product_of_labels
+    sigma = tl.maximum(sigma, 0.001)  # a pair has 1 / labels at the least
+    both = sigma + ratio
+    if ROWS_ARE_ANCHORS:
+        inverse = ratio * reciprocal(sigma * both)
+        return inverse * both, inverse * sigma
+    else:
+        return ratio, ratio * reciprocal(both)
+
+
+@triton.jit
+@no_type_check
 def pair_kernel(
-    x_vectors,
-    y_vectors,
-    x_row,  # [n]: the row of x_vectors that an entry stands for
-    y_row,  # [m]
-    x_tag,  # [n], ascending
-    y_tag,  # [m], ascending
-    x_own,  # [n]: of a key its row, of an anchor the key row that is itself: no pair where equal
-    y_own,  # [m]
-    x_tags,  # [2, tiles]: least and largest tag of a tile
-    y_tags,
-    x_owns,  # [2, tiles]: the same of x_own
-    y_owns,
+    x_vectors, y_vectors,
+    x_row, y_row,  # [n], [m]: the row of the vectors that an entry stands for
+    x_tag, y_tag,  # [n], [m], ascending
+    x_own, y_own,  # of a key its row, of an anchor the key row that is itself: no pair where equal
+    x_tags, y_tags,  # [2, tiles]: least and largest tag of a tile
+    x_owns, y_owns,  # [2, tiles]: the same of x_own and y_own
     first_y,  # [n]: the entries of y that share an entry's tag start here
     last_y,  # [n]: and end before this
-    x_label,  # [rows, WIDTH], as label_kernels takes them
-    y_label,
-    x_size,
-    y_size,
+    x_label, y_label,  # [rows, WIDTH], as label_kernels takes them
+    x_size, y_size,
     log_total,  # of the anchors' entries: log2 D
     weight,  # of the anchors' entries
     losses,  # [n]: of the anchors' entries, before their weight
     shares,  # [n]: d loss / d log D
     gradient,  # [n, D]
-    n,
-    m,
+    n, m,
     link,  # which chain of the entries of y, of those that a block visits
     labels,
-    D: tl.constexpr,
-    OUT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAMMING: tl.constexpr,
-    ROWS_ARE_ANCHORS: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    CHAIN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
+    HAMMING: tl.constexpr, ROWS_ARE_ANCHORS: tl.constexpr, GRADIENT: tl.constexpr,
+    CHAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """A block of entries of x against all of y that share a tag with any of them."""
     block, part = tl.program_id(0), tl.program_id(1) * OUT  # a part of the gradient's columns
     entries = block * ROWS + tl.arange(0, ROWS)
@@ -126,21 +130,11 @@ def pair_kernel(
             total - product(x, y), tag, y_tag, own, y_own, x_tags, y_tags, x_owns, y_owns,
             block, tl.cdiv(n, ROWS), tl.cdiv(m, COLUMNS), column, stop, COLUMNS,
         )  # fmt: skip
-        # ratio = D / (sigma f), shrunk = ratio / (1 + ratio), by one reciprocal for both.
         ratio = tl.exp2(tile)
         if HAMMING:
             label_y = gather_rows(y_label, y_rows, 0, WIDTH, WIDTH)
-            size_y = tl.load(y_size + y_rows)
-            unit = 1 / labels
-            sigma = (1 - unit * size)[:, None] - (unit * size_y)[None, :]
-            sigma -= 2 * unit * product(label, label_y)
-            sigma = tl.maximum(sigma, 0.001)  # a pair has 1 / labels at the least
-            both = sigma + ratio
-            if ROWS_ARE_ANCHORS:
-                inverse = ratio * reciprocal(sigma * both)
-                ratio, shrunk = inverse * both, inverse * sigma
-            else:
-                shrunk = ratio * reciprocal(both)
+            size_y, shared = tl.load(y_size + y_rows), product(label, label_y)
+            ratio, shrunk = hamming_ratio(ratio, size, size_y, shared, labels, ROWS_ARE_ANCHORS)
         else:
             shrunk = ratio * reciprocal(1 + ratio)
         if ROWS_ARE_ANCHORS:
