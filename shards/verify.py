@@ -18,7 +18,7 @@ from heron.shards.picture import decode as decode_picture
 from heron.shards.picture import read_whole
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
-from heron.shards.tarball import ByteRange, walk
+from heron.shards.tarball import ByteRange, places
 from heron.shards.texts import read_text
 
 
@@ -104,7 +104,7 @@ def _shard_faults(
         raise ShardError(f"{shard.index_file}: {fault}")
     tar = folder / shard.file
     files: dict[str, ByteRange] = {}
-    for path, span in walk(tar):
+    for path, span in places(tar):
         if path in files:
             yield f"{shard.file} holds {path!r} twice"
         files[path] = span
