@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,6 @@ class NamedArrays(FileSource):
 
     A subclass says how to open them.
     """
-
-    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
 
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"
