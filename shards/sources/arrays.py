@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import UNREADABLE, read_npz
+from heron.shards.sources.base import parted, without_folders
 from heron.shards.sources.named import NamedArrays
 
 # Bytes of all arrays of an .npz, or so many times the file's, if that is more.
@@ -19,11 +20,9 @@ PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
 def _named_file(value: str) -> str:
-    name, _, file = value.partition("=")
-    if not name or not file:
-        raise ValueError("expected NAME=FILE.npy")
-    if not Path(file).is_file():
-        raise ValueError(f"no file {file}")
+    name, path = parted(value)
+    if not name or not path.is_file():
+        raise ValueError("expected NAME=FILE.npy, a file that is there")
     return value
 
 
@@ -59,7 +58,7 @@ class Arrays(NamedArrays):
     def _one_of_two(self) -> Self:
         if (self.npz is None) == (self.npy is None):
             raise ValueError("expected either npz or npy; give one of them")
-        names = [value.partition("=")[0] for value in self.npy or []]
+        names = [parted(value)[0] for value in self.npy or []]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"npy: two files are called {twice[0]!r}; give each a name of its own")
         return self
@@ -76,14 +75,12 @@ class Arrays(NamedArrays):
 
     def options(self) -> dict[str, Any]:
         """Returns the options, files by name alone."""
-        named = [f"{name}={path.name}" for name, path in self._paths.items()]
-        return super().options() | ({"npy": named} if self.npy else {})
+        return super().options() | ({"npy": without_folders(self.npy)} if self.npy else {})
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
         """The .npy file of each array."""
-        parts = [value.partition("=") for value in self.npy or []]
-        return {name: Path(file) for name, _, file in parts}
+        return dict(map(parted, self.npy or []))
 
     @cached_property
     def _npz(self) -> dict[str, NDArray[Any]]:
@@ -110,14 +107,12 @@ class Arrays(NamedArrays):
 
     def array(self, name: str) -> NDArray[Any]:
         """Returns an array of the .npz, or an .npy mapped anew: what was read leaves memory."""
-        return self._npz[name] if self.npz else map_npy(self._paths[name])
-
-
-def map_npy(path: Path) -> NDArray[Any]:
-    """Maps the array of an .npy, read-only, of which only what is used is read."""
-    try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except UNREADABLE as fault:
-        pickles = "Python objects" in str(fault)
-        reason = PICKLES if pickles else f"{fault}; expected what numpy.save writes"
-        raise SourceError(f"{path.name}: cannot be read: {reason}") from None
+        if self.npz:
+            return self._npz[name]
+        path = self._paths[name]
+        try:
+            return np.lib.format.open_memmap(path, mode="r")
+        except UNREADABLE as fault:
+            pickles = "Python objects" in str(fault)
+            reason = PICKLES if pickles else f"{fault}; expected what numpy.save writes"
+            raise SourceError(f"{path.name}: cannot be read: {reason}") from None

@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,18 @@ def _exists(path: Path) -> Path:
 
 
 FileOrFolder = Annotated[Path, AfterValidator(_exists)]
+
+
+def parted(value: str) -> tuple[str, Path]:
+    """Returns the name and the file of NAME=FILE; of a file alone there is no name."""
+    name, equals, file = value.partition("=")
+    return ("", Path(value)) if not equals or Path(value).is_file() else (name, Path(file))
+
+
+def without_folders(values: Iterable[str]) -> list[str]:
+    """Returns values of NAME=FILE, or FILE, as a manifest has them: files by name alone."""
+    found = map(parted, values)
+    return [f"{name}={path.name}" if name else path.name for name, path in found]
 
 
 @dataclass(frozen=True, eq=False)
