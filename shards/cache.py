@@ -8,10 +8,10 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Self, cast
+from typing import BinaryIO, NoReturn, cast
 
 from heron.shards.artefact import FileSum, cache_folder
 from heron.shards.errors import DISK_FULL, ShardError
@@ -23,7 +23,7 @@ POLL_S = 0.01, 0.25  # first and longest pause between looks for room
 log = logging.getLogger("heron")
 
 
-class LocalFile:
+class LocalFile(AbstractContextManager["LocalFile"]):
     """A local file that nobody evicts until it is closed, or its process ends.
 
     Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
@@ -38,10 +38,6 @@ class LocalFile:
         """Lets the file go; again does nothing."""
         if self._close is not None:
             self._close()
-
-    def __enter__(self) -> Self:
-        """Holds it for a block."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Lets it go."""

@@ -1,8 +1,9 @@
 """Index tars that others wrote, where they lie: an index beside each, and a manifest."""
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,19 +42,17 @@ AT_ONCE = 4096  # vectors read at a time for their statistics
 
 @dataclass(frozen=True)
 class Outcome:
-    """The manifest, and what is not in it.
-
-    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
-    """
+    """The manifest, and what was read for it: no tar where it was there already."""
 
     folder: Path
     manifest: Manifest
-    skipped: list[str] = field(default_factory=list)
-    strays: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    surveys: Sequence[Survey] = ()
 
     def __str__(self) -> str:
         """Returns a line for each split and view, for the labels, and for all that was left out."""
+        others = sorted({suffix for survey in self.surveys for suffix in survey.others})
+        strays = [path for survey in self.surveys for path in survey.strays]
+        skipped = [line for survey in self.surveys for line in survey.skipped]
         lines = []
         for split, shards in self.manifest.splits.items():
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
@@ -63,15 +62,15 @@ class Outcome:
         labels = self.manifest.labels
         names = f", {len(labels.names):,} names" if labels.names else ""
         lines.append(f"labels: {labels.kind}{names}")
-        if self.others:
-            lines.append(f"not indexed: members {', '.join(self.others)}")
-        if self.strays:
+        if others:
+            lines.append(f"not indexed: members {', '.join(others)}")
+        if strays:
             lines.append(
-                f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
-                f"no suffix or begin with a dot, such as {self.strays[0]}"
+                f"not indexed: {len(strays):,} files that are in no sample, since they have no "
+                f"suffix or begin with a dot, such as {strays[0]}"
             )
-        if self.skipped:
-            lines += [f"skipped {len(self.skipped):,} samples:", *self.skipped]
+        if skipped:
+            lines += [f"skipped {len(skipped):,} samples:", *skipped]
         return "\n".join(lines)
 
 
@@ -128,13 +127,7 @@ def index(
     measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
     changes = {"views": views, "labels": labels, "splits": measured}
     manifest = Manifest.model_validate(dict(plan) | changes).write(folder / MANIFEST)
-    return Outcome(
-        folder,
-        manifest,
-        [line for survey in surveys.values() for line in survey.skipped],
-        [line for survey in surveys.values() for line in survey.strays],
-        sorted({suffix for survey in surveys.values() for suffix in survey.others}),
-    )
+    return Outcome(folder, manifest, list(surveys.values()))
 
 
 def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:

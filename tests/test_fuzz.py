@@ -29,7 +29,7 @@ from heron.pipeline.training.tracking import read_metrics, read_result
 from heron.shards.artefact import fingerprint
 from heron.shards.errors import CONTROL, HeronError
 from heron.shards.manifest import Manifest
-from heron.shards.sources.arff import read_arff
+from heron.shards.sources.mulan import read_arff
 from tests.studies import made
 
 FUZZ = os.environ.get("HERON_FUZZ")

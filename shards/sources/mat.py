@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile
-from heron.shards.sources.named import NamedArrays
+from heron.shards.matlab import MOST_UNPACKED, NUMERIC, MatlabFile, check_chunks
+from heron.shards.sources.arrays import NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
 
@@ -246,9 +246,6 @@ def _numbers(item: Any, where: str) -> NDArray[Any]:
     if item.is_virtual or item.external:
         raise SourceError(f"{where} lies in another file; expected its numbers here; {DOWNLOAD}")
     _bound(item.shape, item.dtype.itemsize, where)
-    if item.chunks and (held := math.prod(item.chunks) * item.dtype.itemsize) > LARGEST_CHUNK:
-        raise SourceError(
-            f"{where} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} at most; {DOWNLOAD}"
-        )
+    check_chunks(item, where, item.chunks or (0,))
     values: NDArray[Any] = item[()]
     return values
