@@ -367,11 +367,8 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
     try:
         return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
-        unfinished = store.exists("build.json")
-        found = "an unfinished build" if unfinished else fault.found
-        remedy = (
-            "run the same `heron shards build` again to finish it"
-            if unfinished
-            else "give a folder that `heron shards build` or `heron shards index` made"
-        )
+        found, remedy = fault.found, "give a folder that `heron shards build` or `index` made"
+        if store.exists("build.json"):
+            found = "an unfinished build"
+            remedy = "run the same `heron shards build` again to finish it"
         raise ShardError(f"{where}: {found}; expected a manifest; {remedy}") from None

@@ -245,6 +245,16 @@ class Loaded:
 class FileSource(Source):
     """A source that reads files: a subclass says how to `load` them, and no more."""
 
+    named_by: ClassVar[str] = ""  # the option whose file or folder gives the data set its name
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name in its manifest."""
+        if not self.named_by:
+            return self.name
+        path: Path = getattr(self, self.named_by)
+        return path.resolve().name if path.is_dir() else path.stem
+
     @property
     def files(self) -> list[Path]:
         """The files and folders that the options name, in their order."""

@@ -26,6 +26,7 @@ class Captions(FileSource):
     """
 
     name: ClassVar[str] = "captions"
+    named_by: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build captions --folder birds --out data/birds"
     block_rows: ClassVar[int | None] = None
 
@@ -33,11 +34,6 @@ class Captions(FileSource):
     csv: FilePath | None = Field(
         None, description="a CSV of file,caption (default: NAME.txt beside each NAME.jpg)"
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""

@@ -34,6 +34,7 @@ class Idx(FileSource):
     """
 
     name: ClassVar[str] = "idx"
+    named_by: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build idx --folder mnist --out data/mnist"
 
     folder: DirectoryPath = Field(
@@ -76,11 +77,6 @@ class Idx(FileSource):
                     f"{name} is {value!r}, but {where} none; leave it out, or ask for {remedy}"
                 )
         return self
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
 
     @property
     def files(self) -> list[Path]:

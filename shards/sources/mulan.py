@@ -45,6 +45,7 @@ class Mulan(FileSource):
     """
 
     name: ClassVar[str] = "mulan"
+    named_by: ClassVar[str] = "xml"
     examples: ClassVar[str] = (
         "heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml "
         "--out data/scene"
@@ -75,11 +76,6 @@ class Mulan(FileSource):
                 "for each"
             )
         return self
-
-    @property
-    def dataset(self) -> str:
-        """The name of the XML: `scene` for scene.xml."""
-        return self.xml.stem
 
     def load(self) -> Loaded:
         """Reads the files, and lays them end to end."""

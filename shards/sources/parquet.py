@@ -255,19 +255,20 @@ def _vectors(
     """Returns what reads columns of numbers, or of lists of as many in each row, side by side."""
     from pyarrow import types
 
-    def lengths(column: str, of: NDArray[np.int64]) -> set[int]:
-        lists = rows.take(column, of)
-        listed = types.is_list(lists.type) or types.is_large_list(lists.type)
-        return set(lists.value_lengths().to_pylist()) if listed else set()
+    def lengths(values: Any) -> set[int]:
+        listed = types.is_list(values.type) or types.is_large_list(values.type)
+        return set(values.value_lengths().to_pylist()) if listed else set()
+
+    first = {column: lengths(rows.take(column, np.zeros(1, np.int64))) for column in columns}
 
     def one(column: str, of: NDArray[np.int64]) -> NDArray[Any]:
-        widths = lengths(column, of) | lengths(column, np.zeros(1, np.int64))
+        values = rows.take(column, of)
+        widths = lengths(values) | first[column]
         if len(widths) > 1:
             raise SourceError(
                 f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
                 f"expected as many in every row; {FILL}"
             )
-        values = rows.take(column, of)
         while types.is_nested(values.type):
             if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
