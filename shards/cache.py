@@ -245,19 +245,14 @@ class ShardCache:
 
 def _evict(path: Path) -> bool:
     """Removes a file that nobody uses; returns whether it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _lies_at(descriptor, path):
+    with suppress(FileNotFoundError), FileIO(path) as found:
+        try:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if _lies_at(found.fileno(), path):
             path.unlink()
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
+    return True
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:

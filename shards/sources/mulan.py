@@ -88,7 +88,7 @@ class Mulan(FileSource):
                         f"{table.file}: attribute {found!r} where {tables[0].file} has {first!r};"
                         " give the files of one data set"
                     )
-            self._check_attributes(table, names)
+        self._check_attributes(tables[0], names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
         targets = np.concatenate(labels)
         counts = Counter[str]()

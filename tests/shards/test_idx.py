@@ -141,7 +141,7 @@ BAD: list[tuple[dict[str, bytes], str]] = [
     ),
     (
         {f"{LABELS}.gz": gzip.compress(idx(NUMBERS[:7]) + bytes(10**8))},
-        f"{LABELS}.gz: 1,048,584 bytes; expected 15, a header of 8 and 7: something comes after",
+        f"{LABELS}.gz: 16 bytes or more; expected 15, a header of 8 and 7: something comes after",
     ),
     (
         {IMAGES: gzip.compress(struct.pack(">4I", 0x0803, 1 << 31, 28, 28) + bytes(99))},
