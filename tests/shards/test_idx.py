@@ -156,7 +156,7 @@ BAD: list[tuple[dict[str, bytes], str]] = [
     ),
     (
         {IMAGES: idx(PIXELS) + b"\0"},
-        "77 bytes; expected 76, a header of 16 and 10 × 2 × 3: somethi",
+        "77 bytes or more; expected 76, a header of 16 and 10 × 2 × 3: somethi",
     ),
     ({IMAGES: idx(PIXELS[:, :0])}, f"{IMAGES}: dimensions 10 × 0 × 3; expected none of 0"),
     ({LABELS: idx(NUMBERS[:0])}, f"{LABELS}: dimensions 0; expected none of 0"),
