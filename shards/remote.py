@@ -107,11 +107,12 @@ class Remote:
         sha256: str | None = None,
         limit: int = 0,
     ) -> None:
-        """Writes a whole file, of a size and sha256 or of so many bytes at most, to a new stream.
+        """Writes a whole file to a stream that is at its beginning.
 
-        What came before a connection broke is kept where the server can send the rest. Raises
-        Missing, TooLong where it has more than `limit` bytes, ShardError where it cannot be had or
-        is another, OSError of the stream.
+        It has `size` and `sha256`, or, where they are not known, `limit` bytes at most. What
+        came before a connection broke is kept where the server can send the rest. Raises Missing,
+        TooLong where it has more than `limit` bytes, ShardError where it cannot be had or is
+        another, OSError of the stream.
         """
         body = Body(stream, size, sha256)
 

@@ -45,7 +45,8 @@ class TarReader:
         where = tar if tar.startswith(PIPE) or not is_remote(tar) else _remote(tar)[0].where()
         try:
             with self._open(tar, where) as raw:
-                for path, _, data in walk(cast(BinaryIO, raw), f"{where}:", suffixes):
+                bounded = cast(BinaryIO, _Bounded(raw, self.most, where))
+                for path, _, data in walk(bounded, f"{where}:", suffixes):
                     yield path, data
         except OSError as fault:
             if fault.errno in DISK_FULL:
@@ -53,13 +54,13 @@ class TarReader:
             raise ShardError(f"{where}: {fault.strerror or fault}; expected a tar") from None
 
     @contextmanager
-    def _open(self, tar: str, where: str) -> Iterator[_Bounded]:
+    def _open(self, tar: str, where: str) -> Iterator[BinaryIO]:
         if tar.startswith(PIPE):
             with _output_of(tar.removeprefix(PIPE), where) as raw:
-                yield _Bounded(raw, self.most, where)
+                yield raw
         elif not is_remote(tar):
             with Path(tar.removeprefix("file://")).open("rb") as raw:
-                yield _Bounded(raw, self.most, where)
+                yield raw
         else:
             folder, name = _remote(tar, self.options)
             with TemporaryFile(prefix="heron-") as raw:
@@ -70,7 +71,7 @@ class TarReader:
                 except TooLong:
                     raise _too_long(where, self.most) from None
                 raw.seek(0)
-                yield _Bounded(raw, self.most, where)
+                yield raw
 
 
 class _Bounded:
