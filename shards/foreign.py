@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -172,13 +173,19 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
             splits=dict.fromkeys(splits, []),
             built_from=BuiltFrom(
                 source=FOREIGN,
-                options=layout.model_dump(mode="json", exclude={"label_names"}),
+                options=_options(layout),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
                 shard_rows=0,  # as many as each tar has
             ),
         )
     except ValidationError as fault:
         raise SourceError(in_words(fault)) from None
+
+
+def _options(layout: Layout) -> dict[str, Any]:
+    """Returns the options; one that came later is left out at its default, as of older folders."""
+    left_out = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
+    return layout.model_dump(mode="json", exclude=left_out)
 
 
 def _finished(

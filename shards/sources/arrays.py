@@ -42,6 +42,8 @@ class NamedArrays(FileSource):
     A subclass says how to open them.
     """
 
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
+
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"
     )

@@ -115,6 +115,7 @@ class Source(BaseModel):
     version: ClassVar[int] = 1  # raise it when rows change, or an old folder passes for a new one
     examples: ClassVar[str] = ""  # for --help
     block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
+    left_out: ClassVar[tuple[str, ...]] = ()  # see `options`
 
     seed: int = Field(0, ge=0, description="seed of everything drawn at random")
 
@@ -152,8 +153,16 @@ class Source(BaseModel):
         return type(self).model_validate_json, (self.model_dump_json(),)
 
     def options(self) -> dict[str, Any]:
-        """Returns the options, files by name alone: their bytes matter, and not their folder."""
-        return {key: _plain(getattr(self, key)) for key in type(self).model_fields}
+        """Returns the options, files by name alone: their bytes matter, and not their folder.
+
+        One of `left_out` is named only where it is not its default: it came later, and a data set
+        without it keeps its fingerprint.
+        """
+        return {
+            key: _plain(getattr(self, key))
+            for key, field in type(self).model_fields.items()
+            if key not in self.left_out or getattr(self, key) != field.default
+        }
 
     def input_files(self) -> list[InputFile]:
         """Returns the name, size and checksum of every file read."""

@@ -98,6 +98,7 @@ class CelebA(FileSource):
     unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
+    left_out: ClassVar[tuple[str, ...]] = ("captions",)
     name: ClassVar[str] = "celeba"
     examples: ClassVar[str] = (
         "heron shards build celeba --images img_align_celeba.zip "
