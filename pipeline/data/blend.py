@@ -4,15 +4,14 @@ Both are index arithmetic over streams of their own, so that batch t is a functi
 same on any number of processes and readers, and after a restart.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Stream
-from heron.pipeline.data.rows import Listed, Rows, ShardRows
+from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream
 
 
 @dataclass(frozen=True)
@@ -150,17 +149,3 @@ def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
             "the weight or the batch, or leave the source out"
         )
     return [int(count) for count in rows]
-
-
-def balance(
-    plan: Callable[[ShardRows, str], Stream], starts: Rows, classes: Sequence[Rows]
-) -> list[Stream]:
-    """Returns a stream of single rows over each class: `classes` are their rows, sorted.
-
-    `starts` are the first rows of the shards; those with no row of a class are left out of it.
-    """
-    bounds = [np.unique(np.searchsorted(rows, starts)) for rows in classes]
-    return [
-        plan(Listed(rows, bound), f"class {number}")
-        for number, (rows, bound) in enumerate(zip(classes, bounds, strict=True))
-    ]

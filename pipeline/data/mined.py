@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.blend import Balanced, Blend
-from heron.pipeline.data.plan import Stream
-from heron.pipeline.data.rows import Rows, ShardRows
+from heron.pipeline.data.plan import Rows, ShardRows, Stream
 from heron.shards.errors import ShardError
 
 MINED = "negatives"  # in a run's folder: the tables
@@ -65,6 +64,10 @@ class MinedStream:
     def by_shard(self) -> ShardRows:
         """See `Stream`."""
         return self.base.by_shard
+
+    def describe(self) -> str:
+        """Returns a line: that of the random rows, and how many are mined."""
+        return f"{self.base.describe()}, and {self.config.mine:,} mined hard negatives a batch"
 
     @cached_property
     def candidates(self) -> Rows:

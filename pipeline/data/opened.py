@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.rows import Rows
+from heron.pipeline.data.plan import Rows
 from heron.shards.cache import LocalFile
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at, labels_in
@@ -234,7 +234,7 @@ def copy_rows(addresses: Rows, out: NDArray[Any]) -> None:
         return
     lowest, row_bytes = int(found.min()), out[0].nbytes
     shape = int(found.max()) - lowest + 1, row_bytes
-    rows = np.ndarray(shape, np.uint8, MEMORY.from_address(lowest), strides=(1, 1))
+    rows = np.ndarray(shape, np.uint8, memoryview(MEMORY.from_address(lowest)), strides=(1, 1))
     memory, asked = torch.from_numpy(rows), torch.from_numpy(found - lowest)
     if len(found) == len(out):
         out_bytes = torch.from_numpy(out.view(np.uint8).reshape(len(out), row_bytes))

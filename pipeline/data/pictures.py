@@ -43,6 +43,7 @@ class PictureDecoder:
     varying: bool = False
     draft: bool = True
     dtype = "uint8"
+    vocabulary = 0
 
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decodes the bytes of one picture into `out`, of `shape`.

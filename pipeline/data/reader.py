@@ -1,6 +1,7 @@
 """Rows of a data set by number: vectors mapped in place, pictures decoded, labels looked up."""
 
 import errno
+import hashlib
 import math
 import zlib
 from collections import OrderedDict
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.decoders import Decoders
+from heron.pipeline.data.decoders import stored_decoder
 from heron.pipeline.data.opened import Indexes, OpenShard, copy_rows
-from heron.pipeline.data.rows import Marked, Rows
+from heron.pipeline.data.plan import Marked, Rows
+from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
@@ -55,7 +57,7 @@ class Reader:
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
         self.partial = self.manifest.partial  # whether rows lack views
         self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
-        self.decoders = Decoders(self.view)
+        self.decoders = {name: stored_decoder(view) for name, view in self._views.items()}
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
@@ -251,11 +253,21 @@ class Reader:
 
     def vocabulary(self, name: str) -> int:
         """Returns how many token ids the texts of a view have; 0 of other views."""
-        return self.decoders.vocabulary(name)
+        return self.decoders[name].vocabulary
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The sha256 of what makes tokens of each view of texts."""
+        return {
+            name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
+            for name, decoder in self.decoders.items()
+            if isinstance(decoder, TextDecoder)
+        }
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""
-        out = np.empty((len(rows), *self.decoders.shape(name)), self.decoders.dtype(name))
+        decoder = self.decoders[name]
+        out = np.empty((len(rows), *decoder.shape), decoder.dtype)
         self.fill({name: out}, rows)
         return out
 
