@@ -71,9 +71,7 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        names = ["targets", "indices", "rng_keys", "paths"]
-        names += [] if self.present is None else ["present"]
-        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        moved: dict[str, Any] = {n: move(x) for n, x in vars(self).items() if isinstance(x, Tensor)}
         stored = {name: move(view) for name, view in self.stored.items()}
         return replace(self, stored=stored, **moved)
 

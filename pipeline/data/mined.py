@@ -42,7 +42,6 @@ class MinedStream:
     folder: Path
     seed: int
     ended: Event = field(default_factory=CONTEXT.Event, repr=False, compare=False)
-    _last: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -86,11 +85,8 @@ class MinedStream:
 
         Or some of them: see `Stream.at`.
         """
-        if t not in self._last:
-            random = self.base.at(t)
-            self._last.clear()
-            self._last[t] = np.concatenate([random, self._mined(t, random)])
-        return self._last[t][own]
+        random = self.base.at(t)
+        return np.concatenate([random, self._mined(t, random)])[own]
 
     def _mined(self, t: int, random: Rows) -> Rows:
         """Returns hard negatives of all random rows in a drawn order, then further random rows."""

@@ -45,9 +45,9 @@ def shares(total: int, world: int) -> list[int]:
     return [own.stop - own.start for own in slices]
 
 
-def default_streams(batch: int) -> int:
-    """Returns the largest divisor of the batch up to `MOST_STREAMS`."""
-    return max(c for c in range(1, min(MOST_STREAMS, batch) + 1) if batch % c == 0)
+def default_streams(batch: int, most: int = MOST_STREAMS) -> int:
+    """Returns the largest divisor of the batch up to `most`."""
+    return max(c for c in range(1, min(most, batch) + 1) if batch % c == 0)
 
 
 class ShardRows(ABC):

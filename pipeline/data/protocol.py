@@ -34,17 +34,16 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     rows = reader.split_rows(split)
     known = reader.known(rows)
     candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
+    chosen = candidates
     if protocol.folds is not None:
         chosen = candidates[_labelled(reader.labels(rows[known]), protocol)]
-    elif protocol.labelled == "all":
-        chosen = candidates
-    elif protocol.labelled > len(candidates):
-        some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
-        raise ConfigError(
-            f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
-            f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
-        )
-    else:
+    elif protocol.labelled != "all":
+        if protocol.labelled > len(candidates):
+            some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
+            raise ConfigError(
+                f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
+                f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
+            )
         rng = np.random.default_rng([protocol.seed, protocol.fold])
         if protocol.stratified:
             chosen = candidates[stratified(reader.targets(rows[known]), protocol.labelled, rng)]

@@ -242,8 +242,7 @@ def _mixed(
 
     def one(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
         if data.balance is None or name == "unlabelled":
-            most = data.canonical_streams or MOST_STREAMS
-            streams = max(c for c in range(1, min(most, count) + 1) if count % c == 0)
+            streams = default_streams(count, data.canonical_streams or MOST_STREAMS)
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
         drawn = rows.whole
         has = reader.targets(drawn) > 0  # which what is not known is not
