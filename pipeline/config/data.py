@@ -242,6 +242,14 @@ class Data(Section):
         """Where the shards are: of the one data set, or of each of the mixture."""
         return [self.path] if self.sources is None else [one.path for one in self.sources]
 
+    @property
+    def missing(self) -> list[str]:
+        """Local shards that are not there, where nothing says how to build them."""
+        if self.build is not None:
+            return []
+        local = (path for path in self.paths if "://" not in path and path != "")
+        return [path for path in local if not (Path(path) / MANIFEST).exists()]
+
     def at(self, path: str) -> "Data":
         """Returns the section for another data set alone, whole: nothing else is opened."""
         protocol = self.protocol.model_copy(update={"hide_views": {}, "hide_labels": 0.0})
@@ -251,9 +259,8 @@ class Data(Section):
 
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError where local shards are not there, and nothing says how to build."""
-        for path in self.paths if self.build is None else []:
-            if path and "://" not in path and not (Path(path) / MANIFEST).exists():
-                raise ConfigError(f"{path} holds no shards; {remedy}")
+        for path in self.missing:
+            raise ConfigError(f"{path} holds no shards; {remedy}")
 
     @field_validator("path", "storage_options", "webdataset", "sources")
     @classmethod

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.decoders import needed_decoder
+from heron.pipeline.data.pictures import AUGMENTATIONS
 from heron.pipeline.data.plan import MOST_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import OPEN, Reader
@@ -108,9 +108,8 @@ def readers(data: Data) -> int:
     """
     if data.workers != "auto":
         return data.workers
-    of_pictures = Crop, Color, Flip, Blur
     decoded = any(
-        view.size is not None or any(isinstance(one.options, of_pictures) for one in view.augment)
+        view.size is not None or any(one.name in AUGMENTATIONS["image"] for one in view.augment)
         for view in data.views
     )
     if not torch.cuda.is_available():
