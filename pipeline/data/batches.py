@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.mined import AnyStream
+from heron.pipeline.data.blend import AnyStream
 from heron.pipeline.data.plan import Rows, share
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.blend import Balanced, Blend, apportion
+from heron.pipeline.data.blend import MINED, AnyStream, Balanced, Blend, MinedStream, apportion
 from heron.pipeline.data.dataset import open_reader, roles_of
-from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.plan import MOST_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, complementary
 from heron.pipeline.data.reader import Reader

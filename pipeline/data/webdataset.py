@@ -33,14 +33,10 @@ class EndlessBatches:
     def __init__(
         self, streams: EndlessStreams, config: Config, rank: int, world: int, start: int
     ) -> None:
-        """Opens nothing yet; ConfigError where a reading process would have no tar.
+        """Opens nothing yet; the step `start` that the run goes on from draws another order.
 
-        Args:
-            streams: what to read.
-            config: of the run.
-            rank: of this process.
-            world: number of processes.
-            start: the step that the run goes on from, which draws another order.
+        Raises:
+            ConfigError: a reading process would have no tar.
         """
         self.streams, self.seed, self.rank, self.world = streams, config.seed, rank, world
         self.start, self.on_error = start, config.data.on_error

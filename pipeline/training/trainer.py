@@ -13,8 +13,8 @@ from heron import __version__
 from heron.pipeline.config.errors import CheckpointError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data.batches import Batch, batches, share_of
+from heron.pipeline.data.blend import MinedStream
 from heron.pipeline.data.dataset import build_data, readers
-from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.views import Views
