@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.training import Negatives
-from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream
+from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream, by_number
 from heron.shards.errors import ShardError
 
 MINED = "negatives"  # in a run's folder: the tables
@@ -58,8 +58,8 @@ class Balanced:
         """Returns the rows of global batch t, or some of them, [rows]."""
         of, turns = (drawn[own] for drawn in self._draws(t))
         rows = np.empty(len(of), np.int64)
-        for number in np.unique(of).tolist():
-            rows[of == number] = self.classes[number].many(turns[of == number])[:, 0]
+        for number, at in by_number(of):
+            rows[at] = self.classes[number].many(turns[at])[:, 0]
         return rows
 
     def passes(self, t: int) -> Rows:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.plan import Rows, by_number
 from heron.shards.cache import LocalFile
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at, labels_in
@@ -135,10 +135,8 @@ class Indexes(Sequence[ShardIndex]):
     def by_shard(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
         """Yields the shards that rows are of, which of the rows, and their places there."""
         shards, places = self.locate(rows)
-        order = np.argsort(shards, kind="stable")
-        for at in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            if len(at):
-                yield int(shards[at[0]]), at, places[at]
+        for number, at in by_number(shards):
+            yield number, at, places[at]
 
     def _refuse_many(self, rows: int, each: int, what: str) -> None:
         if rows * each > MOST_BYTES:

@@ -50,6 +50,14 @@ def default_streams(batch: int, most: int = MOST_STREAMS) -> int:
     return max(c for c in range(1, min(most, batch) + 1) if batch % c == 0)
 
 
+def by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
+    """Yields each of some numbers, and where it stands among them."""
+    order = np.argsort(numbers, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        if len(at):
+            yield int(numbers[at[0]]), at
+
+
 class ShardRows(ABC):
     """The rows of each shard that take part, ascending; shards ascend too.
 
@@ -88,10 +96,8 @@ class ShardRows(ABC):
     def take(self, shards: Rows, places: Rows) -> Rows:
         """Returns row number `places` of each of `shards`, [rows]."""
         out = np.empty(len(shards), np.int64)
-        order = np.argsort(shards, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            if len(part):
-                out[part] = self.rows_of(int(shards[part[0]]))[places[part]]
+        for shard, at in by_number(shards):
+            out[at] = self.rows_of(shard)[places[at]]
         return out
 
     @abstractmethod
