@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +130,7 @@ SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their 
 SALTS |= {name: 5 + place for place, name in enumerate(GRAPHS)}
 
 
+@runtime_checkable  # tests check types while they run
 class StoredViews(Protocol):
     """A reader of shards, or what else knows what is stored."""
 
