@@ -266,7 +266,7 @@ class Reader:
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""
-        decoder = self.decoders[name]
+        decoder = self.decoders[self.view(name).name]
         out = np.empty((len(rows), *decoder.shape), decoder.dtype)
         self.fill({name: out}, rows)
         return out
