@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ProcessBatches, batches, share_of
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.webdataset import open_data, share_of
+from heron.pipeline.data.streams import open_data
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents
@@ -51,7 +51,7 @@ def bare_pictures(
                 for shard, index, sample in zip(shards.tolist(), indexes, samples, strict=True)
             ]
         )
-    shape = reader.decoders.shape("image")
+    shape = reader.decoders["image"].shape
     height, width = shape[:2] if shape != reader.view("image").shape else (0, 0)
     out = np.empty((batch, *shape), np.uint8)
     while True:

@@ -289,7 +289,7 @@ def in_memory(
     reader: Reader, rows: Rows, views: Views, model: Heterogeneous
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[int]]:
     """What the model is given for some rows."""
-    stored = np.empty((len(rows), *reader.decoders.shape("image")), np.uint8)
+    stored = np.empty((len(rows), *reader.decoders["image"].shape), np.uint8)
     reader.fill({"image": stored}, rows)
     keys, none = torch.zeros(len(rows), dtype=torch.int64), torch.empty(0, 0)
     images = {"image": torch.from_numpy(stored)}

@@ -30,8 +30,8 @@ from PIL import Image
 from heron.launch.studies.halving import goes_on
 from heron.launch.studies.study import Study
 from heron.pipeline.config.augmentations import Blur, Color, Crop
-from heron.pipeline.data import augment
-from heron.pipeline.data.plan import Stream, share
+from heron.pipeline.data import views as augment
+from heron.pipeline.data.plan import Listed, Stream, share
 from heron.shards.sources import make
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +75,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
 def streams() -> None:
     """Draws how an epoch's batches follow from the shards, by the plan that training uses."""
     shards = [np.arange(8 * n, 8 * n + 8) for n in range(6)]
-    order = Stream("labelled", shards, batch=12, seed=3, canonical=4, window=8)
+    order = Stream("labelled", Listed.of(shards), batch=12, seed=3, canonical=4, window=8)
     line = replace(order, window=1).order(0)  # a window of one row: shards permuted, not shuffled
     figure, axes = canvas(9.5, 4.6)
 

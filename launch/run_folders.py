@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
-from heron.pipeline.config.renamed import move_renamed
+from heron.pipeline.config.experiment import move_renamed
 from heron.pipeline.config.sections import leaves, read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result

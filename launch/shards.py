@@ -123,13 +123,13 @@ def write_protocol(
     """
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.config.shipped import find_config
-    from heron.pipeline.data import indexes
+    from heron.pipeline.data import opened
     from heron.pipeline.data.dataset import open_reader, roles_of
     from heron.pipeline.data.roles import write_roles
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    indexes.MOST_BYTES = LARGEST  # it says what it takes, and takes it
+    opened.MOST_BYTES = LARGEST  # it says what it takes, and takes it
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     each = labels.dtype.itemsize * math.prod(labels.row_shape) + 16

@@ -13,8 +13,6 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import BelowOne, Natural, PathText, Positive, Section, Share
 from heron.shards.artefact import MANIFEST, Count, Fingerprint
 
-Part = Annotated[float, Field(ge=0, lt=1)]
-
 
 class Protocol(Section):
     """Which rows are labelled, which unlabelled, which choose a configuration and which test it.
@@ -52,8 +50,8 @@ class Protocol(Section):
     seed: Count = 0
     complementary: Natural | None = None
     test: str = "unlabelled"
-    hide_views: dict[str, Part] = {}
-    hide_labels: Part = 0.0
+    hide_views: dict[str, BelowOne] = {}
+    hide_labels: BelowOne = 0.0
     hide_label_rows: Annotated[float, Field(gt=0, le=1)] = 1.0
     partial_rows: Literal["keep", "drop"] = "keep"
     validation: BelowOne = 0.0

@@ -1,23 +1,26 @@
-"""The data set of a run: built where it is missing, opened, its rows given their roles."""
+"""The data set of a run: built where it is missing, opened and read, its rows given their roles."""
 
 import os
 from pathlib import Path
 
+import torch
+
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.pictures import input_shape, picture_decoder
+from heron.pipeline.data.decoders import needed_decoder
+from heron.pipeline.data.pictures import AUGMENTATIONS
 from heron.pipeline.data.plan import MOST_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import OPEN, Reader
 from heron.pipeline.data.roles import read_roles
-from heron.pipeline.data.texts import text_decoder
-from heron.pipeline.data.workers import readers
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.mixture import MixedStore
 from heron.shards.sources import make
 from heron.shards.store import Store, is_remote, open_store
+
+MOST = 16  # reading processes of a training process, where their number is chosen for it
 
 
 def build_data(data: Data, progress: bool = True) -> None:
@@ -83,26 +86,35 @@ def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
 def prepare_decoders(reader: Reader, data: Data) -> None:
     """Has a reader decode pictures at the size that the views need; raises as `open_reader`."""
     for name in dict.fromkeys(view.stored for view in data.views):
-        stored = reader.view(name)
-        views = [view for view in data.views if view.stored == name]
-        for view in views:
-            input_shape(stored, view)
-        if stored.kind == "text":
-            if len({(view.tokens, view.tokenizer) for view in views}) > 1:
-                raise ConfigError(
-                    f"data.views: two views of the text '{name}' differ in tokens or tokenizer; "
-                    "expected the same in both"
-                )
-            reader.decoders[name] = text_decoder(views[0], reader.view(name).field)
-        if stored.kind == "image":
-            in_blocks = reader.manifest.block_rows is not None  # then nothing is decoded
-            draft = data.draft and not in_blocks
-            reader.decoders[name] = picture_decoder(stored, views, draft, data.decode_size)
-    if data.decode_size is not None and not reader.decoders.varying:
+        reader.decoders[name] = needed_decoder(reader.manifest, reader.view(name), data)
+    if data.decode_size is not None and not any(d.varying for d in reader.decoders.values()):
         raise ConfigError(
             f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
+
+
+def cores() -> int:
+    """Returns the cores that each process of this machine has to itself, one at least."""
+    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (all_cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def readers(data: Data) -> int:
+    """Returns `data.workers`; for `auto`, of pictures, as many as have a core to decode on.
+
+    Beside a GPU these are all cores but one, beside a CPU, which computes on them too, a quarter.
+    What is no picture is copied, not decoded.
+    """
+    if data.workers != "auto":
+        return data.workers
+    decoded = any(
+        view.size is not None or any(one.name in AUGMENTATIONS["image"] for one in view.augment)
+        for view in data.views
+    )
+    if not torch.cuda.is_available():
+        return min(MOST, cores() // 4) if decoded else 0
+    return min(MOST, max(1, cores() - 1)) if decoded else 1
 
 
 def _most_open(reader: Reader, data: Data, limit: int) -> int:

@@ -1,62 +1,79 @@
 """What a row of each stored view is in memory, and what decodes it."""
 
-import hashlib
-from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.pipeline.config.data import Data
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.graphs import GraphDecoder
-from heron.pipeline.data.pictures import PictureDecoder
-from heron.pipeline.data.texts import TextDecoder
-from heron.shards.manifest import View
+from heron.pipeline.data.pictures import PictureDecoder, input_shape, picture_decoder
+from heron.pipeline.data.texts import TextDecoder, text_decoder
+from heron.shards.index import array_at
+from heron.shards.manifest import Manifest, View
 
 TOKENS = 77  # of a text, where nobody says how many
-Decoder = PictureDecoder | TextDecoder | GraphDecoder
 
 
-class Decoders:
-    """Decoders of views by name: those that are set, and for the others as they are stored."""
+@dataclass(frozen=True)
+class VectorDecoder:
+    """Reads a vector that is a member of its own; those of blocks are copied.
 
-    def __init__(self, view: Callable[[str], View]) -> None:
-        """Of the views that `view` finds by name."""
-        self._view = view
-        self._set: dict[str, Decoder] = {}
+    Attributes:
+        shape: of a row.
+    """
 
-    def __setitem__(self, name: str, decoder: Decoder) -> None:
-        """Sets the decoder of a view of texts, or of pictures that are not decoded as stored."""
-        self._set[name] = decoder
+    shape: tuple[int, ...]
+    varying = False  # as of pictures, which have several sizes
+    dtype = "float32"
+    vocabulary = 0
 
-    def __getitem__(self, name: str) -> Decoder:
-        """Returns what decodes the pictures, texts or graphs of a view."""
-        view = self._view(name)
-        if view.kind == "graph":
-            return GraphDecoder(view.shape)
-        if view.kind == "text":
-            return self._set.get(name) or TextDecoder(TOKENS)
-        return self._set.get(name) or PictureDecoder(view.shape, view.shape)
+    def decode(self, data: bytes, out: NDArray[np.float32]) -> None:
+        """Writes the vector of an npy file to `out`, of `shape`.
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of one row of a view, decoded."""
-        return self[name].shape
+        Raises:
+            ValueError, ShardError: it is no such file, of another shape or type, or not finite.
+        """
+        array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "is no vector")
+        if (array.shape, array.dtype) != (out.shape, out.dtype):
+            raise ValueError(f"is {array.dtype} {array.shape}; expected {out.dtype} {out.shape}")
+        if not np.isfinite(array).all():
+            raise ValueError("has a NaN or infinite value; expected finite ones")
+        out[:] = array
 
-    def dtype(self, name: str) -> str:
-        """Returns the type of the numbers of a view, decoded."""
-        view = self._view(name)
-        return view.dtype if view.kind == "vector" else self[name].dtype
 
-    def vocabulary(self, name: str) -> int:
-        """Returns how many token ids the texts of a view have; 0 of other views."""
-        decoder = self[name]
-        return decoder.vocabulary if isinstance(decoder, TextDecoder) else 0
+Decoder = VectorDecoder | PictureDecoder | TextDecoder | GraphDecoder
 
-    @property
-    def varying(self) -> bool:
-        """Whether a view holds pictures of several sizes."""
-        return any(decoder.varying for decoder in self._set.values())
 
-    @property
-    def tokenizers(self) -> dict[str, str]:
-        """The sha256 of what makes tokens of each view of texts."""
-        return {
-            name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
-            for name, decoder in self._set.items()
-            if isinstance(decoder, TextDecoder)
-        }
+def stored_decoder(view: View) -> Decoder:
+    """Returns what decodes a view as it is stored."""
+    if view.kind == "vector":
+        return VectorDecoder(view.shape)
+    if view.kind == "graph":
+        return GraphDecoder(view.shape)
+    if view.kind == "text":
+        return TextDecoder(TOKENS)
+    return PictureDecoder(view.shape, view.shape)
+
+
+def needed_decoder(manifest: Manifest, stored: View, data: Data) -> Decoder:
+    """Returns what decodes a stored view for the model's views of it: pictures at their size.
+
+    Raises:
+        ConfigError: the view is asked for what it cannot be.
+    """
+    views = [view for view in data.views if view.stored == stored.name]
+    for view in views:
+        input_shape(stored, view)
+    if stored.kind == "text":
+        if len({(view.tokens, view.tokenizer) for view in views}) > 1:
+            raise ConfigError(
+                f"data.views: two views of the text '{stored.name}' differ in tokens or "
+                "tokenizer; expected the same in both"
+            )
+        return text_decoder(views[0], stored.field)
+    if stored.kind == "image":
+        in_blocks = manifest.block_rows is not None  # then nothing is decoded
+        return picture_decoder(stored, views, data.draft and not in_blocks, data.decode_size)
+    return stored_decoder(stored)

@@ -15,12 +15,10 @@ from heron.pipeline.data.dataset import open_reader, prepare_decoders
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
-from heron.pipeline.data.streams import refuse_unscored
+from heron.pipeline.data.streams import Skipped, Streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
-from heron.shards.errors import shown
+from heron.shards.errors import ShardError, shown
 from heron.shards.foreign import draft
-from heron.shards.index import array_at
 from heron.shards.layout import Layout
 from heron.shards.manifest import LABELS, Labels, Manifest
 from heron.shards.stream import TarReader
@@ -44,43 +42,38 @@ class EndlessStream:
 
 
 @dataclass(frozen=True)
-class EndlessStreams:
-    """What the trainer draws from: see `streams.Streams`, whose attributes it has.
+class EndlessStreams(Streams):
+    """What the trainer draws from, of tars: its samples have no numbers, and lack nothing.
+
+    The reader is the data set of `data.path`, on whose rows the run is scored, or one without rows
+    that says what is declared.
 
     Attributes:
         config: of the stream.
-        reader: the data set of `data.path`, or one without rows that says what is declared.
-        roles: of its rows, which the run is scored on.
+        tar_reader: reads them.
         suffixes: of the members of each stored view, by its name.
         annotation: where labels lie, if anywhere.
     """
 
+    # Of these the trainer asks for the sizes alone: they cannot be drawn from by number.
+    labelled: EndlessStream | None  # type: ignore[assignment]
+    unlabelled: EndlessStream | None  # type: ignore[assignment]
+    epoch_stream: EndlessStream  # type: ignore[assignment]
     config: WebDataset
     tar_reader: TarReader
-    reader: Reader
-    roles: Roles
-    labelled: EndlessStream | None
-    unlabelled: EndlessStream | None
-    epoch_stream: EndlessStream
-    stored: list[str]
-    kind: str
     suffixes: dict[str, tuple[str, ...]]
     annotation: Annotation | None
 
     missing = unknown = False  # samples are whole, or cannot be read
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Returns nothing: see `streams.Streams`."""
+        """Returns nothing: see `missing`."""
         return {}
 
     @property
     def labelled_rows(self) -> Rows:
         """None: samples of an endless stream have no numbers."""
         return np.empty(0, np.int64)
-
-    def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Returns labels of rows of the reader: see `Reader.targets`."""
-        return self.reader.targets(rows)
 
     def skipped(self, most: float) -> Skipped:
         """Returns what counts the samples and rows that are skipped."""
@@ -139,21 +132,10 @@ class EndlessStreams:
             wanted = " or ".join(map(repr, self.suffixes[name]))
             fault = "has both" if found else "lacks"
             raise ValueError(f"{fault} {wanted}; found {_members(sample)}")
-        payload, where = sample[found[0]], f"member '{found[0]}'"
-        if self.reader.view(name).kind != "vector":
-            try:
-                self.reader.decoders[name].decode(payload, out)
-            except ValueError as fault:
-                raise ValueError(f"{where} {fault}") from None
-            return
-        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), where)
-        if (array.shape, array.dtype) != (out.shape, out.dtype):
-            raise ValueError(
-                f"{where} is {array.dtype} {array.shape}; expected {out.dtype} {out.shape}"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError(f"{where} has a NaN or infinite value; expected finite ones")
-        out[:] = array
+        try:
+            self.reader.decoders[name].decode(sample[found[0]], out)
+        except (ValueError, ShardError) as fault:
+            raise ValueError(f"member '{found[0]}' {fault}") from None
 
 
 def _members(sample: Sample) -> list[str]:
@@ -194,7 +176,7 @@ def open_endless(config: Config) -> EndlessStreams:
             "and classes, or 0 labelled rows"
         )
     none = np.empty(0, np.int64)
-    roles = Roles(none, none, none, none)
+    roles = Roles(reader.starts, none, none, none, none)
     if data.path:
         roles = assign(reader, data.split, data.protocol)
     refuse_unscored(reader, roles)
@@ -206,15 +188,17 @@ def open_endless(config: Config) -> EndlessStreams:
             "that name in data.webdataset"
         )
     return EndlessStreams(
-        config=data.webdataset,
-        tar_reader=TarReader(data.webdataset.tar_bytes, data.storage_options),
         reader=reader,
         roles=roles,
         labelled=labelled,
         unlabelled=unlabelled,
         epoch_stream=next((s for s in present if s.name == data.epoch), present[0]),
         stored=list(dict.fromkeys(view.stored for view in data.views)),
+        viewed=[view.stored for view in data.views],
+        protocol=data.protocol,
         kind=manifest.labels.kind,
+        config=data.webdataset,
+        tar_reader=TarReader(data.webdataset.tar_bytes, data.storage_options),
         suffixes=suffixes,
         annotation=annotation,
     )

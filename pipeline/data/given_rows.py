@@ -128,11 +128,12 @@ def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
         decoder.decode(row.encode(), out)
     elif isinstance(decoder, GraphDecoder):
         _write_graph(decoder, row, out)
-    elif isinstance(row, bytes):
-        if decoder.stored[2] != 3:
-            raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
-        decoder.decode(row, out)
-    else:
+    elif isinstance(decoder, PictureDecoder):
+        if isinstance(row, bytes):
+            if decoder.stored[2] != 3:
+                raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
+            decoder.decode(row, out)
+            return
         picture = _numpy(row)
         if picture.dtype != np.uint8:
             raise ValueError(f"is {picture.dtype} {list(picture.shape)}")

@@ -1,23 +1,159 @@
-"""Open shards: the bytes of single members, and blocks mapped where they lie.
-
-Rows are copied from the blocks of all open shards in one call: a batch has a few rows of each of
-many shards, and a call a shard would cost more than the rows do.
-"""
+"""The shards of a data set, opened at their turn: indexes, single members and mapped blocks."""
 
 import ctypes
+import hashlib
 import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from heron.pipeline.data.rows import Rows
+from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.plan import Rows, by_number
 from heron.shards.cache import LocalFile
 from heron.shards.errors import RESTORE, ShardError
-from heron.shards.index import ShardIndex, array_at
-from heron.shards.manifest import View
+from heron.shards.index import ShardIndex, array_at, labels_in
+from heron.shards.manifest import Manifest, Shard, View
+from heron.shards.mixture import MixedStore
+from heron.shards.store import Store
+
+KEPT = 128  # indexes that a process keeps
+KEPT_BYTES = 2**28  # of labels that a process keeps
+MOST_BYTES = 2**32  # of labels that may be asked for at once
+MEMORY = ctypes.c_ubyte * 2**47  # what a process can address, from anywhere on
+
+
+class Indexes(Sequence[ShardIndex]):
+    """The index of each shard, in the manifest's order: read and compared at its turn.
+
+    The last ones used are kept.
+
+    Attributes:
+        starts: the number of each shard's first row, and of all rows, [shards + 1].
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        """Reads nothing yet."""
+        self.store, self.manifest = store, manifest
+        self.shards = [shard for shards in manifest.splits.values() for shard in shards]
+        self.starts = np.cumsum([0, *(shard.samples for shard in self.shards)])
+        self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._labels: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """The number of shards."""
+        return len(self.shards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a reading process is given: it reads what it needs."""
+        return self.__dict__ | {"_kept": OrderedDict(), "_labels": OrderedDict(), "_bytes": 0}
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns the index of a shard.
+
+        Raises:
+            ShardError: it is missing, another than the manifest lists, or does not fit it.
+        """
+        if number not in self._kept:
+            shard = self.shards[number]
+            where = self.store.where(shard.index_file)
+            index = ShardIndex.parse(self._read(shard), where)
+            if fault := self.manifest.index_fault(shard, index):
+                raise ShardError(f"{where}: {fault}; {RESTORE}")
+            if isinstance(self.store, MixedStore):  # two of its data sets may have the same keys
+                keys = [f"{shard.file.partition('.')[0]}.{key}" for key in index.keys.tolist()]
+                index = replace(index, keys=np.array(keys))
+            while len(self._kept) >= KEPT:
+                self._kept.popitem(last=False)
+            self._kept[number] = index
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+    def _read(self, shard: Shard) -> bytes:
+        where = self.store.where(shard.index_file)
+        with self.store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as local:
+            try:
+                data = local.path.read_bytes()
+            except FileNotFoundError:
+                raise ShardError(
+                    f"{where}: no such index; a shard has one beside it; {RESTORE}"
+                ) from None
+        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+            raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
+        return data
+
+    def labels(self, rows: Rows) -> NDArray[Any]:
+        """Returns the labels of rows as stored, [rows, ...]; reads the shards that they are of.
+
+        Raises:
+            ConfigError: they are too many to be held at once.
+            ShardError: see `__getitem__`.
+        """
+        labels = self.manifest.labels
+        row = np.empty(labels.row_shape, labels.dtype)
+        self._refuse_many(len(rows), row.nbytes, "labels")
+        out = np.empty((len(rows), *row.shape), row.dtype)
+        for number, at, places in self.by_shard(rows):
+            out[at] = self._labels_of(number)[places]
+        return out
+
+    def _labels_of(self, number: int) -> NDArray[Any]:
+        """Returns the labels of a shard's rows."""
+        if number in self._kept:
+            return self._kept[number].labels
+        if number not in self._labels:
+            shard = self.shards[number]
+            where = self.store.where(shard.index_file)
+            found = labels_in(self._read(shard), where)
+            if fault := self.manifest.labels.fault(found, shard.samples):
+                raise ShardError(f"{where}: {fault}; {RESTORE}")
+            self._labels[number] = found
+            self._bytes += found.nbytes
+            while self._bytes > KEPT_BYTES and len(self._labels) > 1:
+                self._bytes -= self._labels.popitem(last=False)[1].nbytes
+        return self._labels[number]
+
+    def present(self, rows: Rows) -> NDArray[np.bool_]:
+        """Returns which of the manifest's views each row has, [rows, views]: see `labels`."""
+        out = np.ones((len(rows), len(self.manifest.views)), bool)
+        if self.manifest.partial:
+            self._refuse_many(len(rows), out.shape[1], "views")
+            for number, at, places in self.by_shard(rows):
+                out[at] = self[number].present[places]
+        return out
+
+    def locate(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Returns the shard of each row, and its place there."""
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        return shards, rows - self.starts[shards]
+
+    def by_shard(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
+        """Yields the shards that rows are of, which of the rows, and their places there."""
+        shards, places = self.locate(rows)
+        for number, at in by_number(shards):
+            yield number, at, places[at]
+
+    def _refuse_many(self, rows: int, each: int, what: str) -> None:
+        if rows * each > MOST_BYTES:
+            raise ConfigError(
+                f"{self.store}: the protocol asks for the {what} of {rows:,} rows, of {each} bytes "
+                f"each: {rows * each / 2**30:.1f} GiB in every process; expected {MOST_BYTES:,} "
+                "bytes at most; write the roles of the rows once, with `heron shards protocol`, "
+                "and name them by data.roles"
+            )
+
+
+class Blocks(NamedTuple):
+    """The mapped blocks of a view, where each begins in memory, and what is wrong with some."""
+
+    arrays: list[NDArray[Any]]
+    addresses: Rows  # 0: it is faulty
+    faults: dict[int, str]  # by the number of the tar's sample
 
 
 class OpenShard:
@@ -29,13 +165,13 @@ class OpenShard:
         self._local = local
         self._file = os.open(local.path, os.O_RDONLY)
         self._bytes: NDArray[np.uint8] | None = None  # the whole tar, mapped
-        self._mapped: dict[str, _Mapped] = {}  # by view
+        self._blocks: dict[str, Blocks] = {}  # by view
 
     def close(self) -> None:
-        """Closes the file; what `addresses` pointed to is gone."""
+        """Closes the file; the addresses of its blocks are no more."""
         os.close(self._file)
         self._bytes = None
-        self._mapped.clear()
+        self._blocks.clear()
         self._local.close()
 
     def payload(self, sample: int, column: int) -> bytes:
@@ -50,116 +186,57 @@ class OpenShard:
             )
         return data
 
-    def faults(self, view: View, column: int) -> dict[int, str]:
-        """Returns what is wrong with the blocks of a view, by the number of the sample."""
-        return self._map(view, column).faults
-
-    def addresses(self, view: View, column: int) -> NDArray[np.int64]:
-        """Returns where each block of a view begins in memory, [blocks]; 0 for a faulty one."""
-        return self._map(view, column).addresses
-
-    def _map(self, view: View, column: int) -> "_Mapped":
+    def blocks(self, view: View, column: int) -> Blocks:
         """Maps the blocks of a view where they lie, once."""
-        if view.name in self._mapped:
-            return self._mapped[view.name]
+        if view.name not in self._blocks:
+            if self._bytes is None:
+                self._bytes = np.memmap(self._local.path, np.uint8, "r")
+            arrays, faults = [], {}
+            for number in range(len(self.index.keys)):
+                try:
+                    arrays.append(self._block(self._bytes, view, number, column))
+                except ShardError as error:
+                    faults[number] = str(error)
+                    arrays.append(np.empty((0, *view.shape), view.dtype))
+            places = [0 if n in faults else one.ctypes.data for n, one in enumerate(arrays)]
+            self._blocks[view.name] = Blocks(arrays, np.array(places, np.int64), faults)
+        return self._blocks[view.name]
+
+    def _block(self, data: NDArray[np.uint8], view: View, number: int, column: int) -> NDArray[Any]:
+        """Returns the block of a sample, C-contiguous; zeros where its row lacks the view."""
         index = self.index
-        if self._bytes is None:
-            self._bytes = np.memmap(self._local.path, np.uint8, "r")
-        blocks, faults = [], {}
-        for number, rows in enumerate(index.rows.tolist()):
-            shape = rows, *view.shape
-            where = f"{self.where} sample {index.keys[number]}: view '{view.name}'"
-            span = int(index.offsets[number, column]), int(index.lengths[number, column])
-            if not span[1] and index.present is not None:  # the row lacks the view
-                blocks.append(np.zeros(shape, view.dtype))
-                continue
-            try:
-                block = array_at(self._bytes, *span, where)
-                if block.shape == view.shape and rows == 1:
-                    block = block[None]  # a tar of others may hold a row a sample
-                if (block.dtype, block.shape) != (np.dtype(view.dtype), shape):
-                    raise ShardError(
-                        f"{where} is {block.dtype} {block.shape}; expected {view.dtype} {shape}; "
-                        f"{RESTORE}"
-                    )
-            except ShardError as error:
-                faults[number] = str(error)
-                block = np.empty((0, *view.shape), view.dtype)
-            blocks.append(np.ascontiguousarray(block))  # one of others may be in Fortran's order
-        places = [0 if n in faults else block.ctypes.data for n, block in enumerate(blocks)]
-        self._mapped[view.name] = _Mapped(blocks, np.array(places, np.int64), faults)
-        return self._mapped[view.name]
+        shape = int(index.rows[number]), *view.shape
+        offset, length = int(index.offsets[number, column]), int(index.lengths[number, column])
+        if not length and index.present is not None:
+            return np.zeros(shape, view.dtype)
+        where = f"{self.where} sample {index.keys[number]}: view '{view.name}'"
+        block = array_at(data, offset, length, where)
+        if block.shape == view.shape and shape[0] == 1:
+            block = block[None]  # a tar of others may hold a row a sample
+        if (block.dtype, block.shape) != (np.dtype(view.dtype), shape):
+            raise ShardError(
+                f"{where} is {block.dtype} {block.shape}; expected {view.dtype} {shape}; {RESTORE}"
+            )
+        return np.ascontiguousarray(block)  # one of others may be in Fortran's order
 
 
-class _Mapped(NamedTuple):
-    """The blocks of a view, where each begins in memory, and what is wrong with some."""
+def copy_rows(addresses: Rows, out: NDArray[Any]) -> None:
+    """Copies rows of mapped blocks to `out`, C-contiguous, [rows, ...]; leaves those of address 0.
 
-    blocks: list[NDArray[Any]]
-    addresses: NDArray[np.int64]
-    faults: dict[int, str]
-
-
-class MappedBlocks:
-    """Copies rows of a view's blocks, over all open shards, from where they are mapped."""
-
-    def __init__(self, shards: int, row_bytes: int) -> None:
-        """Begins with no block mapped."""
-        self.row_bytes = row_bytes
-        self._slots = np.zeros(shards, np.int64)  # of each shard; 0: it is not mapped
-        self._table = np.zeros((1, 1), np.int64)  # of the first row of each block, [slots, blocks]
-        self._lowest, self._memory = 0, torch.empty(0)
-
-    def map(self, shard: int, addresses: NDArray[np.int64]) -> None:
-        """Notes where a shard's blocks are mapped; whoever mapped them keeps them there.
-
-        `addresses` [blocks] are of the first row of each, contiguous; 0 for one that is not.
-        """
-        slots, blocks = self._table.shape
-        used = self._slots[self._slots > 0]
-        free = np.setdiff1d(np.arange(1, slots), used)
-        slot = int(self._slots[shard]) or (int(free[0]) if len(free) else slots)
-        if slot == slots or len(addresses) > blocks:
-            grown = max(slots, 2 * slot), max(blocks, len(addresses))
-            table = np.zeros(grown, np.int64)
-            table[:slots, :blocks] = self._table
-            self._table = table
-        self._slots[shard] = slot
-        self._table[slot] = 0
-        self._table[slot, : len(addresses)] = addresses
-        mapped = self._table[self._table != 0]
-        if len(mapped):
-            self._lowest = int(mapped.min())
-            self._memory = _memory(self._lowest, int(mapped.max()), self.row_bytes)
-
-    def forget(self, shard: int) -> None:
-        """Notes that a shard is no longer mapped."""
-        self._table[self._slots[shard]] = 0
-        self._slots[shard] = 0
-
-    def addresses(self, shards: Rows, blocks: Rows) -> Rows:
-        """Returns where blocks of shards begin, [rows]; 0 for one that is not mapped."""
-        slots = self._slots[shards]
-        found: Rows = self._table[slots, np.where(slots > 0, blocks, 0)]
-        return found
-
-    def copy(self, addresses: Rows, offsets: Rows, out: NDArray[Any]) -> None:
-        """Copies rows to `out`, which is C-contiguous, [rows, ...].
-
-        `addresses` [rows] says where the block of a row begins, all of them mapped; `offsets`
-        [rows], which row of its block it is.
-        """
-        if len(out):
-            starts = addresses - self._lowest + offsets * self.row_bytes
-            out_bytes = torch.from_numpy(out.view(np.uint8).reshape(len(out), self.row_bytes))
-            torch.index_select(self._memory, 0, torch.from_numpy(starts), out=out_bytes)
-
-
-def _memory(lowest: int, highest: int, row_bytes: int) -> torch.Tensor:
-    """Returns all memory between two blocks as overlapping rows, one beginning at each byte.
-
-    What lies between the rows that are asked for is not touched, and need not be there.
+    Rows are copied from the blocks of all shards in one call: a batch has a few rows of each of
+    many shards, and a call a shard would cost more than the rows do. To that call all memory
+    between the first and the last row is overlapping rows, one beginning at each byte; what lies
+    between those that are asked for is not touched, and need not be there.
     """
-    longest = 1 << 40  # of a block, bytes: rows of the last one begin after `highest`
-    first = np.frombuffer(memoryview((ctypes.c_ubyte * row_bytes).from_address(lowest)), np.uint8)
-    rows = as_strided(first, (highest - lowest + longest, row_bytes), (1, 1))
-    return torch.from_numpy(rows)
+    if not len(found := addresses[addresses != 0]):
+        return
+    lowest, row_bytes = int(found.min()), out[0].nbytes
+    shape = int(found.max()) - lowest + 1, row_bytes
+    rows = np.ndarray(shape, np.uint8, memoryview(MEMORY.from_address(lowest)), strides=(1, 1))
+    memory, asked = torch.from_numpy(rows), torch.from_numpy(found - lowest)
+    if len(found) == len(out):
+        out_bytes = torch.from_numpy(out.view(np.uint8).reshape(len(out), row_bytes))
+        torch.index_select(memory, 0, asked, out=out_bytes)
+    else:
+        copied = torch.index_select(memory, 0, asked).numpy()
+        out[addresses != 0] = copied.view(out.dtype).reshape(len(found), *out.shape[1:])

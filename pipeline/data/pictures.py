@@ -11,7 +11,6 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.pipeline.config.augmentations import Crop
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
 from heron.shards.errors import times
@@ -43,6 +42,7 @@ class PictureDecoder:
     varying: bool = False
     draft: bool = True
     dtype = "uint8"
+    vocabulary = 0
 
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decodes the bytes of one picture into `out`, of `shape`.
@@ -181,7 +181,7 @@ def _scale(view: ModelView, stored: Sequence[int]) -> float:
     """Returns how small a picture may become, as a share of its sides, with no view enlarged."""
     height, width = stored[:2]
     rows, columns = view.size or (height, width)
-    crops = [a.options for a in view.augment if isinstance(a.options, Crop)]
+    crops = [one.crop for one in view.augment if one.crop is not None]
     if not crops:
         return max(rows / height, columns / width)
     area = min(crop.area[0] for crop in crops) * height * width

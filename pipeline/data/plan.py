@@ -8,20 +8,28 @@ C / P streams, hence few shards at a time.
 
 A stream that fits a window is permuted by a generator. A longer one is cut into windows, and a row
 finds its place in its window by a bijection: so that the plan of any number of rows takes the
-memory of a list of shards, and of a batch only the rows that it has are ever computed.
+memory of a list of shards, and of a batch only the rows that it has are ever computed. Which rows
+take part is known shard by shard: a list of them has eight bytes of each, marks one in a file.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.rows import Listed, ShardRows
-from heron.pipeline.data.rows import Rows as Rows
 
+Rows = NDArray[np.int64]
 ROUNDS = 6  # of the bijection: four are enough for a permutation that looks random
 MOST_STREAMS = 64  # canonical streams, where nobody says how many
 
@@ -37,9 +45,180 @@ def shares(total: int, world: int) -> list[int]:
     return [own.stop - own.start for own in slices]
 
 
-def default_streams(batch: int) -> int:
-    """Returns the largest divisor of the batch up to `MOST_STREAMS`."""
-    return max(c for c in range(1, min(MOST_STREAMS, batch) + 1) if batch % c == 0)
+def default_streams(batch: int, most: int = MOST_STREAMS) -> int:
+    """Returns the largest divisor of the batch up to `most`."""
+    return max(c for c in range(1, min(most, batch) + 1) if batch % c == 0)
+
+
+def by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
+    """Yields each of some numbers, and where it stands among them."""
+    order = np.argsort(numbers, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        if len(at):
+            yield int(numbers[at[0]]), at
+
+
+class ShardRows(ABC):
+    """The rows of each shard that take part, ascending; shards ascend too.
+
+    Attributes:
+        sizes: how many rows there are of each shard, [shards].
+    """
+
+    sizes: Rows
+
+    def __iter__(self) -> Iterator[Rows]:
+        """Yields the rows of each shard."""
+        return map(self.rows_of, range(len(self)))
+
+    def __len__(self) -> int:
+        """The number of shards, of which some may have no row."""
+        return len(self.sizes)
+
+    @abstractmethod
+    def rows_of(self, shard: int) -> Rows:
+        """Returns the rows of a shard."""
+
+    @abstractmethod
+    def between(self, first: int, last: int) -> ShardRows:
+        """Returns the rows of shards `first` to `last` - 1."""
+
+    @cached_property
+    def total(self) -> int:
+        """The number of rows."""
+        return int(self.sizes.sum())
+
+    @property
+    def whole(self) -> Rows:
+        """All rows, in a list."""
+        return np.concatenate([np.empty(0, np.int64), *self])
+
+    def take(self, shards: Rows, places: Rows) -> Rows:
+        """Returns row number `places` of each of `shards`, [rows]."""
+        out = np.empty(len(shards), np.int64)
+        for shard, at in by_number(shards):
+            out[at] = self.rows_of(shard)[places[at]]
+        return out
+
+    @abstractmethod
+    def has(self, rows: Rows) -> NDArray[np.bool_]:
+        """Returns which rows are among them, [rows]."""
+
+    def following(self, row: int) -> Iterator[int]:
+        """Yields the rows after one of them in the data set's order, then those before it."""
+        there = np.flatnonzero(self.sizes).tolist()
+        at = bisect_right(there, row, key=lambda n: self.rows_of(n)[0]) - 1
+        own = self.rows_of(there[at])
+        yield from own[own > row].tolist()
+        for n in (*there[at + 1 :], *there[:at]):
+            yield from self.rows_of(n).tolist()
+        yield from own[own < row].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(ShardRows):
+    """Rows that lie in a list: those of shard i from place `bounds[i]` on, [shards + 1]."""
+
+    rows: Rows
+    bounds: Rows
+
+    @classmethod
+    def of(cls, shards: Sequence[Rows]) -> Listed:
+        """Lists the rows of each shard."""
+        bounds = np.cumsum([0, *map(len, shards)])
+        return cls(np.concatenate([np.empty(0, np.int64), *shards]), bounds)
+
+    @classmethod
+    def cut(cls, rows: Rows, starts: Rows) -> Listed:
+        """Takes ascending rows, shard i of which begins with number `starts[i]`, [shards + 1]."""
+        return cls(rows, np.searchsorted(rows, starts))
+
+    @cached_property
+    def sizes(self) -> Rows:  # type: ignore[override]
+        """See `ShardRows`."""
+        return np.diff(self.bounds)
+
+    @property
+    def whole(self) -> Rows:
+        """See `ShardRows`."""
+        return self.rows[self.bounds[0] : self.bounds[-1]]
+
+    def rows_of(self, shard: int) -> Rows:
+        """See `ShardRows`."""
+        return self.rows[self.bounds[shard] : self.bounds[shard + 1]]
+
+    def between(self, first: int, last: int) -> Listed:
+        """See `ShardRows`."""
+        return Listed(self.rows, self.bounds[first : last + 1])
+
+    def take(self, shards: Rows, places: Rows) -> Rows:
+        """See `ShardRows`."""
+        taken: Rows = self.rows[self.bounds[shards] + places]
+        return taken
+
+    def has(self, rows: Rows) -> NDArray[np.bool_]:
+        """See `ShardRows`."""
+        return np.isin(rows, self.whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Marked(ShardRows):
+    """Rows of shards whose mark has one of some bits; without marks all rows.
+
+    Attributes:
+        starts: the first row of each shard, and behind the last, [shards + 1].
+        sizes: see `ShardRows`; where it is 0 nothing is looked up.
+        marks: an npy file, which is mapped, of a byte a row of the data set.
+        bits: that a mark may have.
+    """
+
+    starts: Rows
+    sizes: Rows
+    marks: Path | None = None
+    bits: int = 0
+
+    @cached_property
+    def _mapped(self) -> NDArray[np.uint8]:
+        assert self.marks is not None
+        return np.load(self.marks, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process is given: it maps the file itself, where this one copies."""
+        return {name: value for name, value in vars(self).items() if name != "_mapped"}
+
+    def rows_of(self, shard: int) -> Rows:
+        """See `ShardRows`."""
+        first, last = self.starts[shard : shard + 2].tolist()
+        if not self.sizes[shard]:
+            return np.empty(0, np.int64)
+        if self.marks is None:
+            return np.arange(first, last)
+        found: Rows = first + np.flatnonzero(self._mapped[first:last] & self.bits)
+        return found
+
+    def between(self, first: int, last: int) -> Marked:
+        """See `ShardRows`."""
+        starts, sizes = self.starts[first : last + 1], self.sizes[first:last]
+        return Marked(starts, sizes, self.marks, self.bits)
+
+    def take(self, shards: Rows, places: Rows) -> Rows:
+        """See `ShardRows`."""
+        if self.marks is not None:
+            return super().take(shards, places)
+        taken: Rows = self.starts[shards] + places
+        return taken
+
+    def has(self, rows: Rows) -> NDArray[np.bool_]:
+        """See `ShardRows`."""
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        there: NDArray[np.bool_] = self.sizes[shards] > 0
+        return there if self.marks is None else there & (self._mapped[rows] & self.bits > 0)
+
+    def joined(self, bits: int) -> Marked:
+        """Returns the rows that have one of other bits: reads all marks."""
+        spans = pairwise(self.starts.tolist())
+        sizes = [np.count_nonzero(self._mapped[first:last] & bits) for first, last in spans]
+        return Marked(self.starts, np.array(sizes), self.marks, bits)
 
 
 @dataclass(frozen=True)
@@ -47,7 +226,7 @@ class Stream:
     """An endless sequence of global batches over one set of rows, each epoch a full pass.
 
     Attributes:
-        shards: the rows of each shard that take part, as numbers in the data set.
+        by_shard: the rows of each shard that take part, as numbers in the data set.
         batch: rows of the global batch.
         seed: the run's seed; `name` keeps two streams of one run apart.
         canonical: C, the number of canonical streams; divides the batch.
@@ -56,7 +235,7 @@ class Stream:
     """
 
     name: str
-    shards: Sequence[Rows] | ShardRows
+    by_shard: ShardRows
     batch: int
     seed: int
     canonical: int
@@ -79,11 +258,6 @@ class Stream:
                 f"data.canonical_streams is {self.canonical}, which does not divide "
                 f"data.batch.{self.name} = {self.batch}; the nearest that does is {nearest}"
             )
-
-    @cached_property
-    def by_shard(self) -> ShardRows:
-        """The rows of each shard that take part."""
-        return self.shards if isinstance(self.shards, ShardRows) else Listed.of(self.shards)
 
     @cached_property
     def rows(self) -> int:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.plan import Marked, Rows
 from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.roles import Roles as Roles
-from heron.pipeline.data.rows import Marked, Rows
 
 VALIDATION = 1  # beside seed and fold: the draw of the validation rows is none of the labelled
 
@@ -30,21 +30,20 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         none, numbers = np.empty(0, np.int64), reader.shards_of(split)
         sizes = np.zeros(len(reader.shards), np.int64)
         sizes[numbers.start : numbers.stop] = reader.shard_rows(split).sizes
-        return Roles(none, Marked(reader.starts, sizes), none, none)
+        return Roles(reader.starts, none, Marked(reader.starts, sizes), none, none)
     rows = reader.split_rows(split)
     known = reader.known(rows)
     candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
+    chosen = candidates
     if protocol.folds is not None:
         chosen = candidates[_labelled(reader.labels(rows[known]), protocol)]
-    elif protocol.labelled == "all":
-        chosen = candidates
-    elif protocol.labelled > len(candidates):
-        some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
-        raise ConfigError(
-            f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
-            f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
-        )
-    else:
+    elif protocol.labelled != "all":
+        if protocol.labelled > len(candidates):
+            some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
+            raise ConfigError(
+                f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
+                f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
+            )
         rng = np.random.default_rng([protocol.seed, protocol.fold])
         if protocol.stratified:
             chosen = candidates[stratified(reader.targets(rows[known]), protocol.labelled, rng)]
@@ -64,7 +63,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     validation = _validation(reader, labelled, protocol)
     if len(validation):
         labelled, test = (np.setdiff1d(given, validation) for given in (labelled, test))
-    return Roles(labelled, unlabelled, test[reader.known(test)], validation)
+    return Roles(reader.starts, labelled, unlabelled, test[reader.known(test)], validation)
 
 
 def _labels_decide_nothing(reader: Reader, protocol: Protocol) -> bool:
@@ -132,14 +131,7 @@ def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) 
     """
     names = list(shares)
     rows = np.arange(int(reader.starts[-1]))
-    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
-    draws = np.stack(
-        [
-            uniforms(row_keys, zlib.crc32(f"view {name}".encode()), 1)[:, 0].numpy()
-            for name in names
-        ],
-        1,
-    )
+    draws = np.concatenate([_draws(protocol, rows, f"view {name}", 1) for name in names], 1)
     hidden = draws < np.array([shares[name] for name in names], np.float32)
     hidden &= reader.present(rows, names)
     every = [view.name for view in reader.manifest.views]
@@ -147,6 +139,13 @@ def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) 
     last = np.argmax(np.where(hidden, draws, -1), 1)
     hidden[~left, last[~left]] = False
     reader.hide_views(names, hidden)
+
+
+def _draws(protocol: Protocol, rows: Rows, what: str, count: int) -> NDArray[np.float32]:
+    """Returns uniform numbers of (seed, row, what), [rows, count]."""
+    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
+    drawn: NDArray[np.float32] = uniforms(row_keys, zlib.crc32(what.encode()), count).numpy()
+    return drawn
 
 
 def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
@@ -164,9 +163,8 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
             f"data.protocol.hide_labels hides single labels, but those of {reader.store} are "
             f"{labels.kind}; expected multi_label, or 0; of classes, label fewer rows"
         )
-    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
-    chosen = uniforms(row_keys, zlib.crc32(b"rows"), 1).numpy() < protocol.hide_label_rows
-    draws = uniforms(row_keys, zlib.crc32(b"labels"), len(labels.names)).numpy()
+    chosen = _draws(protocol, rows, "rows", 1) < protocol.hide_label_rows
+    draws = _draws(protocol, rows, "labels", len(labels.names))
     stated = reader.labels(rows) != labels.unlabelled
     hidden = (draws < protocol.hide_labels) & chosen & stated
     lost = ~(stated & ~hidden).any(1)
@@ -207,6 +205,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
     labelled = roles.labelled[views(roles.labelled) == len(names)]
     stated = reader.labels(labelled) != reader.manifest.labels.unlabelled
     return Roles(
+        reader.starts,
         labelled[stated.reshape(len(labelled), -1).all(1)],
         roles.unlabelled[views(roles.unlabelled) == len(names)],
         roles.test[views(roles.test) > 0],

@@ -1,6 +1,7 @@
 """Rows of a data set by number: vectors mapped in place, pictures decoded, labels looked up."""
 
 import errno
+import hashlib
 import math
 import zlib
 from collections import OrderedDict
@@ -12,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.decoders import Decoders
-from heron.pipeline.data.indexes import Indexes
-from heron.pipeline.data.opened import MappedBlocks, OpenShard
-from heron.pipeline.data.rows import Marked, Rows
+from heron.pipeline.data.decoders import stored_decoder
+from heron.pipeline.data.opened import Indexes, OpenShard, copy_rows
+from heron.pipeline.data.plan import Marked, Rows
+from heron.pipeline.data.texts import TextDecoder
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
@@ -56,11 +57,13 @@ class Reader:
         self.lost: dict[int, str] = {}  # rows that cannot be read, and why
         self.partial = self.manifest.partial  # whether rows lack views
         self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
-        self.decoders = Decoders(self.view)
+        self.decoders = {name: stored_decoder(view) for name, view in self._views.items()}
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._blocks: dict[str, MappedBlocks] = {}  # by view
+        in_shards = -(-np.diff(self.starts) // (self.manifest.block_rows or 1))
+        self._first_block = np.cumsum([0, *in_shards])  # of each shard, among all of a view
+        self._mapped: dict[str, Rows] = {}  # by view, where each block lies; 0: in no open shard
         present = self.store.names() if self.shards else None
         for number, shard in enumerate(self.shards):
             if (fault := self._absence(shard, present)) is not None:
@@ -68,7 +71,7 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a reading process is given: all but the open files."""
-        return self.__dict__ | {"_open": OrderedDict(), "_blocks": {}}
+        return self.__dict__ | {"_open": OrderedDict(), "_mapped": {}}
 
     def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
         """Returns what is wrong with a shard that shows without reading it, or None."""
@@ -229,14 +232,15 @@ class Reader:
 
     def sample_keys(self, rows: Rows) -> list[str]:
         """Returns the keys of rows: of the tar sample and, in a block, the row's place there."""
-        shards, samples, offsets = self._locate(rows)
+        block_rows = self.manifest.block_rows
         keys = np.empty(len(rows), object)
-        for number in np.unique(shards).tolist():
-            in_shard = shards == number
-            keys[in_shard] = self.indexes[number].keys[samples[in_shard]].tolist()
-        if self.manifest.block_rows is None:
-            return [str(key) for key in keys]
-        return [f"{key}/{offset}" for key, offset in zip(keys, offsets.tolist(), strict=True)]
+        for number, at, places in self.indexes.by_shard(rows):
+            samples, offsets = np.divmod(places, block_rows or 1)
+            found = self.indexes[number].keys[samples].tolist()
+            if block_rows is not None:
+                found = [f"{key}/{n}" for key, n in zip(found, offsets.tolist(), strict=True)]
+            keys[at] = found
+        return [str(key) for key in keys]
 
     def view(self, name: str) -> View:
         """Returns what the manifest says of a view."""
@@ -249,11 +253,21 @@ class Reader:
 
     def vocabulary(self, name: str) -> int:
         """Returns how many token ids the texts of a view have; 0 of other views."""
-        return self.decoders.vocabulary(name)
+        return self.decoders[name].vocabulary
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The sha256 of what makes tokens of each view of texts."""
+        return {
+            name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
+            for name, decoder in self.decoders.items()
+            if isinstance(decoder, TextDecoder)
+        }
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
         """Returns one view of some rows in a new array: see `fill`."""
-        out = np.empty((len(rows), *self.decoders.shape(name)), self.decoders.dtype(name))
+        decoder = self.decoders[self.view(name).name]
+        out = np.empty((len(rows), *decoder.shape), decoder.dtype)
         self.fill({name: out}, rows)
         return out
 
@@ -268,32 +282,33 @@ class Reader:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
                 and what is written of it means nothing.
         """
-        located = self._locate(rows)
-        there = self.present(rows, list(out)) if self.partial else None
+        shards, places = self.indexes.locate(rows)
+        samples, offsets = np.divmod(places, self.manifest.block_rows or 1)
+        has = (
+            self.present(rows, list(out)) if self.partial else np.ones((len(rows), len(out)), bool)
+        )
         for column, (name, array) in enumerate(out.items()):
-            view, has = self.view(name), None if there is None else there[:, column]
+            view = self.view(name)
             if self.manifest.block_rows is None and view.kind != "vector":
-                self._decoded(view, rows, *located[:2], array, has)
+                self._decode(view, rows, shards, samples, has[:, column], array)
             else:
-                self._rows(view, *located, array)
-            if has is not None:
-                array[~has] = -1 if view.kind in ("text", "graph") else 0
+                self._copy(view, shards, samples, offsets, array)
+            if self.partial:
+                array[~has[:, column]] = -1 if view.kind in ("text", "graph") else 0
 
-    def _decoded(
+    def _decode(
         self,
         view: View,
         rows: Rows,
         shards: Rows,
         samples: Rows,
+        has: NDArray[np.bool_],
         out: NDArray[Any],
-        has: NDArray[np.bool_] | None,
     ) -> None:
         """Decodes the pictures, texts or graphs of a view into `out`, of the rows that have it."""
         decoder, column = self.decoders[view.name], self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
-            if self.lost and int(rows[i]) in self.lost:
-                continue
-            if has is not None and not has[i]:
+            if not has[i] or (self.lost and int(rows[i]) in self.lost):
                 continue
             if (opened := self._opened(int(shards[i]))) is None:
                 continue
@@ -308,40 +323,39 @@ class Reader:
                     "run `heron shards verify` to see what else is damaged",
                 )
 
-    def _rows(
+    def _copy(
         self, view: View, shards: Rows, samples: Rows, offsets: Rows, out: NDArray[Any]
     ) -> None:
         """Copies rows of blocks to `out` from where they are mapped."""
-        if view.name not in self._blocks:
-            row_bytes = math.prod(view.shape) * np.dtype(view.dtype).itemsize
-            self._blocks[view.name] = MappedBlocks(len(self.shards), row_bytes)
-        mapped = self._blocks[view.name]
-        addresses = mapped.addresses(shards, samples)
-        if addresses.all():
-            mapped.copy(addresses, offsets, out)
+        if view.name not in self._mapped:
+            self._mapped[view.name] = np.zeros(self._first_block[-1], np.int64)
+        mapped = self._mapped[view.name]
+        blocks = self._first_block[shards] + samples
+        offsets = offsets * math.prod(view.shape) * np.dtype(view.dtype).itemsize
+        if (starts := mapped[blocks]).all():
+            copy_rows(starts + offsets, out)
             return
-        column = self.manifest.views.index(view)
         needed = np.unique(shards)
         for first in range(0, len(needed), self.most_open):  # so many can be open at once
             numbers = needed[first : first + self.most_open]
-            for number in numbers.tolist():
-                if (opened := self._opened(number)) is not None:
-                    mapped.map(number, opened.addresses(view, column))
-            at = np.flatnonzero(np.isin(shards, numbers))
-            addresses = mapped.addresses(shards[at], samples[at])
-            sound = addresses != 0
-            self._lose_blocks(view, column, shards[at[~sound]], samples[at[~sound]])
-            at = at[sound]
-            copied = np.empty((len(at), *out.shape[1:]), out.dtype)
-            mapped.copy(addresses[sound], offsets[at], copied)
-            out[at] = copied
+            at = np.isin(shards, numbers)
+            self._map(view, numbers, np.unique(blocks[at]))
+            starts = np.where(at, mapped[blocks], 0)
+            copy_rows(np.where(starts, starts + offsets, 0), out)
 
-    def _lose_blocks(self, view: View, column: int, shards: Rows, samples: Rows) -> None:
-        """Loses the rows of faulty blocks; those of shards that did not open are lost already."""
-        for number, sample in sorted({*zip(shards.tolist(), samples.tolist(), strict=True)}):
-            if (opened := self._open.get(number)) is not None:
-                rows = self.starts[number] + opened.index.starts[sample : sample + 2]
-                self._lose(np.arange(*rows), opened.faults(view, column)[sample])
+    def _map(self, view: View, shards: Rows, blocks: Rows) -> None:
+        """Notes where the blocks of some shards lie; loses those of `blocks` that are faulty."""
+        column = self.manifest.views.index(view)
+        for number in shards.tolist():
+            if (opened := self._opened(number)) is None:
+                continue
+            first, stop = self._first_block[number : number + 2].tolist()
+            found = opened.blocks(view, column)
+            self._mapped[view.name][first:stop] = found.addresses
+            for sample, fault in found.faults.items():
+                if first + sample in blocks:
+                    rows = self.starts[number] + opened.index.starts[sample : sample + 2]
+                    self._lose(np.arange(*rows), fault)
 
     def _opened(self, number: int) -> OpenShard | None:
         """Returns a shard, opened; None where it cannot be: then none of its rows can be read."""
@@ -358,26 +372,16 @@ class Reader:
             raise ShardError(fault)
         self.lost |= dict.fromkeys(rows.tolist(), fault)
 
-    def _locate(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
-        """Returns the shard of each row, its tar sample, and its offset in the block."""
-        shard = np.searchsorted(self.starts, rows, side="right") - 1
-        local = rows - self.starts[shard]
-        if self.manifest.block_rows is None:
-            return shard, local, np.zeros_like(local)
-        return shard, local // self.manifest.block_rows, local % self.manifest.block_rows
-
     def _shard(self, number: int) -> OpenShard:
         """Returns a shard, opened; the one used longest ago is closed when there are many."""
         if number not in self._open:
             while len(self._open) >= self.most_open:
-                self._close(*self._open.popitem(last=False))
+                closed, opened = self._open.popitem(last=False)
+                for mapped in self._mapped.values():
+                    mapped[self._first_block[closed] : self._first_block[closed + 1]] = 0
+                opened.close()
             shard, index = self.shards[number], self.indexes[number]
             local = self.store.local(shard.file, shard.bytes, shard.sha256)
             self._open[number] = OpenShard(local, self.store.where(shard.file), index)
         self._open.move_to_end(number)
         return self._open[number]
-
-    def _close(self, number: int, opened: OpenShard) -> None:
-        for blocks in self._blocks.values():
-            blocks.forget(number)
-        opened.close()

@@ -11,12 +11,11 @@ import numpy as np
 
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.data.plan import Listed, Marked, Rows, ShardRows
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.rows import Listed, Marked, Rows, ShardRows
 from heron.shards.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
 
 ROLES = "labelled", "unlabelled", "test", "validation"  # role i has bit i of a mark
-RoleRows = Rows | Marked
 MARKS, SIZES = "marks.npy", "sizes.npy"  # [rows], and rows of each role and shard [roles, shards]
 
 
@@ -25,15 +24,17 @@ class Roles:
 
     Only rows with a label are tested, and no validation row is. A role is a list of row numbers,
     or marks that are looked up shard by shard: such a one is listed when the list is asked for.
+
+    Attributes:
+        by_shard: the rows of each role, of all shards.
     """
 
-    def __init__(
-        self, labelled: RoleRows, unlabelled: RoleRows, test: RoleRows, validation: RoleRows
-    ) -> None:
-        """Takes the rows of each role, ascending."""
-        self._rows: dict[str, RoleRows] = dict(
-            zip(ROLES, (labelled, unlabelled, test, validation), strict=True)
-        )
+    def __init__(self, starts: Rows, *roles: Rows | Marked) -> None:
+        """Takes the ascending rows of each of `ROLES`; `starts` are the shards' first rows."""
+        self.by_shard: dict[str, ShardRows] = {
+            role: rows if isinstance(rows, Marked) else Listed.cut(rows, starts)
+            for role, rows in zip(ROLES, roles, strict=True)
+        }
 
     @property
     def labelled(self) -> Rows:
@@ -57,29 +58,22 @@ class Roles:
 
     def listed(self, role: str) -> Rows:
         """Returns the rows of a role."""
-        rows = self._rows[role]
-        return rows.whole if isinstance(rows, Marked) else rows
+        return self.by_shard[role].whole
 
     def count(self, role: str) -> int:
         """Returns the number of rows of a role."""
-        rows = self._rows[role]
-        return rows.total if isinstance(rows, Marked) else len(rows)
+        return self.by_shard[role].total
 
-    def by_shard(self, role: str, starts: Rows, shards: range) -> ShardRows:
-        """Returns the rows of a role in some shards; `starts` are the first rows of all shards."""
-        rows = self._rows[role]
-        if isinstance(rows, Marked):
-            return rows.between(shards.start, shards.stop)
-        return Listed.cut(rows, starts[shards.start : shards.stop + 1])
-
-    def together(self, roles: Sequence[str]) -> Rows | ShardRows:
+    def together(self, roles: Sequence[str]) -> ShardRows:
         """Returns the rows that have any of some roles, each once."""
-        some = [self._rows[role] for role in dict.fromkeys(roles) if self.count(role)]
+        some = [self.by_shard[role] for role in dict.fromkeys(roles) if self.count(role)]
+        if len(some) == 1:
+            return some[0]
         marked = [rows for rows in some if isinstance(rows, Marked)]
-        if len(some) == len(marked) > 0:
-            bits = int(np.bitwise_or.reduce([rows.bits for rows in marked]))
-            return marked[0].joined(bits) if len(some) > 1 else marked[0]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *map(self.listed, roles)]))
+        if marked and len(marked) == len(some):
+            return marked[0].joined(int(np.bitwise_or.reduce([rows.bits for rows in marked])))
+        lists = [np.empty(0, np.int64), *(rows.whole for rows in some)]
+        return Listed.of([np.unique(np.concatenate(lists))])
 
 
 class WrittenRoles(Artefact):
@@ -119,13 +113,11 @@ def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> Writt
     marks = np.lib.format.open_memmap(
         folder / MARKS, "w+", np.uint8, (int(reader.starts[-1]),), version=(1, 0)
     )
-    every = range(len(reader.shards))
-    by_role = [roles.by_shard(role, reader.starts, every) for role in ROLES]
-    for bit, shards in enumerate(by_role):
+    for bit, shards in enumerate(roles.by_shard.values()):
         for number in np.flatnonzero(shards.sizes).tolist():
             marks[shards.rows_of(number)] |= 1 << bit
     marks.flush()
-    np.save(folder / SIZES, np.array([shards.sizes for shards in by_role]))
+    np.save(folder / SIZES, np.array([shards.sizes for shards in roles.by_shard.values()]))
     files = {name: FileSum.of(folder / name) for name in (MARKS, SIZES)}
     return WrittenRoles(
         data=reader.manifest.fingerprint, protocol=decided_by(data), files=files
@@ -152,7 +144,7 @@ def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:
         raise ConfigError(f"{folder} lists {sorted(manifest.files)}; expected {MARKS}, {SIZES}")
     manifest.check_files(folder, manifest.files)
     sizes = np.load(folder / SIZES, allow_pickle=False)
-    made: list[RoleRows] = [
+    marks = [
         Marked(reader.starts, sizes[bit], folder / MARKS, 1 << bit) for bit in range(len(ROLES))
     ]
-    return Roles(*made)
+    return Roles(reader.starts, *marks)

@@ -1,5 +1,6 @@
 """The data of a run: shards opened, roles assigned, and the streams its batches come from."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +12,59 @@ from numpy.typing import NDArray
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.blend import Balanced, Blend, apportion, balance
+from heron.pipeline.data.blend import MINED, AnyStream, Balanced, Blend, MinedStream, apportion
 from heron.pipeline.data.dataset import open_reader, roles_of
-from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
-from heron.pipeline.data.plan import MOST_STREAMS, Rows, Stream, default_streams
+from heron.pipeline.data.plan import MOST_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, complementary
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.rows import ShardRows
-from heron.pipeline.data.skipped import Skipped
+from heron.shards.errors import ShardError
 from heron.shards.show import count_views
+
+
+class Skipped:
+    """The rows that all processes have skipped so far, and why."""
+
+    def __init__(self, rows: ShardRows, most: float, endless: int = 0) -> None:
+        """Allows at most the share `most` of the rows that the run draws or scores, each once.
+
+        Samples of an endless stream have numbers below 0; `endless` of them count as rows.
+        """
+        self.rows, self.most = rows, most
+        self.count = rows.total + endless
+        self.faults: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        """The number of rows that were skipped, each counted once."""
+        return len(self.faults)
+
+    def add(self, lost_by_process: Iterable[Mapping[int, str]]) -> list[str]:
+        """Notes what every process lost; returns a line for each fault that is new."""
+        new = {row: fault for lost in lost_by_process for row, fault in lost.items()}
+        known = np.sort(np.fromiter((row for row in new if row not in self.faults), np.int64))
+        kept = known[self.rows.has(known) | (known < 0)]
+        new = {row: new[row] for row in kept.tolist()}
+        self.faults |= new
+        rows: dict[str, list[int]] = {}
+        for row, fault in new.items():
+            rows.setdefault(fault, []).append(row)
+        return [f"skipped{_named(numbers)}: {fault}" for fault, numbers in rows.items()]
+
+    def refuse(self) -> None:
+        """Raises ShardError where more rows are lost than a run may go on without."""
+        if len(self) > self.most * self.count:
+            raise ShardError(
+                f"{len(self):,} of the run's {self.count:,} rows cannot be read, more than "
+                f"data.max_bad_fraction = {self.most:g} of them; the last fault: "
+                f"{list(self.faults.values())[-1]}"
+            )
+
+
+def _named(rows: list[int]) -> str:
+    if rows[0] < 0:
+        return ""  # what has no number is named by its fault
+    if len(rows) == 1:
+        return f" row {rows[0]}"
+    return f" {len(rows):,} rows, {rows[0]} to {rows[-1]}"
 
 
 @dataclass(frozen=True)
@@ -94,27 +139,24 @@ class Streams:
         return {"rows_by_views": counts}
 
     def describe(self) -> list[str]:
-        """Returns a line a stream: rows, batch, and what an epoch leaves over."""
-        lines = []
-        for stream in (self.labelled, self.unlabelled):
-            mined = stream.config.mine if isinstance(stream, MinedStream) else 0
-            s = stream.base if isinstance(stream, MinedStream) else stream
-            if s is not None:
-                more = f", and {mined:,} mined hard negatives a batch" if mined else ""
-                lines.append(s.describe() + more)
-        return [*lines, *self._partial()]
-
-    def _partial(self) -> list[str]:
-        """Returns a line a role whose rows are not whole: how many have which views."""
-        found = self.rows_by_views().get("rows_by_views", {})
-        lines = [
-            f"{role} rows with " + ", ".join(f"{names}: {n:,}" for names, n in counts.items())
-            for role, counts in found.items()
-        ]
+        """Returns a line a stream, and a line a role whose rows are not whole: see `Stream`."""
+        lines = [stream.describe() for stream in (self.labelled, self.unlabelled) if stream]
+        for role, counts in self.rows_by_views().get("rows_by_views", {}).items():
+            found = ", ".join(f"{names}: {n:,}" for names, n in counts.items())
+            lines.append(f"{role} rows with {found}")
         if self.reader.unknown and len(self.roles.labelled):
             unknown = np.isnan(self.targets(self.roles.labelled)).mean()
             lines.append(f"labelled rows: {100 * unknown:.1f} % of their single labels are unknown")
         return lines
+
+
+def open_data(config: Config) -> Streams:
+    """Opens what a run draws from: indexed shards, or tars without an index."""
+    if config.data.webdataset is None:
+        return open_streams(config)
+    from heron.pipeline.data.endless import open_endless  # late: endless streams are streams
+
+    return open_endless(config)
 
 
 def open_streams(config: Config) -> Streams:
@@ -153,7 +195,8 @@ def open_streams(config: Config) -> Streams:
                 f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
                 "one row, or 0 for none"
             )
-        by_shard = roles.by_shard(name, reader.starts, reader.shards_of(data.split))
+        split = reader.shards_of(data.split)
+        by_shard = roles.by_shard[name].between(split.start, split.stop)
         if data.sources is None and (data.balance is None or name == "unlabelled"):
             canonical = data.canonical_streams or default_streams(batch)
             return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
@@ -196,23 +239,20 @@ def _mixed(
             f"data.batch.{name} is 'all', and data.{what} draws rows by shares; expected a number"
         )
 
-    def single(rows: ShardRows, salt: str) -> Stream:
-        return Stream(name, rows, 1, seed, 1, data.window_rows, salt)
-
     def one(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
         if data.balance is None or name == "unlabelled":
-            most = data.canonical_streams or MOST_STREAMS
-            streams = max(c for c in range(1, min(most, count) + 1) if count % c == 0)
+            streams = default_streams(count, data.canonical_streams or MOST_STREAMS)
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
         drawn = rows.whole
-        targets = reader.targets(drawn)
-        has = targets > 0  # which what is not known is not
+        has = reader.targets(drawn) > 0  # which what is not known is not
         classes = [drawn[column] for column in has.T if column.any()]
         if not has.any(1).all():  # of no label: a class of their own
             classes.append(drawn[~has.any(1)])
-        streams_of = balance(
-            lambda part, own: single(part, f"{salt} {own}"), reader.starts, classes
-        )
+        streams_of = []
+        for number, own in enumerate(classes):
+            bounds = np.unique(np.searchsorted(own, reader.starts))  # shards with a row of it
+            known = seed, 1, data.window_rows, f"{salt} class {number}"
+            streams_of.append(Stream(name, Listed(own, bounds), 1, *known))
         return Balanced(name, streams_of, count, rows)
 
     if data.sources is None:

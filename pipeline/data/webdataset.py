@@ -13,30 +13,14 @@ from torch.utils.data import get_worker_info
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, BatchSource, ProcessBatches
-from heron.pipeline.data.buffers import ArraySpec, Buffer
-from heron.pipeline.data.endless import EndlessStreams, Sample, open_endless
+from heron.pipeline.data.batches import VIEW, ArraySpec, Buffer, array_specs
+from heron.pipeline.data.dataset import readers
+from heron.pipeline.data.endless import EndlessStreams, Sample
 from heron.pipeline.data.plan import share
 from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.streams import Streams, open_streams
-from heron.pipeline.data.workers import readers
 from heron.shards.errors import ShardError
 
 MOST_BAD = 1000  # faults with no sample between them: then there is none to come
-
-
-def open_data(config: Config) -> Streams | EndlessStreams:
-    """Opens what a run draws from: indexed shards, or tars without an index."""
-    return open_endless(config) if config.data.webdataset else open_streams(config)
-
-
-def share_of(
-    streams: Streams | EndlessStreams, config: Config, rank: int, world: int, start: int
-) -> BatchSource:
-    """Returns the batches of a process; `start` is the step that the run goes on from."""
-    if isinstance(streams, EndlessStreams):
-        return EndlessBatches(streams, config, rank, world, start)
-    return ProcessBatches(streams, config.seed, rank, world)
 
 
 class EndlessBatches:
@@ -49,14 +33,10 @@ class EndlessBatches:
     def __init__(
         self, streams: EndlessStreams, config: Config, rank: int, world: int, start: int
     ) -> None:
-        """Opens nothing yet; ConfigError where a reading process would have no tar.
+        """Opens nothing yet; the step `start` that the run goes on from draws another order.
 
-        Args:
-            streams: what to read.
-            config: of the run.
-            rank: of this process.
-            world: number of processes.
-            start: the step that the run goes on from, which draws another order.
+        Raises:
+            ConfigError: a reading process would have no tar.
         """
         self.streams, self.seed, self.rank, self.world = streams, config.seed, rank, world
         self.start, self.on_error = start, config.data.on_error
@@ -79,17 +59,9 @@ class EndlessBatches:
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
-        reader, sizes = self.streams.reader, self._sizes()
-        rows, labelled = sum(sizes), sizes[0] if self.streams.labelled else 0
-        return {
-            VIEW + name: ((rows, *reader.decoders.shape(name)), reader.decoders.dtype(name))
-            for name in self.streams.stored
-        } | {
-            "targets": ((labelled, len(reader.manifest.labels.names)), "float32"),
-            "indices": ((rows,), "int64"),
-            "rng_keys": ((rows,), "int64"),
-            "paths": ((labelled, 0), "int64"),
-        }
+        sizes, reader = self._sizes(), self.streams.reader
+        targets = sizes[0] if self.streams.labelled else 0, len(reader.manifest.labels.names)
+        return array_specs(reader, self.streams.stored, sum(sizes), targets)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Fills a buffer with the next samples as batch t; returns its `sizes` and its faults."""

@@ -7,9 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Cnn, Convnet, Linear, Mlp, OwnEncoder, Resnet, Vgg
+from heron.pipeline.config.model import (
+    Cnn,
+    Convnet,
+    Gin,
+    Linear,
+    Mlp,
+    Network,
+    OwnEncoder,
+    Resnet,
+    Vgg,
+)
 from heron.pipeline.config.model import Encoder as Asked
-from heron.pipeline.config.networks import Gin, Network
 from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
 from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network

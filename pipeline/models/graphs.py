@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heron.pipeline.config.extras import require
-from heron.pipeline.config.networks import Gin
+from heron.pipeline.config.model import Gin
 from heron.pipeline.data.graphs import NONE, parted
 
 

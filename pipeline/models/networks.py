@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.extras import require
-from heron.pipeline.config.model import Model
-from heron.pipeline.config.networks import Network, Timm, Transformer
+from heron.pipeline.config.model import Model, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # mean and standard deviation of pictures, where weights say no others
 MOST_BYTES = 2**20  # of a JSON file beside weights

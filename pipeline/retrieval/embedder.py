@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, batches
-from heron.pipeline.data.buffers import ArraySpec, Buffer
+from heron.pipeline.data.batches import VIEW, ArraySpec, Buffer, array_specs, batches
+from heron.pipeline.data.dataset import readers
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -59,20 +58,8 @@ class _PartBatches:
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
-        views: dict[str, ArraySpec] = {
-            VIEW + name: (
-                (self.size, *self.reader.decoders.shape(name)),
-                self.reader.decoders.dtype(name),
-            )
-            for name in self.names
-        }
-        return views | {
-            "targets": ((0, 0), "float32"),
-            "indices": ((self.size,), "int64"),
-            "rng_keys": ((self.size,), "int64"),
-            "paths": ((0, 0), "int64"),
-            **({"present": ((self.size, len(self.viewed)), "bool")} if self.reader.partial else {}),
-        }
+        partial = len(self.viewed) if self.reader.partial else 0
+        return array_specs(self.reader, self.names, self.size, partial=partial)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Reads batch t; a short one is filled up, so that all are of one size."""

@@ -124,7 +124,7 @@ class FileEncoder:
         rows = {n: self._row(view(n), file, row) for n, file in self._by_view(given).items()}
         one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
         decoders = self.model.reader.decoders
-        empty = {n: np.zeros(decoders.shape(n), decoders.dtype(n)) for n in self.model.stored}
+        empty = {n: np.zeros(decoders[n].shape, decoders[n].dtype) for n in self.model.stored}
         stored = {n: torch.from_numpy(array[None]) for n, array in (empty | rows).items()}
         batch = Batch(stored, none, one, one, [1])
         vector = self.model.forward(batch, [self.layer])[self.layer][0].float()

@@ -1,9 +1,8 @@
 """What a run says of itself before its first step."""
 
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.endless import EndlessStreams
+from heron.pipeline.data.dataset import readers
 from heron.pipeline.data.streams import Streams
-from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective
@@ -11,7 +10,7 @@ from heron.pipeline.objectives.objective import Objective
 
 def preamble(
     config: Config,
-    streams: Streams | EndlessStreams,
+    streams: Streams,
     objective: Objective,
     sizes: ShardSizes,
     strategy: Strategy,

@@ -2,15 +2,12 @@
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import Streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.objectives.objective import Objective
 
 
-def refuse_unfit(
-    config: Config, objective: Objective, views: Views, streams: Streams | EndlessStreams
-) -> None:
+def refuse_unfit(config: Config, objective: Objective, views: Views, streams: Streams) -> None:
     """Raises ConfigError where data, terms or the model rule out what the experiment asks."""
     if streams.missing and config.model.classify_on == "first_view":
         raise ConfigError(

@@ -80,7 +80,7 @@ class Signature(BaseModel):
             "inputs": [
                 {
                     "view": view,
-                    "decoded": reader.decoders.shape(name) if view.kind == "image" else None,
+                    "decoded": reader.decoders[name].shape if view.kind == "image" else None,
                     "text": _text(reader.decoders[name]),
                 }
                 for name, view in stored.items()

@@ -12,13 +12,12 @@ from torch import Tensor
 from heron import __version__
 from heron.pipeline.config.errors import CheckpointError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data.batches import Batch, batches
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.mined import MinedStream
+from heron.pipeline.data.batches import Batch, batches, share_of
+from heron.pipeline.data.blend import MinedStream
+from heron.pipeline.data.dataset import build_data, readers
 from heron.pipeline.data.plan import shares
+from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.views import Views
-from heron.pipeline.data.webdataset import open_data, share_of
-from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives, grad_cache
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch, uses_ring
@@ -104,7 +103,7 @@ class Trainer:
             if data.verify and local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # notices at once who is gone
-        mine = {"data": self.data, "tokenizers": streams.reader.decoders.tokenizers}
+        mine = {"data": self.data, "tokenizers": streams.reader.tokenizers}
         agree(mine, self.config.train.timeout_s, self.signals.asked)
         self.skipped = streams.skipped(data.max_bad_fraction)
         for found in collectives.gather_told(streams.reader.lost):

@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.data.graph_augment import drop_nodes, mask_nodes, perturb_edges, subgraph
-from heron.pipeline.data.graphs import HIDDEN, NONE, parted
+from heron.pipeline.data.graphs import (
+    HIDDEN,
+    NONE,
+    drop_nodes,
+    mask_nodes,
+    parted,
+    perturb_edges,
+    subgraph,
+)
 from heron.pipeline.data.random_keys import uniforms
 from tests.graphs import drawn, row
 

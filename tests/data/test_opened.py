@@ -81,7 +81,7 @@ def test_a_block_of_another_shape_is_named(tmp_path: Path) -> None:
     reader = built(tmp_path, view=np.ones((5, 3), "f4"), labels=np.arange(5) % 3)
     wide = reader.view("view").model_copy(update={"shape": (4,)})
     held = LocalFile(tmp_path / "mine" / reader.shards[0].file)
-    (fault,) = OpenShard(held, "here", reader.indexes[0]).faults(wide, 0).values()
+    (fault,) = OpenShard(held, "here", reader.indexes[0]).blocks(wide, 0).faults.values()
     assert re.search(r"here sample .*: view 'view' is float32 \(5, 3\); expected", fault)
 
 

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Stream, _bijection, default_streams, share, shares
-from heron.pipeline.data.rows import Listed, Marked
+from heron.pipeline.data.plan import (
+    Listed,
+    Marked,
+    Stream,
+    _bijection,
+    default_streams,
+    share,
+    shares,
+)
 
 FIRST = [51, 54, 44, 14, 17, 18, 35, 70, 36, 79, 75, 92]
 LATER = [69, 72, 65, 43, 82, 85, 53, 8, 0, 19, 35, 27]
@@ -16,7 +23,7 @@ LATER = [69, 72, 65, 43, 82, 85, 53, 8, 0, 19, 35, 27]
 
 def stream(batch: int = 12, canonical: int = 4, window: int = 1000, seed: int = 0) -> Stream:
     shards = [np.arange(0, 40), np.arange(40, 55), np.arange(55, 101)]
-    return Stream("unlabelled", shards, batch, seed, canonical, window)
+    return Stream("unlabelled", Listed.of(shards), batch, seed, canonical, window)
 
 
 def test_an_epoch_is_every_row_once_but_for_less_than_a_batch() -> None:
@@ -52,7 +59,7 @@ def test_shares_are_contiguous_and_differ_by_one(world: int) -> None:
 
 
 def test_a_small_window_moves_no_row_far() -> None:
-    plan = Stream("unlabelled", [np.arange(1000)], 10, 0, 2, window=20)
+    plan = Stream("unlabelled", Listed.of([np.arange(1000)]), 10, 0, 2, window=20)
     for part in plan.order(0):
         moved = np.abs(part - np.arange(part.min(), part.min() + len(part)))
         assert 0 < moved.max() < 20
@@ -61,7 +68,7 @@ def test_a_small_window_moves_no_row_far() -> None:
 def test_a_process_touches_few_shards() -> None:
     """Contiguous canonical streams: half of the processes see about half of the shards."""
     shards = [np.arange(i * 64, (i + 1) * 64) for i in range(32)]
-    plan = Stream("unlabelled", shards, 64, 0, 64, window=64)
+    plan = Stream("unlabelled", Listed.of(shards), 64, 0, 64, window=64)
     mine = [plan.at(t)[share(64, 0, 8)] for t in range(plan.steps_per_epoch)]
     assert len({row // 64 for rows in mine for row in rows.tolist()}) <= 32 // 8 + 1
 

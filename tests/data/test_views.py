@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.data import Data
-from heron.pipeline.data.augment import fit
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.views import SALTS, Views
+from heron.pipeline.data.views import SALTS, Views, fit
 from heron.shards.build import build
 from heron.shards.sources import make
 
@@ -59,13 +58,13 @@ def test_an_augmentation_that_is_there_twice_draws_twice(faces: Path) -> None:
 def test_pictures_are_decoded_no_larger_than_the_views_need(faces: Path) -> None:
     small = {"size": 32, "augment": ["color"]}
     reader, made = views(faces, small, {"size": [24, 20]})
-    assert reader.decoders.shape("image") == (48, 48, 3)
+    assert reader.decoders["image"].shape == (48, 48, 3)
     assert made.shapes == [(32, 32, 3), (24, 20, 3)]
     assert [x.shape[1:] for x in inputs(reader, made)] == [(3, 32, 32), (3, 24, 20)]
     whole, _ = views(faces, small, draft=False)
-    assert whole.decoders.shape("image") == (96, 96, 3)
+    assert whole.decoders["image"].shape == (96, 96, 3)
     as_stored, _ = views(faces, small, {})
-    assert as_stored.decoders.shape("image") == (96, 96, 3)
+    assert as_stored.decoders["image"].shape == (96, 96, 3)
 
 
 def test_evaluation_sees_the_whole_picture_at_its_size(faces: Path) -> None:

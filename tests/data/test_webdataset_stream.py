@@ -13,8 +13,9 @@ import yaml
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import batches
-from heron.pipeline.data.webdataset import EndlessBatches, open_data, share_of
+from heron.pipeline.data.batches import batches, share_of
+from heron.pipeline.data.streams import open_data
+from heron.pipeline.data.webdataset import EndlessBatches
 from heron.pipeline.distributed import collectives
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.retrieval.embed import embed

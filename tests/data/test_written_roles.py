@@ -11,7 +11,7 @@ from heron.launch.shards import write_protocol
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data import dataset, indexes
+from heron.pipeline.data import dataset, opened
 from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.roles import ROLES, read_roles, write_roles
 from heron.pipeline.data.streams import open_streams
@@ -107,13 +107,13 @@ def test_labels_that_are_too_many_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = built(tmp_path)
-    monkeypatch.setattr(indexes, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
     with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
         open_streams(config)
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
-    monkeypatch.setattr(indexes, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
     open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))

@@ -12,8 +12,7 @@ from torch.optim import SGD
 
 from heron import losses as h
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import Batch, batches
-from heron.pipeline.data.webdataset import share_of
+from heron.pipeline.data.batches import Batch, batches, share_of
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.models.heterogeneous import Features

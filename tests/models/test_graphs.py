@@ -11,7 +11,7 @@ from torch import Tensor
 import heron
 from heron.export import ExportError
 from heron.pipeline.config.errors import ConfigError, InputError
-from heron.pipeline.config.networks import Gin
+from heron.pipeline.config.model import Gin
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.models.graphs import GinEncoder

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Cnn, Mlp, Resnet
-from heron.pipeline.config.networks import Timm, Transformer
+from heron.pipeline.config.model import Cnn, Mlp, Resnet, Timm, Transformer
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.pretrain import pretrain

@@ -15,9 +15,9 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.blend import MinedStream, table_name
 from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.mined import MinedStream, table_name
-from heron.pipeline.data.plan import Stream
+from heron.pipeline.data.plan import Listed, Stream
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.negatives import mine as miner_of
 from heron.pipeline.negatives.mine import SEEN, mine
@@ -32,7 +32,8 @@ LONG: dict[str, Any] = {"epochs": 3, "steps": 9}
 
 
 def stream(folder: Path, mine: int = 5, every: int = 2) -> MinedStream:
-    base = Stream("labelled", [np.arange(100, 120), np.arange(130, 150)], 8, 0, 4, 16)
+    rows = Listed.of([np.arange(100, 120), np.arange(130, 150)])
+    base = Stream("labelled", rows, 8, 0, 4, 16)
     return MinedStream(base, Negatives(mine=mine, every_steps=every), folder, base.seed)
 
 

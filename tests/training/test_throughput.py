@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Cnn, Linear, Model, Resnet
-from heron.pipeline.config.networks import Transformer
+from heron.pipeline.config.model import Cnn, Linear, Model, Resnet, Transformer
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
