@@ -11,7 +11,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Term
 from heron.pipeline.config.training import Precision
-from heron.pipeline.models.by_stream import by_stream, node_features
+from heron.pipeline.distributed.sync_batchnorm import by_stream
 from heron.pipeline.models.encoders import build_encoder, mlp
 
 # What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.
@@ -345,6 +345,17 @@ class Heterogeneous(nn.Module):
                 )
             features |= added
         return features
+
+
+def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
+    """Returns what gives the features of the nodes of graphs, of an encoder that has such."""
+    nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
+    if nodes is None:
+        raise ConfigError(
+            f"a term compares nodes of graphs, and {type(encoder).__name__} has no method "
+            "nodes(x, rng_keys) that gives [rows, nodes, width]; expected model.encoder.kind: gin"
+        )
+    return nodes
 
 
 def head(config: Model, width: int) -> list[nn.Module]:
