@@ -45,18 +45,6 @@ class Strategy:
         self.parameters = sum(_shape(p).numel() for p in model.parameters())
         self._wrapped = wrapped
 
-    def __call__(
-        self,
-        inputs: Sequence[Tensor],
-        keys: Tensor,
-        parts: Sequence[int],
-        targets: Tensor,
-        present: Tensor | None = None,
-    ) -> Features:
-        """The features of some rows: see `Heterogeneous.forward`."""
-        features: Features = self._wrapped(inputs, keys, parts, targets, present)
-        return features
-
     def embed(
         self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
     ) -> tuple[Features, Callable[[Tensor], None]]:
@@ -74,15 +62,16 @@ class Strategy:
         labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
         labels[: batch.labelled] = batch.targets  # unlabelled rows show the model no label
         if len(micro) == 1:
+            given = batch.rng_keys, batch.sizes, labels, batch.present
             with self.accumulate(last=True):
-                given = batch.rng_keys, batch.sizes, labels, batch.present
-                return self(inputs, *given), self.backward
+                return self._wrapped(inputs, *given), self.backward
 
         def forward(one: MicroBatch) -> Features:
             rows = one.indices.to(batch.rng_keys.device)
             present = None if batch.present is None else batch.present[rows]
             given = batch.rng_keys[rows], one.sizes, labels[rows], present
-            return self([x[rows] for x in inputs], *given)
+            features: Features = self._wrapped([x[rows] for x in inputs], *given)
+            return features
 
         with torch.no_grad(), _unchanged_statistics(self.model):
             found = [forward(one) for one in micro]

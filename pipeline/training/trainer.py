@@ -39,8 +39,7 @@ from heron.pipeline.report.run_report import wants_map, write_report
 from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
 from heron.pipeline.training.optim import build_optimizer, learning_rate
-from heron.pipeline.training.preamble import preamble
-from heron.pipeline.training.refusals import refuse_unfit
+from heron.pipeline.training.preamble import preamble, refuse_unfit
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
