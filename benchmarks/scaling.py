@@ -33,13 +33,12 @@ import torch
 from benchmarks import peers_simclr as peers
 from benchmarks.data import cores
 from benchmarks.race import Rate, ratio
-from benchmarks.scaling_bytes import Case, count, predict
+from benchmarks.scaling_bytes import KINDS, Case, count, predict
 from benchmarks.scaling_steps import LABELLED, bare, experiment, fed_only, whole
 from benchmarks.scaling_turns import Contestant, Found, race, together
 from benchmarks.table import Table, number
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.dataset import build_data
-from heron.pipeline.distributed.traffic import KINDS
 
 PROCESSES = 2
 PARTS = ["scaling", "bytes", "overhead", "simclr"]

@@ -6,7 +6,7 @@ is counted, so that one which the formula does not know would show.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,20 @@ from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
 from heron.pipeline.distributed.sync_batchnorm import synchronise
-from heron.pipeline.distributed.traffic import KINDS, exchanges, received
+from heron.pipeline.distributed.traffic import Exchange, Kind, exchanges
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
+# What each kind is, and over how many processes' parts its bytes are counted.
+KINDS: dict[Kind, str] = {
+    "gathered": "vectors and labels of others, and their batch norm's moments, forward",
+    "passed": "vectors of others that come round a ring, forward and backward",
+    "scattered": "gradients of own vectors from others, backward",
+    "statistics": "sums of batch norm, backward",
+    "gradients": "of the parameters",
+}
 STEADY = 3  # the step that is counted: DDP agrees on its buckets after the first
 
 
@@ -161,8 +169,26 @@ def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[st
     moved = exchanges(objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring)
     found = {}
     for kind, number in received(moved, world).items():
-        parts = " + ".join(one.arithmetic for one in moved if one.kind == kind)
+        parts = " + ".join(arithmetic(one) for one in moved if one.kind == kind)
         apart = kind in ("gathered", "passed", "scattered")
         found[str(kind)] = (number, f"{world - 1} x ({parts})" if apart and parts else parts)
     calls = {str(kind): sum(one.calls for one in moved if one.kind == kind) for kind in KINDS}
     return found, calls
+
+
+def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
+    """Returns the bytes of a step by kind, as one process counts them.
+
+    Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
+    of which a ring sends and receives 2 (P - 1) / P.
+    """
+    sizes = dict.fromkeys(KINDS, 0)
+    for one in exchanges:
+        sizes[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
+    return sizes
+
+
+def arithmetic(exchange: Exchange) -> str:
+    """How the bytes of an exchange came about, as a product."""
+    numbers = exchange.size, exchange.rows, exchange.width
+    return " x ".join(f"{n:,}" for n in numbers if n != 1)

@@ -8,7 +8,6 @@ import copy
 import math
 import zlib
 from collections.abc import Mapping
-from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -19,9 +18,9 @@ from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_wi
 from heron.pipeline.config.sections import check
 from heron.pipeline.config.terms import Term
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import ShardSizes, exchange, shared
+from heron.pipeline.distributed.exchange import ShardSizes, exchange
 from heron.pipeline.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
-from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.memory import Memory
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
@@ -118,26 +117,18 @@ class Loss(nn.Module):
         rng_keys = nothing if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
             known |= {"paths": [targets]} | self._added(known, targets, rng_keys)
-        world, rank = (collectives.world_size(), collectives.rank()) if self.gather else (1, 0)
+        world = collectives.world_size() if self.gather else 1
         sizes = [len(first)] if world == 1 else _sizes(known, targets, sizes)
-        every = ShardSizes(sizes, [0] * len(sizes))
-        labelled_at = torch.arange(sum(sizes), device=first.device)
-        needs = self.term.requires()
-        scopes, (targets,) = exchange(known, needs, every, labelled_at, targets, types=half)
-        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        batch = GlobalBatch(
-            own=ByName("own", known),
-            **scopes,
-            targets=targets,
-            rows=own,
-            labelled=own,
-            labelled_at=labelled_at,
+        batch = exchange(
+            known,
+            self.term.requires(),
+            ShardSizes(sizes, [0] * len(sizes)),
+            targets,
             inputs=known.get("inputs", []),
             indices=nothing if indices is None else indices,
             rng_keys=rng_keys,
             epoch=epoch,
-            gather_labelled=partial(collectives.gather, sizes=sizes),
-            shared=shared(every),
+            types=half,
         )
         with torch.autocast(first.device.type, enabled=False):
             share = self.share(batch)

@@ -21,7 +21,8 @@ from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.training.pretrained import input_shapes, locate
+from heron.pipeline.training.pretrained import locate
+from heron.pipeline.training.signature import Signature
 from heron.shards.manifest import load_manifest
 
 SLOTS = {"adam": 2, "adamw": 2}  # numbers that an optimiser keeps of a parameter; of SGD momentum
@@ -85,7 +86,7 @@ class Workload:
         """
         try:
             checkpoint = locate(run)
-            shapes = input_shapes(checkpoint)
+            shapes = Signature.read(checkpoint).shapes
             labels = int(json.loads((checkpoint / "model.json").read_text())["labels"])
             config = load_run_config(checkpoint / "config.yaml")
         except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:

@@ -40,11 +40,7 @@ def barrier() -> None:
 
 def sum_over_processes(x: Tensor) -> Tensor:
     """Sum of a tensor over all processes, without gradient; the same bits on every process."""
-    if world_size() == 1:
-        return x
-    x = x.clone()
-    dist.all_reduce(x)
-    return x
+    return begin_sum(x)()
 
 
 def begin_sum(x: Tensor) -> Callable[[], Tensor]:
@@ -123,13 +119,10 @@ def _device() -> torch.device:
 def default_store(prefix: str) -> Any:
     """The store through which the processes met, by a connection of its own where it has any."""
     store: Any = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(prefix, _own(store))  # type: ignore[attr-defined]
-
-
-def _own(store: Any) -> Any:
     while type(store).__name__ == "PrefixStore":
         store = store.underlying_store
-    return store.clone() if type(store).__name__ == "TCPStore" else store
+    own = store.clone() if type(store).__name__ == "TCPStore" else store
+    return dist.PrefixStore(prefix, own)  # type: ignore[attr-defined]
 
 
 def is_lost(error: BaseException) -> bool:

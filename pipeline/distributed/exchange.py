@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from heron.pipeline.config.terms import Needs
 from heron.pipeline.distributed.collectives import (
     gather,
     gather_all,
-    gather_objects,
     of_own,
     rank,
     ring,
@@ -46,14 +45,9 @@ class ShardSizes:
         """Rows of each process."""
         return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
 
-    def offsets(self, sizes: Sequence[int]) -> list[int]:
-        """Returns where this process's part of each stream's global batch begins.
-
-        Args:
-            sizes: the process's rows of each stream that there is: see `Batch`.
-        """
+    def offsets(self) -> list[int]:
+        """Returns where this process's part begins in the global batch of each stream there is."""
         streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
-        assert len(streams) == len(sizes)
         return [sum(stream[: rank()]) for stream in streams]
 
     @cached_property
@@ -93,48 +87,31 @@ def gather_batch(
     Raises:
         ConfigError: a term needs what neither the model nor the batch has.
     """
-    needs = objective.needs
-    known = dict(features)
-    if "inputs" in needs.features:  # a copy of pictures, whose memory is channels-last
+    needs, known = objective.needs, dict(features)
+    asked = needs.features
+    if "inputs" in asked:  # a copy of pictures, whose memory is channels-last
         known["inputs"] = [x.flatten(1) for x in inputs]
-    if "paths" in needs.features:
+    if "paths" in asked:
         known["paths"] = [batch.paths]
-    if not needs.features <= known.keys():
+    if not asked <= known.keys():
         _refuse(objective, known)
     targets = batch.targets
     if any(x.dtype == torch.float64 for tensors in features.values() for x in tensors):
         targets = targets.double()  # or losses of logits and labels would be rounded to float32
-    labelled_at = sizes.labelled_at.to(batch.targets.device)
-    of_rows = [] if batch.present is None else [batch.present]
     vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
-    types = dict.fromkeys(vectors, torch.bfloat16)
-    scopes, (targets, *present) = exchange(
-        known, needs, sizes, labelled_at, targets, of_rows, types, by_ring
-    )
-    return GlobalBatch(
-        own=ByName("own", known),
-        **scopes,
-        targets=targets,
-        rows=_own(sizes.rows),
-        labelled=_own(sizes.labelled),
-        labelled_at=labelled_at,
+    return exchange(
+        known,
+        needs,
+        sizes,
+        targets,
         inputs=inputs,
         indices=batch.indices,
         rng_keys=batch.rng_keys,
         epoch=epoch,
-        gather_labelled=partial(gather, sizes=sizes.labelled),
-        present=present[0] if present else None,
-        shared=shared(sizes, by_ring),
+        present=batch.present,
+        types=dict.fromkeys(vectors, torch.bfloat16),
+        by_ring=by_ring,
     )
-
-
-class Scopes(TypedDict):
-    """The fields of `GlobalBatch` that hold features of all rows."""
-
-    gathered: ByName
-    gathered_labelled: ByName
-    vectors: ByName
-    labelled_vectors: ByName
 
 
 def shared(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
@@ -155,80 +132,111 @@ def exchange(
     known: Features,
     needs: Needs,
     sizes: ShardSizes,
-    labelled_at: Tensor,
     targets: Tensor,
-    of_rows: Sequence[Tensor] = (),
+    *,
+    inputs: Sequence[Tensor],
+    indices: Tensor,
+    rng_keys: Tensor,
+    epoch: float,
+    present: Tensor | None = None,
     types: Mapping[str, torch.dtype] = MappingProxyType({}),
     by_ring: bool = False,
-) -> tuple[Scopes, list[Tensor]]:
+) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
-    Labelled rows of a feature that is gathered of all rows are taken from these.
+    Labelled rows of a feature that is gathered of all rows are taken from these. Features, targets,
+    inputs, indices, rng_keys and present are of this process's rows, the labelled ones first.
 
     Args:
-        known: features of this process's rows, the labelled ones first.
+        known: all features that there are.
         needs: what is wanted of them.
         sizes: the rows of every process.
-        labelled_at: where the labelled rows lie among all rows.
-        targets: labels of this process's labelled rows.
-        of_rows: further tensors of this process's rows, without gradient.
+        targets: labels of the labelled rows.
+        inputs: see `GlobalBatch`, as of what is not named here.
+        indices: as there.
+        rng_keys: as there.
+        epoch: as there.
+        present: which views each row has; None: all of them.
         types: in which features travel, by name, and to which they are rounded on any number of
             processes, one too; of others, their own.
         by_ring: whether `vectors` and `labelled_vectors` stay those of own rows.
-
-    Returns:
-        The fields of `GlobalBatch` that hold features, and `targets` and `of_rows` of all rows.
     """
-    rows, labelled_sizes = sizes.rows, list(sizes.labelled)
-    count = labelled_sizes[_place(rows)]
+    rows, labelled = sizes.rows, list(sizes.labelled)
+    count = labelled[_place(rows)]
+    labelled_at = sizes.labelled_at.to(targets.device)
     by_ring = by_ring and len(rows) > 1
     vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
     all_rows = dict.fromkeys((*needs.gathered, *vectors))
-    wanted = [(n, False) for n in all_rows]
-    few = dict.fromkeys((*needs.labelled, *labelled_vectors))
-    wanted += [(n, True) for n in few if n not in all_rows]
+    few = dict.fromkeys(n for n in (*needs.labelled, *labelled_vectors) if n not in all_rows)
+    own = [(name, x, rows) for name in all_rows for x in known[name]]
+    own += [(name, x[:count], labelled) for name in few for x in known[name]]
+    others = [(targets, labelled)] + ([] if present is None else [(present, rows)])
+    travelled, (targets, *of_rows) = _gather(own, others, types)
 
-    own: list[Tensor] = []
-    of: list[tuple[str, bool]] = []
-    for name, labelled in wanted:
-        own += [x[:count] if labelled else x for x in known[name]]
-        of += [(name, labelled)] * len(known[name])
-    travel = [x.detach().to(types.get(name, x.dtype)) for x, (name, _) in zip(own, of, strict=True)]
-    others = [targets, *of_rows]
-    each = [labelled_sizes if labelled else rows for _, labelled in of]
-    found = gather_all([*travel, *others], [*each, labelled_sizes, *[rows] * len(of_rows)])
-    whole = [y.to(x.dtype) for x, y in zip(own, found, strict=False)]
+    def scope(names: Sequence[str], of_labelled: bool, summing: bool) -> dict[str, list[Tensor]]:
+        made: dict[str, list[Tensor]] = {name: [] for name in names}
+        for one in travelled:
+            if one.name in made:
+                x = one.own if len(rows) == 1 and one.name not in types else one.joined(summing)
+                chosen = of_labelled and one.name in all_rows
+                made[one.name].append(x.index_select(0, labelled_at) if chosen else x)
+        return made
 
-    def joined(x: Tensor, y: Tensor, of_rows: list[int], summing: bool) -> Tensor:
-        if not x.requires_grad:
-            return y
-        if summing and len(rows) > 1:
-            return summed(x, y, of_rows)
-        return of_own(x, y, _own(of_rows))
-
-    def scope(name: str, asked: Sequence[str], labelled: bool, summing: bool) -> ByName:
-        made: dict[str, list[Tensor]] = {feature: [] for feature in asked}
-        for x, y, (feature, few) in zip(own, whole, of, strict=True):
-            if feature in made and (labelled or not few):
-                if len(rows) == 1 and feature not in types:
-                    y = x
-                else:
-                    y = joined(x, y, labelled_sizes if few else rows, summing)
-                made[feature].append(y.index_select(0, labelled_at) if labelled > few else y)
-        return ByName(name, made)
-
-    scopes: Scopes = {
-        "gathered": scope("gathered", needs.gathered, False, True),
-        "gathered_labelled": scope("labelled", needs.labelled, True, True),
-        "vectors": scope("vectors", vectors, False, False),
-        "labelled_vectors": scope("labelled_vectors", labelled_vectors, True, False),
-    }
+    gathered = scope(needs.gathered, False, True)
+    gathered_labelled = scope(needs.labelled, True, True)
+    compared, labelled_compared = scope(vectors, False, False), scope(labelled_vectors, True, False)
     if by_ring:
-        here = _rounded(known, needs.vectors, types)
-        few_here = _rounded(known, needs.labelled_vectors, types, count)
-        scopes["vectors"] = ByName("vectors", here)
-        scopes["labelled_vectors"] = ByName("labelled_vectors", few_here)
-    return scopes, found[len(own) :]
+        compared = _rounded(known, needs.vectors, types)
+        labelled_compared = _rounded(known, needs.labelled_vectors, types, count)
+    own_rows, own_labelled, of_others = _own(rows), _own(labelled), shared(sizes, by_ring)
+    return GlobalBatch(
+        own=ByName("own", known),
+        gathered=ByName("gathered", gathered),
+        gathered_labelled=ByName("labelled", gathered_labelled),
+        vectors=ByName("vectors", compared),
+        labelled_vectors=ByName("labelled_vectors", labelled_compared),
+        targets=targets,
+        rows=own_rows,
+        labelled=own_labelled,
+        labelled_at=labelled_at,
+        inputs=inputs,
+        indices=indices,
+        rng_keys=rng_keys,
+        epoch=epoch,
+        gather_labelled=partial(gather, sizes=sizes.labelled),
+        present=of_rows[0] if of_rows else None,
+        shared=of_others,
+    )
+
+
+class _Travelled(NamedTuple):
+    """A tensor of a feature: of own rows, and of those of all processes, so many of each."""
+
+    name: str
+    own: Tensor
+    whole: Tensor
+    sizes: list[int]
+
+    def joined(self, summing: bool) -> Tensor:
+        """Returns the whole, differentiable: see `collectives`."""
+        if not self.own.requires_grad:
+            return self.whole
+        if summing and len(self.sizes) > 1:
+            return summed(self.own, self.whole, self.sizes)
+        return of_own(self.own, self.whole, _own(self.sizes))
+
+
+def _gather(
+    own: Sequence[tuple[str, Tensor, list[int]]],
+    others: Sequence[tuple[Tensor, list[int]]],
+    types: Mapping[str, torch.dtype],
+) -> tuple[list[_Travelled], list[Tensor]]:
+    """Gathers features by name, and other tensors, each with every process's number of rows."""
+    travel = [(x.detach().to(types.get(name, x.dtype)), sizes) for name, x, sizes in own]
+    tensors, each = zip(*travel, *others, strict=True)
+    found = gather_all(tensors, each)
+    whole = zip(own, found, strict=False)
+    return [_Travelled(n, x, y.to(x.dtype), sizes) for (n, x, sizes), y in whole], found[len(own) :]
 
 
 def _rounded(
@@ -283,19 +291,6 @@ def _refuse(objective: Objective, known: Features) -> NoReturn:
                 f"expected some of {', '.join(sorted({*known, *ALWAYS}))}, or a part that makes it"
             )
     raise AssertionError("every need is a term's")
-
-
-def nonfinite(features: Features) -> list[str]:
-    """Says which features of which process are not finite; every process calls it."""
-    lines = []
-    for name, tensors in features.items():
-        for view, x in enumerate(tensors):
-            of_view = f" of view {view + 1}" if len(tensors) > 1 else ""
-            if bad := int((~x.isfinite()).flatten(1).any(1).sum()):
-                lines.append(
-                    f"rank {rank()}: {name}{of_view} of {bad} of {len(x)} rows are not finite"
-                )
-    return [line for found in gather_objects(lines) for line in found]
 
 
 def _own(sizes: Sequence[int]) -> slice:

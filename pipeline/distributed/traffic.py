@@ -3,7 +3,7 @@
 Arithmetic only. `benchmarks.scaling` counts the same at torch's dispatcher, and both must agree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,15 +19,6 @@ from heron.pipeline.training.throughput import skeleton
 Kind = Literal["gathered", "passed", "scattered", "statistics", "gradients"]
 HALF, FLOAT, INTEGER = 2, 4, 8  # bytes of an element
 BUCKET = 25 * 2**20  # bytes of a bucket of gradients, of DistributedDataParallel
-
-# What each kind is, and over how many processes' parts its bytes are counted.
-KINDS: dict[Kind, str] = {
-    "gathered": "vectors and labels of others, and their batch norm's moments, forward",
-    "passed": "vectors of others that come round a ring, forward and backward",
-    "scattered": "gradients of own vectors from others, backward",
-    "statistics": "sums of batch norm, backward",
-    "gradients": "of the parameters",
-}
 
 
 @dataclass(frozen=True)
@@ -67,23 +58,6 @@ class Exchange:
     def bytes(self) -> int:
         """Of one process's part of a gather or a scatter; of the vector that is summed."""
         return self.rows * self.width * self.size
-
-    @property
-    def arithmetic(self) -> str:
-        """How `bytes` came about, as a product."""
-        return " x ".join(f"{n:,}" for n in (self.size, self.rows, self.width) if n != 1)
-
-
-def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
-    """Returns the bytes of a step by kind, as one process counts them.
-
-    Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
-    of which a ring sends and receives 2 (P - 1) / P.
-    """
-    sizes = dict.fromkeys(KINDS, 0)
-    for one in exchanges:
-        sizes[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
-    return sizes
 
 
 def exchanges(

@@ -17,9 +17,17 @@ from torch.optim import Optimizer
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import rank, world_size
-from heron.pipeline.distributed.strategy import State, Strategy, _copy, _count, _of, _shape
+from heron.pipeline.distributed.strategy import (
+    State,
+    Strategy,
+    _copy,
+    _count,
+    _of,
+    _shape,
+    set_rate,
+)
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.training.optim import Lars, set_rate
+from heron.pipeline.training.optim import Lars
 
 KEPT = "momentum_buffer", "exp_avg", "exp_avg_sq"  # what optimisers keep of a parameter
 

@@ -1,6 +1,7 @@
 """The model: an encoder and a projector a view, a classifier, and the parts that terms add."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,17 +12,12 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Term
 from heron.pipeline.config.training import Precision
-from heron.pipeline.models.by_stream import by_stream, node_features
+from heron.pipeline.distributed.sync_batchnorm import by_stream
 from heron.pipeline.models.encoders import build_encoder, mlp
 
 # What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.
 Features = dict[str, list[Tensor]]
 GRAPHS = 64  # of an encoder's code: a shape of each stream, with and without a graph, for each view
-
-
-def each(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
-    """Returns the features with every tensor changed, in order."""
-    return {name: [change(x) for x in tensors] for name, tensors in features.items()}
 
 
 @dataclass(frozen=True)
@@ -254,26 +250,17 @@ class Heterogeneous(nn.Module):
         present: Tensor | None = None,
     ) -> Features:
         """Encodes one tensor a view; see `embed`, which this runs in `precision`."""
-        if self.compiled and not self.training and not torch.compiler.is_compiling():
-            with torch.compiler.set_stance("force_eager"):
-                return self._in_precision(inputs, rng_keys, sizes, targets, present)
-        return self._in_precision(inputs, rng_keys, sizes, targets, present)
-
-    def _in_precision(
-        self,
-        inputs: Sequence[Tensor],
-        rng_keys: Tensor,
-        sizes: Sequence[int],
-        targets: Tensor | None,
-        present: Tensor | None,
-    ) -> Features:
         if self.precision == "fp64":
             inputs = [x.double() if x.is_floating_point() else x for x in inputs]
             targets = None if targets is None else targets.double()
-        if self.precision != "bf16":
-            return self.embed(inputs, rng_keys, sizes, targets, present)
-        with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
-            return each(self.embed(inputs, rng_keys, sizes, targets, present), Tensor.float)
+        given = inputs, rng_keys, sizes, targets, present
+        eager = self.compiled and not self.training and not torch.compiler.is_compiling()
+        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+            if self.precision != "bf16":
+                return self.embed(*given)
+            with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
+                features = self.embed(*given)
+                return {name: [x.float() for x in xs] for name, xs in features.items()}
 
     def embed(
         self,
@@ -345,6 +332,17 @@ class Heterogeneous(nn.Module):
                 )
             features |= added
         return features
+
+
+def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
+    """Returns what gives the features of the nodes of graphs, of an encoder that has such."""
+    nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
+    if nodes is None:
+        raise ConfigError(
+            f"a term compares nodes of graphs, and {type(encoder).__name__} has no method "
+            "nodes(x, rng_keys) that gives [rows, nodes, width]; expected model.encoder.kind: gin"
+        )
+    return nodes
 
 
 def head(config: Model, width: int) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """Networks of transformers and timm as encoders of one view."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -327,15 +327,10 @@ def _describe(key: str, one: Network) -> Network:
     return one.model_copy(update={"config": known})
 
 
-def _changed(model: Model, change: Any) -> Model:
-    found: Mapping[str, Any] = {"": model.encoder, **model.encoders}
-    changed = {
-        name: change(f"model.encoders.{name}" if name else "model.encoder", one)
-        for name, one in found.items()
-        if isinstance(one, Network)
-    }
-    if not changed:
-        return model
-    others = {name: one for name, one in changed.items() if name}
-    own = {"encoder": changed[""]} if "" in changed else {}
-    return model.model_copy(update={**own, "encoders": {**model.encoders, **others}})
+def _changed(model: Model, change: Callable[[str, Network], Network]) -> Model:
+    def of(key: str, one: Any) -> Any:
+        return change(key, one) if isinstance(one, Network) else one
+
+    encoders = {name: of(f"model.encoders.{name}", one) for name, one in model.encoders.items()}
+    own = of("model.encoder", model.encoder)
+    return model.model_copy(update={"encoder": own, "encoders": encoders})

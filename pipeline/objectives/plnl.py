@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
-from heron.pipeline.models.by_stream import by_stream
+from heron.pipeline.distributed.sync_batchnorm import by_stream
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch

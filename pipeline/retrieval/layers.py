@@ -18,7 +18,8 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.training.pretrained import from_pretrained, input_shapes
+from heron.pipeline.training.pretrained import from_pretrained
+from heron.pipeline.training.signature import Signature
 from heron.shards.store import is_remote
 
 
@@ -104,7 +105,8 @@ class EmbeddingModel(LayerModel):
         """
         reader = open_reader(config.data)
         views = Views(reader, config.data, device)
-        if (wanted := input_shapes(checkpoint)) != (found := [list(s) for s in views.shapes]):
+        wanted, found = Signature.read(checkpoint).shapes, [list(s) for s in views.shapes]
+        if wanted != found:
             raise RetrievalError(
                 f"the views of {reader.store} are {found}; expected {wanted}, which the model "
                 f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "

@@ -66,7 +66,7 @@ def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimi
     """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled.
 
     Parameters that are frozen are left out; those with a `rate_share` (see `models.networks`) are
-    in a group with that share of the rate: see `set_rate`.
+    in a group with that share of the rate: see `distributed.strategy.set_rate`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -82,12 +82,6 @@ def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimi
         return SGD(params, lr=lr, momentum=config.momentum, weight_decay=decay)
     trust, exclude = config.trust_coefficient, config.lars_exclude_1d
     return Lars(params, lr, config.momentum, decay, trust, exclude)
-
-
-def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Sets the learning rate of a step, of each group its share."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["rate_share"]
 
 
 def learning_rate(config: Optim, epoch: float, epochs: float) -> float:

@@ -26,25 +26,20 @@ def locate(path: str | Path) -> Path:
     Raises:
         CheckpointError: there is none, or it was altered.
     """
-    path = Path(path)
-    if (path / "model.safetensors").exists():
-        return _whole(path)
-    checkpoints = complete(path / "checkpoints")
-    if not checkpoints:
-        raise CheckpointError(
-            f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
-            "its checkpoints, such as runs/faces/checkpoints/step-00000200"
-        )
-    return _whole(checkpoints[-1])
-
-
-def _whole(checkpoint: Path) -> Path:
-    """Refuses what was altered; weights alone, with no manifest, are taken as such."""
-    if (checkpoint / MANIFEST).exists():
-        SavedModel.open(checkpoint)
-    elif (checkpoint / STATE).exists() and (fault := damage(checkpoint)):
-        raise CheckpointError(f"{checkpoint} is damaged ({fault}); bring it back, or give another")
-    return checkpoint
+    found = Path(path)
+    if not (found / "model.safetensors").exists():
+        checkpoints = complete(found / "checkpoints")
+        if not checkpoints:
+            raise CheckpointError(
+                f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
+                "its checkpoints, such as runs/faces/checkpoints/step-00000200"
+            )
+        found = checkpoints[-1]
+    if (found / MANIFEST).exists():
+        SavedModel.open(found)
+    elif (found / STATE).exists() and (fault := damage(found)):  # weights alone have neither
+        raise CheckpointError(f"{found} is damaged ({fault}); bring it back, or give another")
+    return found
 
 
 def weights_sha256(checkpoint: Path) -> str:
@@ -53,11 +48,6 @@ def weights_sha256(checkpoint: Path) -> str:
         return sha256(checkpoint / "model.safetensors")
     manifest = CheckpointManifest.read(checkpoint / STATE)
     return manifest.sums(checkpoint)["model.safetensors"].sha256
-
-
-def input_shapes(checkpoint: Path) -> list[list[int]]:
-    """Returns the shape of a sample of each view that the model of a checkpoint was trained on."""
-    return Signature.read(checkpoint).shapes
 
 
 def from_pretrained(path: str | Path) -> Heterogeneous:

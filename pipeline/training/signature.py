@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -81,7 +81,10 @@ class Signature(BaseModel):
                 {
                     "view": view,
                     "decoded": reader.decoders[name].shape if view.kind == "image" else None,
-                    "text": _text(reader.decoders[name]),
+                    # How texts that are given are read, wherever those of the data set lie.
+                    "text": {"tokens": decoder.tokens, "tokenizer": decoder.tokenizer}
+                    if isinstance(decoder := reader.decoders[name], TextDecoder)
+                    else None,
                 }
                 for name, view in stored.items()
             ],
@@ -129,10 +132,3 @@ class Signature(BaseModel):
                 "expected the same views in both; bring the checkpoint back as it was written"
             )
         return found[name]
-
-
-def _text(decoder: Decoder) -> dict[str, Any] | None:
-    """Returns how texts that are given are read, wherever those of the data set lie."""
-    if not isinstance(decoder, TextDecoder):
-        return None
-    return {"tokens": decoder.tokens, "tokenizer": decoder.tokenizer}

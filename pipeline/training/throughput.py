@@ -155,16 +155,3 @@ def cgroup_limits(groups: Path = GROUPS, mounted: Path = MOUNTED) -> list[int]:
             if folder == root:
                 break
     return limits
-
-
-def mfu(flops: float, seconds: float, peak: float | None) -> float | None:
-    """Returns model FLOPs utilisation, the share of the peak that was used (PaLM, appendix B).
-
-    It is of one process's step of `step_flops` and its device's `peak_flops`; None where that is.
-
-    Raises:
-        ValueError: the time is not positive.
-    """
-    if seconds <= 0:
-        raise ValueError(f"a step took {seconds} seconds; expected more than 0")
-    return None if peak is None else flops / seconds / peak

@@ -1,7 +1,6 @@
 """Experiment trackers beside metrics.jsonl: those that accelerate knows, and your own."""
 
 import json
-import netrc
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -9,7 +8,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from pydantic import BaseModel, ConfigDict, Field
@@ -225,7 +223,8 @@ def _options(
         return {"purge_step": start}, {}
     if name == "wandb":
         options = {"id": identity, "name": folder.name, "resume": "allow", "dir": str(folder)}
-        known = "WANDB_MODE" in os.environ or _has_wandb_login()
+        login = "WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"
+        known = os.environ.keys() & {*login} or _is_in_netrc()
         settings = {"settings": {"finish_timeout": FINISH_S}}
         return options | settings, {} if known else OFFLINE_WANDB
     if name == "mlflow":
@@ -241,11 +240,8 @@ def _options(
     return {}, {}
 
 
-def _has_wandb_login() -> bool:
-    if {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
-    try:
-        return host in netrc.netrc(Path(os.environ.get("NETRC", "~/.netrc")).expanduser()).hosts
-    except (OSError, netrc.NetrcParseError):
-        return False
+def _is_in_netrc() -> bool:
+    """Whether netrc holds a login of wandb's host."""
+    from requests.utils import get_netrc_auth  # wandb, which needs it, is installed
+
+    return bool(get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")))

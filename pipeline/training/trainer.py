@@ -18,7 +18,7 @@ from heron.pipeline.data.dataset import build_data, readers
 from heron.pipeline.data.plan import shares
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.views import Views
-from heron.pipeline.distributed import collectives, grad_cache
+from heron.pipeline.distributed import collectives, strategy
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch, uses_ring
 from heron.pipeline.distributed.launch import prepare, start_processes
@@ -27,7 +27,7 @@ from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
-from heron.pipeline.models.heterogeneous import Heterogeneous, each
+from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 from heron.pipeline.models.networks import described
 from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.negatives.mine import Miner
@@ -38,17 +38,19 @@ from heron.pipeline.report.run_report import wants_map, write_report
 from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
 from heron.pipeline.training.optim import build_optimizer, learning_rate
-from heron.pipeline.training.preamble import preamble
-from heron.pipeline.training.refusals import refuse_unfit
+from heron.pipeline.training.preamble import preamble, refuse_unfit
 from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
-from heron.pipeline.training.values import StepValues, Unread, refuse_nonfinite
+from heron.pipeline.training.values import StepValues, refuse_nonfinite
 from heron.shards.terminal import say, say_table
 
 COMPILER = "inductor"  # behind torch.compile
+# Of a step whose numbers are on their way: its number, these, the others by name, the features of
+# this process's rows, for the error of one that is not finite, and why rows could not be read.
+Unread = tuple[int, StepValues, dict[str, float], Features, dict[int, str]]
 
 
 def train(
@@ -114,6 +116,7 @@ class Trainer:
             shares(self.labelled, self.world),
             shares(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
         )
+        self.rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
         self.per_epoch = streams.epoch_stream.steps_per_epoch
         planned = self.config.train.epochs * self.per_epoch
         self.steps = min(planned, self.config.train.steps or planned)
@@ -128,16 +131,15 @@ class Trainer:
         self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
         shapes, terms, names = self.views.shapes, self.objective.terms, config.data.view_names
-        known = names, sum(self.sizes.rows)
+        known = names, self.rows
         model = Heterogeneous(config.model, shapes, len(self.labels), terms, *known).to(self.device)
-        model.precision = config.train.precision
-        fused.prefer("bf16" if model.precision == "bf16" else "fp16")
-        if model.precision == "fp64":
+        model.precision = precision = config.train.precision
+        assert precision != "auto"  # see `settle`
+        fused.prefer("bf16" if precision == "bf16" else "fp16")
+        if precision == "fp64":
             model.double()
         # The arithmetic of graphs depends on the rows: it is not counted.
         counted = all(len(shape) != 4 for shape in shapes)
-        precision = config.train.precision
-        assert precision != "auto"  # see `settle`
         self.peak = throughput.peak_flops(self.device, precision) if counted else None
         most = max(self.sizes.rows)
         self.flops = throughput.model_flops(model, shapes, most) if self.peak else 0
@@ -149,7 +151,7 @@ class Trainer:
         rows = torch.from_numpy(labelled)
         self.objective.remember(RunSpec(model, rows, len(self.labels), targets, terms))
         micro_batch, self.normed = config.train.micro_batch, has_norm(model)
-        self.micro_batches = grad_cache.count(micro_batch, self.sizes, self.normed)
+        self.micro_batches = strategy.count_micro_batches(micro_batch, self.sizes, self.normed)
         for module in (model, *self.objective.memories.values()):
             synchronise(module)
         if config.train.activation_checkpointing:
@@ -216,7 +218,7 @@ class Trainer:
 
     def step(self, t: int, source: Iterator[Batch]) -> None:
         """Reads, embeds, gathers, compares, descends; its numbers are read a step later."""
-        config, strategy, objective = self.config, self.strategy, self.objective
+        config, objective = self.config, self.objective
         self.watchdog.beat(t)
         clock = time.perf_counter()
         if self.miner:
@@ -224,11 +226,10 @@ class Trainer:
         batch = next(source).to(self.device)
         waited = time.perf_counter() - clock
         inputs = self.views(batch, train=True)
-        offsets = self.sizes.offsets(batch.sizes)
-        micro = grad_cache.micro_batches(batch.sizes, offsets, self.micro_batches)
+        micro = strategy.micro_batches(batch.sizes, self.offsets, self.micro_batches)
         if self.normed:
-            grad_cache.refuse_lonely_rows(batch, micro, self.views.names)
-        features, backward = grad_cache.embed(strategy, inputs, batch, micro)
+            strategy.refuse_lonely_rows(batch, micro, self.views.names)
+        features, backward = self.strategy.embed(inputs, batch, micro)
         self.read()  # while a GPU is busy with these
         epoch = t / self.per_epoch
         half = config.train.precision == "bf16"
@@ -240,27 +241,27 @@ class Trainer:
         given = features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
         whole = gather_batch(*given)
         loss, terms = objective(whole)
-        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
+        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.came != ""}
         scalars |= {f"loss/{name}": x for name, x in terms.items()}
         numbers = StepValues(scalars, self.device)
         backward(loss)
-        numbers.close(gradient_norm=strategy.gradient_norm())
+        numbers.close(gradient_norm=self.strategy.gradient_norm())
         rate = learning_rate(config.optim, epoch, config.train.epochs)
-        strategy.step(rate)
-        after = StepEnd(t, self.per_epoch, strategy.gathered_parameters, collectives.from_first)
+        self.strategy.step(rate)
+        gathered = self.strategy.gathered_parameters
+        after = StepEnd(t, self.per_epoch, gathered, collectives.from_first)
         self.log.say(*objective.update(after))
         seconds = time.perf_counter() - clock
         self.train_seconds += seconds
-        values = dict[str, float]()
-        if (share := throughput.mfu(self.flops, seconds, self.peak)) is not None:
-            values["mfu"] = share
+        values = {"mfu": self.flops / seconds / self.peak} if self.peak else {}
         often = config.train.measure_every_steps
         if "projections" in features and (t + 1 == self.steps or (t + 1) % often == 0):
             z = [collectives.gather(x.detach(), self.sizes.rows) for x in features["projections"]]
             values |= collapse.measure(z, whole.present)
-        values |= {"lr": rate, "samples_per_s": sum(self.sizes.rows) / seconds}
+        values |= {"lr": rate, "samples_per_s": self.rows / seconds}
         values |= {"data_wait_s": waited, "seconds": seconds}
-        self.unread = Unread(t, numbers, values, each(features, Tensor.detach), batch.lost)
+        features = {name: [x.detach() for x in tensors] for name, tensors in features.items()}
+        self.unread = t, numbers, values, features, batch.lost
 
     def read(self) -> None:
         """Reads and records the numbers of the last step; stops where one is not finite."""
@@ -322,8 +323,8 @@ class Trainer:
             )
         memory = throughput.peak_memory(self.device)
         used = {}
-        if self.peak and self.steps:
-            used["mfu"] = throughput.mfu(self.flops * self.steps, self.train_seconds, self.peak)
+        if self.peak and self.train_seconds:
+            used["mfu"] = self.flops * self.steps / self.train_seconds / self.peak
         result: dict[str, Any] = {
             **scores,
             "steps": self.steps,

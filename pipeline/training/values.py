@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import nonfinite
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.training import checkpoint
 
@@ -45,24 +44,6 @@ class StepValues:
         return torch.stack([x.detach().double() for x in numbers])
 
 
-class Unread(NamedTuple):
-    """What is known of a step while its numbers are on their way.
-
-    Attributes:
-        step: its number.
-        numbers: that are on their way.
-        values: the others, by name.
-        features: of this process's rows, for the error of one that is not finite.
-        lost: rows that could not be read, and why.
-    """
-
-    step: int
-    numbers: StepValues
-    values: dict[str, float]
-    features: Features
-    lost: dict[int, str]
-
-
 def refuse_nonfinite(
     values: Mapping[str, float], step: int, saved: Path, features: Features
 ) -> None:
@@ -71,10 +52,24 @@ def refuse_nonfinite(
     if wrong:
         named = [name for name in wrong if name != "loss"] or ["loss"]
         checkpoints = checkpoint.complete(saved)
-        where = nonfinite(features) or ["the embeddings of all ranks are finite"]
+        where = _nonfinite(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
             f"{'; '.join(where)}; nothing later was saved; last checkpoint: "
             f"{checkpoints[-1] if checkpoints else 'none'}; lower optim.lr or raise tau, "
             "and check the data with `heron shards verify`"
         )
+
+
+def _nonfinite(features: Features) -> list[str]:
+    """Says which features of which process are not finite; every process calls it."""
+    lines = []
+    for name, tensors in features.items():
+        for view, x in enumerate(tensors):
+            of_view = f" of view {view + 1}" if len(tensors) > 1 else ""
+            if bad := int((~x.isfinite()).flatten(1).any(1).sum()):
+                lines.append(
+                    f"rank {collectives.rank()}: {name}{of_view} of {bad} of {len(x)} rows are not "
+                    "finite"
+                )
+    return [line for found in collectives.gather_objects(lines) for line in found]

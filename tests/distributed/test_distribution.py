@@ -19,8 +19,11 @@ from heron.pipeline.data.plan import share, shares
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives, sync_batchnorm
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
-from heron.pipeline.distributed.grad_cache import embed, micro_batches, refuse_lonely_rows
-from heron.pipeline.distributed.strategy import Strategy
+from heron.pipeline.distributed.strategy import (
+    Strategy,
+    micro_batches,
+    refuse_lonely_rows,
+)
 from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, side_by_side, synchronise
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
@@ -117,9 +120,9 @@ def step(
             y = torch.where(torch.rand(count, LABELS, generator=generator) < 0.5, y, torch.nan)
         batch = Batch({}, y[labelled], mine, row_keys, here, paths[labelled], present=present)
         model.zero_grad()
-        micro = micro_batches(here, sizes.offsets(here), pieces)
+        micro = micro_batches(here, sizes.offsets(), pieces)
         refuse_lonely_rows(batch, micro, ["one", "two"])
-        features, backward = embed(strategy, own, batch, micro)
+        features, backward = strategy.embed(own, batch, micro)
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
         whole = gather_batch(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
         loss, terms = objective(whole)
@@ -313,7 +316,7 @@ def test_running_statistics_move_once_a_micro_batch() -> None:
     for one in pieces:
         straight([view[one.indices] for view in x], one.indices, one.sizes, torch.zeros(0, LABELS))
     strategy = Strategy(model, model, SGD(model.parameters()))
-    features, backward = embed(strategy, x, batch, pieces)
+    features, backward = strategy.embed(x, batch, pieces)
     backward(
         torch.stack([part.square().sum() for parts in features.values() for part in parts]).sum()
     )

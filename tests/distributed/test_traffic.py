@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.scaling_bytes import arithmetic, received
 from heron.pipeline.config.model import Cnn, Model
 from heron.pipeline.config.terms import Needs, Term, Terms
 from heron.pipeline.distributed.exchange import ShardSizes
-from heron.pipeline.distributed.traffic import Exchange, exchanges, norms, received
+from heron.pipeline.distributed.traffic import Exchange, exchanges, norms
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.objective import Objective
@@ -25,7 +26,7 @@ class Compared(Term):
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """The length of all projections."""
-        return torch.cat(batch.projections).square().sum()
+        return torch.cat([*batch.projections]).square().sum()
 
 
 def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heterogeneous]:
@@ -91,7 +92,7 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     assert gathered == [*compared, "labels", *told, "moments"]
     slopes = [e.bytes for e in of_inputs if e.what == "sums of input_weighted_unsupervised"]
     assert slopes == [4 * 5 * 2]
-    term = {f"{Compared.__module__}.Compared": {}}
+    term: dict[str, Any] = {f"{Compared.__module__}.Compared": {}}
     own = exchanges(*built(term), SHAPES, ShardSizes([0, 0], [4, 5]), 5)
     every = [*single, *of_inputs, *own]
     back = [(e.what, e.bytes, e.calls) for e in every if e.kind == "scattered"]
@@ -130,4 +131,4 @@ def test_bytes_received_count_the_others_parts() -> None:
     assert received(moved, 4) == pytest.approx(
         {"gathered": 3 * 60, "passed": 0, "scattered": 0, "statistics": 0, "gradients": 28}
     )
-    assert moved[0].arithmetic == "4 x 3 x 5" and moved[1].arithmetic == "4 x 7"
+    assert arithmetic(moved[0]) == "4 x 3 x 5" and arithmetic(moved[1]) == "4 x 7"

@@ -7,7 +7,7 @@ from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.model import Mlp, Model
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.distributed.grad_cache import MicroBatch, refuse_lonely_rows
+from heron.pipeline.distributed.strategy import MicroBatch, refuse_lonely_rows
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
 PRESENT = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1], [1, 0], [1, 1], [0, 1]]).bool()

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.training import Optim
+from heron.pipeline.distributed.strategy import set_rate
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.models.networks import described, without_weights
 from heron.pipeline.objectives.unsupervised import Cmc
-from heron.pipeline.training.optim import build_optimizer, set_rate
+from heron.pipeline.training.optim import build_optimizer
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 BERT = {"model_type": "bert", "hidden_size": 16, "max_position_embeddings": 12, **SMALL}

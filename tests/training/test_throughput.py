@@ -12,14 +12,17 @@ from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.deepmtmv import Deepmtmv
+from heron.pipeline.pretrain import pretrain
+from heron.pipeline.training import throughput
 from heron.pipeline.training.throughput import (
     cgroup_limits,
-    mfu,
     model_flops,
     peak_flops,
     step_flops,
     whole_memory,
 )
+from heron.pipeline.training.tracking import read_metrics
+from tests.experiments import frames
 
 RESNET50: dict[str, Any] = {
     "widths": [256, 512, 1024, 2048],
@@ -88,9 +91,8 @@ def test_peaks_by_name(
     assert peaks == [p if p is None else pytest.approx(p * 1e12) for p in (fp32, tf32, bf16)]
 
 
-def test_a_cpu_has_no_peak_and_no_utilisation() -> None:
+def test_a_cpu_has_no_peak() -> None:
     assert peak_flops("cpu", "fp32") is None
-    assert mfu(1e12, 0.5, None) is None
 
 
 def test_an_unknown_precision_is_refused() -> None:
@@ -98,10 +100,18 @@ def test_an_unknown_precision_is_refused() -> None:
         peak_flops("cpu", "fp8")  # type: ignore[arg-type]
 
 
-def test_utilisation() -> None:
-    assert mfu(156e12, 2, 312e12) == pytest.approx(0.25)
-    with pytest.raises(ValueError, match="a step took 0 seconds"):
-        mfu(1, 0, 1)
+def test_utilisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of the peak that a step's model FLOPs are; without a peak there is none."""
+    pretrain(frames(tmp_path / "cpu", train={"steps": 2}))
+    rows = [row for row in read_metrics(tmp_path / "cpu/run/metrics.jsonl") if "loss" in row]
+    assert len(rows) == 2 and not any("mfu" in row for row in rows)
+    monkeypatch.setattr(throughput, "peak_flops", lambda device, precision: 4e6)
+    monkeypatch.setattr(throughput, "model_flops", lambda model, shapes, rows: 2_000_000)
+    result = pretrain(frames(tmp_path / "gpu", train={"steps": 2}))
+    rows = [row for row in read_metrics(tmp_path / "gpu/run/metrics.jsonl") if "loss" in row]
+    for row in rows:
+        assert row["mfu"] == pytest.approx(0.5 / row["seconds"])
+    assert result["mfu"] == pytest.approx(1.0 / result["train_seconds"])
 
 
 def test_a_models_operations_are_those_of_its_products() -> None:
