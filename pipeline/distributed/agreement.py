@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ HERE = {  # what may differ from host to host, and changes no number
     "data": {"cache", "storage_options", "verify", "workers"},
     "train": {"cpu_threads"},
 }
+NAMED = 8  # ranks that an error names
 MET, LATE = 0, 255  # beside the numbers of signals
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 LEAVING_S = 10.0  # for the others to hear a verdict, before rank 0 takes the store away
@@ -112,17 +113,16 @@ def _compare(mine: Mapping[str, Any], timeout_s: float, stop: Callable[[], objec
     _wait(store, "first", [0], timeout_s, stop)
     first = json.loads(store.get("first"))
     differing = differences(first, json.loads(json.dumps(mine)))
-    if differing:
-        store.set(f"differs-{me}", f"rank {me}: {'; '.join(differing[:8])}")
-    store.add("differing", bool(differing))
+    if differing and (place := store.add("differing", 1)) <= NAMED:
+        store.set(f"differs-{place}", f"rank {me}: {'; '.join(differing[:8])}")
     store.set(f"came-{me}", "")
     if store.add("count", 1) == world:
         store.set("all", "")
     _wait(store, "all", range(world), timeout_s, stop)
-    if not store.add("differing", 0):
+    if not (count := store.add("differing", 0)):
         return
-    keys = [key for n in range(world) if store.check([key := f"differs-{n}"])][:8]
-    lines = [store.get(key).decode() for key in keys]
+    lines = [store.get(f"differs-{n}").decode() for n in range(1, min(count, NAMED) + 1)]
+    lines.sort(key=lambda line: int(line.split(":")[0].removeprefix("rank ")))
     if store.add("heard", 1) == world:
         store.set("done", "")
     if me == 0:
@@ -136,7 +136,7 @@ def _compare(mine: Mapping[str, Any], timeout_s: float, stop: Callable[[], objec
 
 
 def _wait(
-    store: Any, key: str, ranks: Iterable[int], timeout_s: float, stop: Callable[[], object]
+    store: Any, key: str, ranks: Sequence[int], timeout_s: float, stop: Callable[[], object]
 ) -> None:
     """Waits for a key, and names the ranks that did not come in time."""
     deadline, pause = time.monotonic() + timeout_s, 0.01
@@ -144,14 +144,25 @@ def _wait(
         if stop():
             raise Stopped("a signal came before all processes said what they train")
         if time.monotonic() > deadline:
-            absent = [n for n in ranks if key == "first" or not store.check([f"came-{n}"])]
+            absent = (ranks if key == "first" else _absent(store, ranks))[:NAMED]
             raise Lost(
-                f"rank {', '.join(map(str, absent[:8]))} did not say within {timeout_s:g} s what "
+                f"rank {', '.join(map(str, absent))} did not say within {timeout_s:g} s what "
                 "it trains; expected an answer of all; look at that process's log, or raise "
                 "train.timeout_s"
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)  # rank 0 has the store of thousands
+
+
+def _absent(store: Any, ranks: Sequence[int]) -> list[int]:
+    """Returns the first ranks that did not come, found by halves: few messages of thousands."""
+    if not ranks or store.check([f"came-{n}" for n in ranks]):
+        return []
+    if len(ranks) == 1:
+        return [*ranks]
+    half = len(ranks) // 2
+    found = _absent(store, ranks[:half])
+    return found if len(found) >= NAMED else found + _absent(store, ranks[half:])
 
 
 def differences(expected: Any, found: Any, key: str = "") -> list[str]:

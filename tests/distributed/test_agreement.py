@@ -171,3 +171,22 @@ def test_the_code_is_all_source_files_and_own_parts(
     code_sha256.cache_clear()
     assert code_sha256((own,)) != before != code_sha256()
     assert agreement.versions()["code"] == code_sha256(tuple(loaded_files()))
+
+
+class CountingStore(dict[str, bytes]):
+    """A store of one process, which counts what it is asked."""
+
+    asked = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += 1
+        return all(key in self for key in keys)
+
+
+@pytest.mark.parametrize("absent", [[], [3], [0, 2048, 4095], list(range(1, 4096, 2))])
+def test_ranks_that_did_not_come_are_found_in_few_messages(absent: list[int]) -> None:
+    """Of 4,096, each of which asks: one by one that were 16 million messages."""
+    store = CountingStore({f"came-{n}": b"" for n in range(4096) if n not in set(absent)})
+    found = agreement._absent(store, range(4096))
+    assert found[: agreement.NAMED] == absent[: agreement.NAMED]
+    assert store.asked <= 2 * 12 * min(len(absent), agreement.NAMED) + 1
