@@ -23,12 +23,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
-# Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
-LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
-LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
-LATER += ["torch._inductor", "plotly.graph_objects", "deepspeed", "transformers.modeling_utils"]
-LATER += ["heron.launch.cli", "heron.pipeline.retrieval.query"]
-multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
+multiprocessing.set_forkserver_preload(["tests.preloaded"])  # for `tests.ranks`, `tests.forked`
 
 # Each of these starts many processes. A worker takes a file at a time: begun last, they would
 # leave the other worker idle.
