@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from heron.pipeline.config.terms import named_terms
+from heron.pipeline.distributed import launch
 from heron.pipeline.report import pages
 
 LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
@@ -15,13 +16,14 @@ LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorbo
 LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inductor.compile_fx"]
 LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]
 LATER += ["deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload"]
-LATER += ["torch.testing", "heron.pipeline.pretrain", "heron.launch.cli"]
-LATER += ["heron.pipeline.retrieval.query", "heron.pipeline.distributed.zero"]
+LATER += ["heron.pipeline.pretrain", "heron.launch.cli", "heron.pipeline.retrieval.query"]
+LATER += ["heron.pipeline.distributed.zero", "accelerate.commands.launch", "torch.testing"]
 LATER += ["pytest", "setuptools", "tests.experiments", "tests.forked", "tests.ranks"]
 
 for name in LATER:
     with suppress(ImportError):  # of a library that is not installed: what needs it will say so
         import_module(name)
+vars(launch)["cores"] = lambda: 1  # as in the tests' own process: see `conftest`
 named_terms()  # loads every objective
 for name in ("base.html", "run.html"):
     pages._environment(pages.PAGE).get_template(name)

@@ -24,7 +24,7 @@ from heron.pipeline.distributed.watchdog import leave
 def begin_server() -> None:
     """Start the server, unless it runs; in another folder it would not find `tests`."""
     with contextlib.chdir(Path(__file__).parent.parent):
-        forkserver.ensure_running()  # type: ignore[attr-defined]
+        forkserver.ensure_running()
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
