@@ -23,18 +23,25 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
-# Processes of `tests.ranks` are forked from one that has loaded what a run loads when it needs it.
-LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
-LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
-LATER += ["torch._inductor", "plotly.graph_objects", "deepspeed", "transformers.modeling_utils"]
-LATER += ["heron.launch.cli", "heron.pipeline.retrieval.query"]
-multiprocessing.set_forkserver_preload(["heron.pipeline.pretrain", *LATER])
+multiprocessing.set_forkserver_preload(["tests.preloaded"])  # for `tests.ranks`, `tests.forked`
 
-# Each of these starts many processes. A worker takes a file at a time: begun last, they would
-# leave the other worker idle.
-SLOW = ["test_readme", "test_on_ray", "test_strategies", "test_kills", "test_slurm"]
-SLOW += ["test_two_hosts", "test_distribution", "test_pretrain", "test_scaling_benchmark"]
-SLOW += ["test_notebooks", "test_fused", "test_wheel", "test_page"]
+# Each of these takes half a minute and more, the longest first. A worker takes a file at a time:
+# begun last, they would leave the other worker idle.
+SLOW = ["test_readme", "test_travel", "test_strategies", "test_pretrain", "test_wheel"]
+SLOW += ["test_notebooks", "test_compile", "test_pretrain_verb", "test_fused", "test_two_hosts"]
+SLOW += ["test_on_ray", "test_distribution", "test_kills", "test_references", "test_face"]
+SLOW += ["test_model", "test_slurm", "test_scaling_benchmark", "test_screenshots", "test_page"]
+SLOW += ["test_export", "test_tutorial", "test_map_and_facets", "test_trackers", "test_embed"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A run that does not say so computes on one thread too, and leaves the process with one."""
+    from heron.pipeline.distributed import launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "cores", lambda: 1)
+        yield
 
 
 @pytest.fixture

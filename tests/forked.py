@@ -18,6 +18,7 @@ import torch
 
 from heron.launch.cli import main as heron
 from heron.pipeline.distributed.watchdog import leave
+from tests.ranks import begin_server
 
 Main = Callable[[Sequence[str]], int]
 
@@ -35,6 +36,7 @@ class Command:
         self._said = Path(name)
         weakref.finalize(self, self._said.unlink)
         given = words, str(folder), dict(environment), str(self._said), main
+        begin_server()
         self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=given)
         self._process.start()
         assert self._process.pid is not None

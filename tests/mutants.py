@@ -51,9 +51,7 @@ RUNS, METHODS = "tests/test_pretrain.py", "tests/config/test_methods.py"
 LAUNCHED, KILLED = "tests/launch/test_configurations.py", "tests/training/test_kills.py"
 REFERENCES, QUEUES = "tests/test_references.py", "tests/objectives/test_complementary.py"
 SLOW = RANKS, MATRIX, RUNS, METHODS, LAUNCHED, KILLED, REFERENCES, QUEUES
-FUSED = [
-    f"tests/objectives/test_fused{part}.py" for part in ("", "_precision", "_terms", "_compile")
-]
+FUSED = [f"tests/objectives/test_fused{n}.py" for n in ("", "_precision", "_terms", "_compile")]
 NEAR: dict[str, list[list[str]]] = {
     "pipeline/objectives/fused": [FUSED],
     **dict.fromkeys(

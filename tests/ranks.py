@@ -1,14 +1,16 @@
 """Run a plain function on N gloo processes that meet through a file.
 
-They are forked from a server that has the libraries loaded (see `conftest`): a start takes
+They are forked from a server that has the libraries loaded (see `preloaded`): a start takes
 milliseconds where a new interpreter takes seconds.
 """
 
+import contextlib
 import faulthandler
 import os
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ from torch.multiprocessing.spawn import start_processes
 from heron.pipeline.distributed.watchdog import leave
 
 
+def begin_server() -> None:
+    """Start the server, unless it runs; in another folder it would not find `tests`."""
+    with contextlib.chdir(Path(__file__).parent.parent):
+        forkserver.ensure_running()
+
+
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call function(*args) on every process; its results in order of rank.
 
@@ -26,6 +34,7 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         world: number of processes; with 1 there is a process group of one.
         function: importable, its result can be saved by torch.
     """
+    begin_server()
     with tempfile.TemporaryDirectory() as folder:
         given = world, folder, dict(os.environ), function, args
         context = start_processes(  # type: ignore[no-untyped-call]

@@ -1,10 +1,13 @@
 """The notebooks run from top to bottom in an empty folder, and are kept without outputs."""
 
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests import called
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -12,15 +15,30 @@ nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
 nbclient = pytest.importorskip("nbclient", reason="needs the extra dev")
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """What is begun has one core, and so computes on one thread; two wait for each other."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [max(cores)])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}  # this heron, and its command
-    for name, first in paths.items():
-        monkeypatch.setenv(name, f"{first}{os.pathsep}{os.environ.get(name, '')}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(path, as_version=4)
     context = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=300, resources=context).execute()
+    with called.heron() as commands:
+        for name, first in {"PATH": commands, "PYTHONPATH": ROOT}.items():  # this heron
+            monkeypatch.setenv(name, f"{first}{os.pathsep}{os.environ.get(name, '')}")
+        with one_core():
+            nbclient.NotebookClient(notebook, timeout=300, resources=context).execute()
     failed = [
         output["text"]
         for cell in notebook.cells

@@ -28,14 +28,10 @@ def render(
     A template of its own extends base.html; that itself takes `body`, which is HTML. `filters` are
     added to those of all templates.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, PAGE]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"inline": _inline, "figure": figure} | dict(filters or {})
+    environment = _environment(folder)
+    if filters:
+        environment = environment.overlay()
+        environment.filters = environment.filters | dict(filters)
     return environment.get_template(template).render(
         css=(PAGE / "run.css").read_text(),
         script=(PAGE / "run.js").read_text(),
@@ -54,6 +50,20 @@ def figure(chart: Chart) -> str:
         f'<figure class="chart{" scroll" * bool(width)}">{title}<div class="plot"{width}>'
         f'<script type="application/json">{_inline(chart.plot)}</script></div></figure>'
     )
+
+
+@cache
+def _environment(folder: Path) -> jinja2.Environment:
+    """Returns what compiles the templates of a folder, each once a process."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, PAGE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"inline": _inline, "figure": figure}
+    return environment
 
 
 @cache

@@ -18,6 +18,7 @@ from tests.experiments import frames
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = ["Beach", "Sunset", "Foliage", "Field", "Mountain", "Urban"]
+SMALL = ["train.steps=30", "evaluate.map_rows=20"]
 SCRIPT = """
 import sys
 import heron
@@ -51,7 +52,7 @@ def test_the_lines_of_a_page_run(
     lines = "".join(block for block in blocks if "hf://" not in block)  # test_travel.py has the hub
     monkeypatch.chdir(tmp_path)
     names = like_scene(tmp_path)
-    small = lines.replace('"optim.lr=0.1"', '"optim.lr=0.1", "train.steps=30"')
+    small = lines.replace('"optim.lr=0.1"', f'"optim.lr=0.1", {", ".join(map(repr, SMALL))}')
     assert small != lines
     exec(compile(small, page, "exec"), names)  # noqa: S102
     run, y = names["run"], names["y"]

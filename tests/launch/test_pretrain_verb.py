@@ -60,7 +60,7 @@ def test_a_signal_reaches_the_run_which_saves_and_goes_on(
     assert "run again with run.resume=auto to go on" in said
     assert f"next: heron pretrain {config} run.resume=auto" in said
     after = read_metrics(metrics)[-1]["step"] + 3
-    again = start(config, *several, "run.resume=auto", f"train.steps={after}")
+    again = start(config, "run.resume=auto", f"train.steps={after}")  # in one: it is forked
     status, said = runs.finish(again, 120)
     assert status == 0, said
 

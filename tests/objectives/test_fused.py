@@ -33,6 +33,14 @@ from tests.objectives.kernel_cases import (
     with_triton,
 )
 
+SIZES = [(1, 1, 1), (16, 32, 16), (17, 20, 300), (3, 40, 128)]
+MOMENTS = [(1.0,), (1.5, 0.5), (1.0, 0.0)]
+SIZED = [  # every size with all moments, and either of them with tags apart and without
+    (size, moments, (i + j) % 2 == 0)
+    for i, size in enumerate(SIZES)
+    for j, moments in enumerate(MOMENTS)
+]
+
 
 @with_triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
@@ -59,14 +67,15 @@ def test_sums_are_the_dense_ones(options: dict[str, Any]) -> None:
 
 
 @kernels
-@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (16, 32, 16), (17, 20, 300), (3, 40, 128)])
-@pytest.mark.parametrize("moments", [(1.0,), (1.5, 0.5), (1.0, 0.0)])
-@pytest.mark.parametrize("apart", [True, False])
-def test_sums_at_any_size(n: int, m: int, d: int, moments: tuple[float, ...], apart: bool) -> None:
+@pytest.mark.parametrize(("size", "moments", "apart"), SIZED)
+def test_sums_at_any_size(
+    size: tuple[int, int, int], moments: tuple[float, ...], apart: bool
+) -> None:
     """Weights are 0 of keys past the end; without, the last tile's mask alone leaves these out.
 
     Tags that lie apart spare the other mask.
     """
+    n, m, d = size
     options = complete(n, m, {"moments": moments} | ({} if apart else {"weights": 2}))
     if apart:
         options |= {"anchor_tag": integers(n, 5, 3), "key_tag": 9 + integers(m, 5, 4)}

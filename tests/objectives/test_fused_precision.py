@@ -9,39 +9,28 @@ from torch import Tensor
 
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.fused import layout
-from tests.objectives.kernel_cases import (
-    DEVICE,
-    INTERPRETED,
-    assert_same,
-    complete,
-    dense_distance,
-    dense_pairs,
-    dense_sums,
-    draw,
-    integers,
-    kernels,
-    labels,
-)
+from tests.objectives import kernel_cases as cases
+from tests.objectives.kernel_cases import DEVICE, INTERPRETED, kernels
 
 
 @kernels
 @pytest.mark.parametrize(("precision", "bound"), [("fp16", 4e-3), ("bf16", 6e-2)])
 def test_coarse_products(precision: Any, bound: float) -> None:
     """In the interpreter this rounds the operands and multiplies in float32."""
-    options = complete(37, 70, {"moments": (2.0, 1.0), "tags": True, "weights": 3})
-    y = labels(37, 5, 7), labels(70, 5, 8)
-    number, weight = integers(37, 70, 9), torch.ones(5, device=DEVICE)
-    vectors = [draw(37, 20, 1), draw(70, 20, 2)]
-    assert_same(
+    options = cases.complete(37, 70, {"moments": (2.0, 1.0), "tags": True, "weights": 3})
+    y = cases.labels(37, 5, 7), cases.labels(70, 5, 8)
+    number, weight = cases.integers(37, 70, 9), torch.ones(5, device=DEVICE)
+    vectors = [cases.draw(37, 20, 1), cases.draw(70, 20, 2)]
+    cases.assert_same(
         lambda a, k: fused.exponential_sums(a, k, **options, precision=precision),
-        lambda a, k: dense_sums(a, k, **options),
+        lambda a, k: cases.dense_sums(a, k, **options),
         vectors,
         bound,
     )
-    assert_same(
+    cases.assert_same(
         lambda a, k, t: fused.pair_losses(a, k, t, *y, weight, number, "hamming", precision),
-        lambda a, k, t: dense_pairs(a, k, t, *y, weight, number, "hamming"),
-        [*vectors, draw(37, 5, 3)],
+        lambda a, k, t: cases.dense_pairs(a, k, t, *y, weight, number, "hamming"),
+        [*vectors, cases.draw(37, 5, 3)],
         bound,
     )
 
@@ -49,8 +38,8 @@ def test_coarse_products(precision: Any, bound: float) -> None:
 @kernels
 def test_types_and_strides_of_the_inputs() -> None:
     """bfloat16 vectors make bf16 products; gradients have their vectors' type."""
-    a, k = draw(20, 30, 1), draw(20, 40, 2)
-    expected = dense_sums(a.T.double(), k.T.double(), moments=(1.0,)).float()
+    a, k = cases.draw(20, 30, 1), cases.draw(20, 40, 2)
+    expected = cases.dense_sums(a.T.double(), k.T.double(), moments=(1.0,)).float()
     torch.testing.assert_close(
         fused.exponential_sums(a.T, k.T, precision="ieee"), expected, rtol=1e-5, atol=0
     )
@@ -63,9 +52,9 @@ def test_types_and_strides_of_the_inputs() -> None:
 
 @kernels
 def test_two_runs_agree_to_the_last_bit() -> None:
-    a, k, total = draw(37, 20, 1), draw(70, 20, 2), draw(37, 5, 3)
-    y = labels(37, 5, 4), labels(70, 5, 5)
-    number, weight = integers(37, 70, 6), torch.ones(5, device=DEVICE)
+    a, k, total = cases.draw(37, 20, 1), cases.draw(70, 20, 2), cases.draw(37, 5, 3)
+    y = cases.labels(37, 5, 4), cases.labels(70, 5, 5)
+    number, weight = cases.integers(37, 70, 6), torch.ones(5, device=DEVICE)
 
     def run() -> list[Tensor]:
         sums = fused.exponential_sums(a, k, moments=(1.5, 0.5))
@@ -85,10 +74,14 @@ def test_a_mutual_gradient_is_the_dense_one(
     precision: Any, bound: float, moments: tuple[float, ...]
 ) -> None:
     """Also where derivatives are as small as those of a mean over many rows."""
-    options: dict[str, Any] = {"moments": moments, "floor": 0.1, "anchor_tag": integers(37, 5, 3)}
-    options["key_tag"] = integers(70, 5, 4)
-    a, k = draw(37, 20, 1).detach(), draw(70, 20, 2).detach()
-    own, of_keys = (draw(n, len(moments), n).detach() * 1e-9 for n in (37, 70))
+    options: dict[str, Any] = {
+        "moments": moments,
+        "floor": 0.1,
+        "anchor_tag": cases.integers(37, 5, 3),
+    }
+    options["key_tag"] = cases.integers(70, 5, 4)
+    a, k = cases.draw(37, 20, 1).detach(), cases.draw(70, 20, 2).detach()
+    own, of_keys = (cases.draw(n, len(moments), n).detach() * 1e-9 for n in (37, 70))
     x, y = a.double(), k.double()
     logits = x @ y.T
     counted = (logits >= 0.1) & (options["anchor_tag"][:, None] != options["key_tag"])
@@ -109,10 +102,10 @@ def test_a_mutual_gradient_is_the_dense_one(
 @pytest.mark.parametrize("span", [2.0, 25.0])
 def test_fp16_holds_any_loss(size: float, span: float) -> None:
     """Exponentials up to e^25 and down to e^-25, of losses far below and above fp16's numbers."""
-    a, k = draw(37, 20, 1).detach(), draw(70, 20, 2).detach()
+    a, k = cases.draw(37, 20, 1).detach(), cases.draw(70, 20, 2).detach()
     a *= span / float((a @ k.T).abs().max())
-    y = labels(37, 5, 7), labels(70, 5, 8)
-    number, tags = integers(37, 70, 9), (integers(37, 3, 3), integers(70, 3, 4))
+    y = cases.labels(37, 5, 7), cases.labels(70, 5, 8)
+    number, tags = cases.integers(37, 70, 9), (cases.integers(37, 3, 3), cases.integers(70, 3, 4))
     weight = torch.tensor([1.0, 1e-3, 1e-1, 1.0, 1e-2], device=DEVICE) * size
     bound = 2**-9 * max(1.0, span / 4)  # a logit of 25 is off by 25 x 2^-11
 
@@ -120,7 +113,7 @@ def test_fp16_holds_any_loss(size: float, span: float) -> None:
         return lambda x, z: size * (sums(x, z)[:, 0].log().sum() + repel(x, z).log().sum())[None]
 
     def repelled(x: Tensor, z: Tensor) -> Tensor:
-        return (dense_distance(*y, "hamming") * torch.exp(x @ z.T)) @ (1 - y[1].double())
+        return (cases.dense_distance(*y, "hamming") * torch.exp(x @ z.T)) @ (1 - y[1].double())
 
     def close(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], *more: Tensor) -> None:
         inputs = [x.detach().clone().requires_grad_() for x in (a, k, *more)]
@@ -137,12 +130,12 @@ def test_fp16_holds_any_loss(size: float, span: float) -> None:
             lambda x, z: fused.exponential_sums(x, z, **of_tags, precision="fp16"),
             lambda x, z: fused.label_sums(x, z, *y, "hamming", "fp16"),
         ),
-        terms(lambda x, z: dense_sums(x, z, moments=(1.0,), **of_tags), repelled),
+        terms(lambda x, z: cases.dense_sums(x, z, moments=(1.0,), **of_tags), repelled),
     )
     close(
         lambda x, z, t: fused.pair_losses(x, z, t, *y, weight, number, "hamming", "fp16"),
-        lambda x, z, t: dense_pairs(x, z, t, *y, weight, number, "hamming"),
-        draw(37, 5, 3),
+        lambda x, z, t: cases.dense_pairs(x, z, t, *y, weight, number, "hamming"),
+        cases.draw(37, 5, 3),
     )
 
 

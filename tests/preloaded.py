@@ -1,0 +1,30 @@
+"""What the server that `ranks` and `forked` fork from has loaded: what else each would load anew.
+
+A process would spend more seconds on these than on most tests: three on what DeepSpeed's ZeRO
+loads when it is first asked for, one on the objectives and on the first report.
+"""
+
+from contextlib import suppress
+from importlib import import_module
+
+from heron.pipeline.config.terms import named_terms
+from heron.pipeline.distributed import launch
+from heron.pipeline.report import pages
+
+LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
+LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
+LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inductor.compile_fx"]
+LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]
+LATER += ["deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload"]
+LATER += ["heron.pipeline.pretrain", "heron.launch.cli", "heron.pipeline.retrieval.query"]
+LATER += ["heron.pipeline.distributed.zero", "accelerate.commands.launch", "torch.testing"]
+LATER += ["pytest", "setuptools", "tests.experiments", "tests.forked", "tests.ranks"]
+
+for name in LATER:
+    with suppress(ImportError):  # of a library that is not installed: what needs it will say so
+        import_module(name)
+vars(launch)["cores"] = lambda: 1  # as in the tests' own process: see `conftest`
+named_terms()  # loads every objective
+for name in ("base.html", "run.html"):
+    pages._environment(pages.PAGE).get_template(name)
+pages._plotly()
