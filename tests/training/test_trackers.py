@@ -18,9 +18,10 @@ from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.experiment import dump_config, load_run_config, parse_config
 from heron.pipeline.distributed.agreement import run_fingerprint
 from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.pretrain import pretrain
+from heron.pipeline.pretrain import main, pretrain
 from heron.pipeline.training.trackers import KEPT, Trackers
 from heron.pipeline.training.tracking import read_metrics
+from tests import forked
 from tests.experiments import frames
 from tests.launch import runs
 
@@ -75,16 +76,11 @@ def lines(run: Path) -> list[Any]:
     return [json.loads(line) for line in (run / "mine.jsonl").read_text().splitlines()]
 
 
-def start(config: Path, own: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs an experiment to its end, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "pipeline/pretrain.py", "--config", str(config), "run.resume=auto"],
-        cwd=runs.ROOT,
-        env=runs.environment(PYTHONPATH=str(own.parent), **environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def start(config: Path, own: Path, **environment: str) -> tuple[int, str]:
+    """Runs an experiment to its end, in a process of its own; its status and what it said."""
+    words, variables = ["--config", str(config), "run.resume=auto"], runs.environment(**environment)
+    assert str(own.parent) in sys.path  # which a forked process has too
+    return runs.finish(forked.start(words, runs.ROOT, main, variables), 120)
 
 
 def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: Path) -> None:
@@ -93,7 +89,8 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     config, run = runs.experiment(tmp_path, "run", **changes), tmp_path / "run"
     for at in ("2", "6", "7"):  # before a checkpoint; then steps from 4 on come again, twice
         start(config, own, KILL_AT=at)
-    assert (last := start(config, own)).returncode == 0, last.stderr
+    status, last = start(config, own)
+    assert status == 0, last
     begun = [n for n, line in enumerate(lines(run)) if line[0] == "config"]
     assert len(begun) == 2  # nothing was saved before the first kill: the second run is another
     told = lines(run)[begun[1] :]
@@ -103,7 +100,7 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     assert [line[1] for line in scores] == [8] and "test/f1_weighted" in scores[0][2]
     assert told[0][1]["optim.lr"] == 0.05 and told[-1] == ["finish"]
     said = "steps 4 to 7 are in my_lab.trackers.Mine already, from before the run was cut short"
-    assert said in last.stdout
+    assert said in last
     rows = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if "lr" in row}
     logged = [line for line in told if line[0] == "log" and "lr" in line[2]]
     assert {line[1]: line[2]["loss"] for line in logged} == rows
