@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.scaling import OBJECTIVES, PARTS, PEERS, main
-from benchmarks.scaling_bytes import Case, count, predict
+from benchmarks.scaling_bytes import KINDS, Case, count, predict
 from benchmarks.scaling_turns import Contestant, Gate, race, together
 from heron.pipeline.config.terms import Terms
-from heron.pipeline.distributed.traffic import KINDS
 
 
 @pytest.mark.parametrize("world", [2, 3])
