@@ -1,6 +1,6 @@
 """A trained model for use from Python: raw rows in; embeddings and predictions out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,8 +216,13 @@ class Model:
         training = [module for module in self.network.modules() if module.training]
         self.network.eval()
         try:
-            for start, batch in self._batches(views, count, size):
-                out[start : start + size] = compute(batch).float().cpu().numpy()
+            for start in range(0, count, size):
+                stop = min(start + size, count)
+                stored = {n: torch.from_numpy(rows.read(start, stop)) for n, rows in views.items()}
+                keys = torch.zeros(stop - start, dtype=torch.int64)  # evaluation draws no numbers
+                batch = Batch(stored, torch.empty(0, 0), keys, keys, [len(keys)])
+                found = compute(batch.to(self._model.views.device))
+                out[start:stop] = found.float().cpu().numpy()
         finally:
             for module in training:  # and not those that the user has frozen
                 module.training = True
@@ -247,16 +252,6 @@ class Model:
             told = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())
             raise InputError(f"rows: {told}; expected as many of each view: a row is one sample")
         return found
-
-    def _batches(
-        self, views: dict[str, GivenView], count: int, size: int
-    ) -> Iterator[tuple[int, Batch]]:
-        for start in range(0, count, size):
-            stop = min(start + size, count)
-            stored = {n: torch.from_numpy(rows.read(start, stop)) for n, rows in views.items()}
-            keys = torch.zeros(stop - start, dtype=torch.int64)  # evaluation draws no numbers
-            batch = Batch(stored, torch.empty(0, 0), keys, keys, [len(keys)])
-            yield start, batch.to(self._model.views.device)
 
 
 def from_pretrained(

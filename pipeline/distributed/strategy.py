@@ -60,7 +60,7 @@ class Strategy:
             must call once.
         """
         labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
-        labels[: batch.labelled] = batch.targets  # unlabelled rows show the model no label
+        labels[: len(batch.targets)] = batch.targets  # unlabelled rows show the model no label
         if len(micro) == 1:
             given = batch.rng_keys, batch.sizes, labels, batch.present
             with self.accumulate(last=True):

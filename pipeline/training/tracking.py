@@ -105,7 +105,7 @@ class RunLog:
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
         self.lines.write(json.dumps(finite) + "\n")
-        if self.trackers and self.trackers.live:
+        if self.trackers:
             values = {k: v for k, v in row.items() if k not in ("step", "epoch")}
             self.say(*self.trackers.log(values, row["step"], scores="loss" not in row))
 
