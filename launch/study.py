@@ -51,11 +51,10 @@ def study(
             print(f"not there yet: {fault}")
         return 0
     from heron.launch.studies.cluster import joined
-    from heron.launch.studies.curves import best
     from heron.launch.studies.drive import drive
     from heron.launch.studies.live import live
     from heron.launch.studies.report import shown
-    from heron.launch.studies.results import read_results
+    from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
 
     with alone(out):

@@ -144,12 +144,8 @@ class Ledger:
     ) -> dict[str, Any]:
         """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
 
-        Args:
-            trial: with the values that it ended with.
-            status: done, failed, or stopped by the scheduler.
-            error: why it failed.
-            rung: steps after which it was stopped early.
-            more: further keys of the row.
+        The trial has the values that it ended with; `rung` is after how many steps it was stopped
+        early.
         """
         path, failed = trial.run / "result.json", status == "failed"
         result = read_result(path) if path.exists() and not failed else None
@@ -196,12 +192,9 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if not counted:
         return None
     names = {"seconds": "step_s", "samples_per_s": "samples_per_s", "data_wait_s": "data_wait_s"}
-    known = {
-        ours: [row[key] for row in counted if row.get(key) is not None]
-        for key, ours in names.items()
-    }
-    return {
-        **{ours: statistics.median(values) if values else None for ours, values in known.items()},
-        "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
-        "counted_steps": len(counted),
-    }
+    found: dict[str, Any] = {}
+    for key, ours in names.items():
+        values = [row[key] for row in counted if row.get(key) is not None]
+        found[ours] = statistics.median(values) if values else None
+    found["peak_memory_bytes"] = (result or {}).get("peak_memory_bytes")
+    return found | {"counted_steps": len(counted)}

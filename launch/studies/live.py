@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heron.launch.run_folders import Run, read_run
+from heron.launch.runs import Run, read_run
 from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.text import cell, short
 from heron.launch.studies.trials import Trial
@@ -44,13 +44,9 @@ def live(trials: Sequence[Trial], ledger: Ledger) -> Iterator[Callable[[str], No
 
 
 def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float) -> "Table":
-    """Returns the table.
+    """Returns the table of all trials.
 
-    Args:
-        trials: all of the study.
-        ledger: with the rows of those that have ended, and the names of those that were started.
-        began: when this start began, by the monotonic clock.
-        before: how many trials' worth of steps had been made then.
+    This start `began` by the monotonic clock, with so many trials' worth of steps made `before`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -76,7 +72,7 @@ def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float)
     by_name = {trial.name: trial for trial in trials}
     for name in [name for name in rows if name in by_name][-ENDED:]:
         row, trial = rows[name], by_name[name]
-        found = {"loss": read_run(trial.run, name)["loss"]}
+        found = {"loss": read_run(trial.run)["loss"]}
         found |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(found, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
         table.add_row(name, row["status"], *cells, trial.current().shown, style="dim")
@@ -96,7 +92,7 @@ def _under_way(trials: Sequence[Trial], ledger: Ledger) -> list[tuple[Trial, Run
     Their `steps` are those to the last rung, where trials are compared.
     """
     left = [trial for trial in trials if trial.name not in ledger.rows and trial.run.is_dir()]
-    found = [(trial, read_run(trial.run, trial.name)) for trial in left]
+    found = [(trial, read_run(trial.run)) for trial in left]
     last = ledger.study.rungs[-1]
     return [(trial, run | {"steps": last or run["steps"]}) for trial, run in found]
 
