@@ -50,12 +50,7 @@ class Facts:
 
 
 def read_facts(data: str) -> Facts:
-    """Reads the manifest and the labels of a data set.
-
-    Raises:
-        ShardError: it is missing or damaged.
-        ConfigError: it has too few rows to train on.
-    """
+    """Reads the manifest and the labels of a data set; ConfigError where it has too few rows."""
     store = open_store(data)
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}

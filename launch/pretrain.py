@@ -73,8 +73,7 @@ def launchers(out: Annotated[Path, "folder to make"]) -> None:
 def environments(configuration: Path, processes: int | None) -> list[dict[str, str]]:
     """Returns the environment of each process that accelerate's configuration asks for.
 
-    Raises:
-        TrainingError: it is none, or asks for several machines.
+    Raises a TrainingError where it is none, or asks for several machines.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch

@@ -139,11 +139,7 @@ def runs(
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Reads `optim.lr > 0.01 and state == 'ended'`.
-
-    Raises:
-        StudyError: it is none such, with the place of the fault.
-    """
+    """Reads `optim.lr > 0.01 and state == 'ended'`; a StudyError has the place of a fault."""
     if len(text) > LONGEST:
         raise StudyError(f"a condition of {len(text):,} characters; expected {LONGEST:,} at most")
     conditions, rest = [], text
@@ -177,10 +173,7 @@ def _value(word: str) -> Any:
 def find_runs(folders: Sequence[Path]) -> list[Path]:
     """Returns the folders of runs at or below some folders, each in the order of names.
 
-    Links are not followed.
-
-    Raises:
-        StudyError: a folder is not there, or more than `MOST` runs are.
+    Links are not followed. Raises a StudyError where a folder is not there, or too many runs are.
     """
     for folder in folders:
         if not folder.is_dir():

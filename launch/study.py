@@ -67,8 +67,8 @@ def study(
         if not ended:
             if not (asked.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
-            with joined(address), live(trials, ledger) as say:
-                ended = drive(trials, ledger, say)
+            with joined(address), live(trials, ledger):
+                ended = drive(trials, ledger)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score
         rows = shown(results, [*asked.measure.y, *([score] if score else [])])

@@ -31,13 +31,10 @@ class Law:
 
 
 def fit(kind: str, curve: pd.Series) -> Law | str:
-    """Fits y = a x^b on logarithms, a line, or a quadratic, by least squares.
+    """Fits y = a x^b on logarithms, a line, or a quadratic; says in words why there is none.
 
     A value of x counts once, by the mean of its repeats (of a power the geometric one): those share
     what the law does not say, so counting each would make the interval too narrow.
-
-    Returns:
-        The law; or, in words, why there is none.
     """
     degree, power = DEGREES[kind], kind == "power"
     if why := _why_not(curve, degree + 1, power):

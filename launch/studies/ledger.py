@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from heron.launch.studies.study import Study, dump_study
+from heron.launch.studies.study import Pbt, Study, dump_study
 from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.config.sections import Plain, read_tree
@@ -47,10 +47,8 @@ class Row(BaseModel):
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
     """Returns the rows of a study with the numbers of their lines; none without the file.
 
-    A study that is `resumed` leaves out a last line that was cut short.
-
-    Raises:
-        StudyError: a line is damaged, or not what was written.
+    A study that is `resumed` leaves out a last line that was cut short. Raises a StudyError where a
+    line is damaged, or not what was written.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []
@@ -140,7 +138,6 @@ class Ledger:
         status: str,
         error: str | None = None,
         rung: int | None = None,
-        **more: Any,
     ) -> dict[str, Any]:
         """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
 
@@ -160,8 +157,9 @@ class Ledger:
             "result": result,
             "result_sha256": None if result is None else sha256(path),
             "measured": None if failed else measure(trial.run, result),
-            **more,
         }
+        if isinstance(self.study.search, Pbt) and not failed:
+            row["lineage"] = trial.lineage()
         row["fingerprint"] = fingerprint(row)
         with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
             stream.write((json.dumps(row) + "\n").encode())

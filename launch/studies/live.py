@@ -4,8 +4,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,22 +25,18 @@ ENOUGH = 0.25  # of a trial: what has been made before the time that is left is 
 LIVING, ENDED = 12, 6  # trials that are shown of those under way, and of those that ended last
 OWNER = re.compile(r"process (\d+) on (\S+)")
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+say = partial(print, flush=True)  # a line, above the table where there is one
 
 
-@contextmanager
-def live(trials: Sequence[Trial], ledger: Ledger) -> Iterator[Callable[[str], None]]:
-    """Yields what says a line; on a terminal a table stands below the lines, new every second."""
-    say = partial(print, flush=True)
+def live(trials: Sequence[Trial], ledger: Ledger) -> AbstractContextManager[object]:
+    """Returns a context in which a terminal shows the table, new every second, below the lines."""
     if not is_terminal(sys.stdout):
-        yield say
-        return
+        return nullcontext()
     from rich.live import Live
 
-    draw = partial(
-        status, trials, ledger, time.monotonic(), _done(ledger, _under_way(trials, ledger))
-    )
-    with Live(get_renderable=draw, refresh_per_second=1, console=console(sys.stdout)):
-        yield say
+    before = _done(ledger, _under_way(trials, ledger))
+    draw = partial(status, trials, ledger, time.monotonic(), before)
+    return Live(get_renderable=draw, refresh_per_second=1, console=console(sys.stdout))
 
 
 def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float) -> "Table":

@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.launch.studies.ledger import Ledger, write_rows
+from heron.launch.studies.live import say
 from heron.launch.studies.study import Pbt, Range, Study, draw
 from heron.launch.studies.trials import LINEAGE, Taken, Trial
 from heron.pipeline.config.errors import CheckpointError
@@ -29,7 +30,6 @@ ANEW = 0.25  # how often a value is drawn anew instead of perturbed
 FACTORS = (0.8, 1.2)
 
 Run = Callable[[Sequence[Trial], int], None]
-Say = Callable[[str], None]
 
 Take = TypedDict("Take", {"from": str, "values": Plain})
 
@@ -42,7 +42,7 @@ class Decision(TypedDict):
     takes: dict[str, Take]
 
 
-def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None:
+def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
     """Runs a population to its end, all trials at a rung before any goes on.
 
     Source: Jaderberg et al. 2017. What has been decided at a rung stays decided, and is written

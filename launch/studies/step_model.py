@@ -180,11 +180,10 @@ class Workload:
 
 
 def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured], str]:
-    """Returns what studies of one experiment have measured of its step, each setting once.
+    """Returns the workload of studies of one experiment, and what they have measured of its step.
 
-    Returns:
-        The workload of all of them; the points; how many trials are not in them, and why (empty
-        where all are). A StudyError says why no trial can be used.
+    That is each setting once; and how many trials are not in it, and why (empty where all are). A
+    StudyError says why no trial can be used.
     """
     repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
     notes: list[str] = []
@@ -298,10 +297,8 @@ def fit(workload: Workload, points: Sequence[Measured], pair: float | None = Non
     """Fits the rates by least squares on relative errors, none below 0.
 
     A rate that the points cannot tell from another is left at 0, the later one of each list: row,
-    pair, fixed; latency, bytes; base, row in memory. A given `pair`, in seconds, is not fitted.
-
-    Raises:
-        StudyError: what a row costs cannot be told; says what is missing.
+    pair, fixed; latency, bytes; base, row in memory. A given `pair`, in seconds, is not fitted. A
+    StudyError says what is missing where what a row costs cannot be told.
     """
     alone = [p for p in points if p.setting.world == 1]
     shares = sorted({p.setting.share for p in alone})

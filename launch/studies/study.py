@@ -232,11 +232,8 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
     """Reads a study; its section `small` holds what differs in its small version.
 
     Overrides are `key=value` of every trial; of a key in `vary`, the values that it takes; of
-    `OPTIONS`, how trials are run.
-
-    Raises:
-        ConfigError: the file is missing or no YAML mapping, or a key or value does not fit, in
-            the version asked for or in the other.
+    `OPTIONS`, how trials are run. Raises a ConfigError where the file is missing or no YAML
+    mapping, or a key or value does not fit, in the version asked for or in the other.
     """
     tree = read_tree(path, "study", "base")
     other = tree.pop("small", None)

@@ -71,8 +71,7 @@ def kept(
 ) -> list[Row]:
     """Returns what a part of a comparison has found, from its file, or else by doing the work.
 
-    Raises:
-        StudyError: the file is damaged, or of another search.
+    Raises a StudyError where the file is damaged, or of another search.
     """
     path = asked.out / RESULTS / f"{name}.json"
     tree: dict[str, Any] = {
