@@ -29,17 +29,11 @@ class UsageError(Exception):
 
 
 class Verb(NamedTuple):
-    """A verb of the command line.
+    """A verb of the command line."""
 
-    Attributes:
-        function: does the work; returns the exit status, None for 0.
-        model: its fields are options too, which the function gets as further keywords.
-        about: what it does, and examples, a line each; empty: the function's docstring.
-    """
-
-    function: Callable[..., int | None]
-    model: type[BaseModel] | None = None
-    about: str = ""
+    function: Callable[..., int | None]  # does the work; returns the exit status, None for 0
+    model: type[BaseModel] | None = None  # of further options, which the function gets as keywords
+    about: str = ""  # what it does, and examples, a line each; empty: the function's docstring
 
 
 class Group(NamedTuple):

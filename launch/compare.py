@@ -1,28 +1,24 @@
 """`heron compare | tune`: what methods reach on the same rows, each searched equally."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from heron.launch.arguments import Override
-from heron.pipeline.config.data import without_places
-from heron.pipeline.config.errors import ConfigError, StudyError
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
-from heron.shards.artefact import Count, fingerprint
+from heron.shards.artefact import Count
 from heron.shards.atomic import save_json
 from heron.shards.terminal import say_markdown, say_table
 
 if TYPE_CHECKING:
-    from heron.launch.tuning.scored import Row
     from heron.launch.tuning.search import Asked
-    from heron.pipeline.config.experiment import Config
     from heron.pipeline.data.reader import Reader
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
-RESULTS = "results"
-say = partial(print, flush=True)
 Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
 Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
 Score = Annotated[
@@ -56,33 +52,37 @@ def compare(
     heron compare --config scene --methods dnn herocon simclr --trials 8
     """
     asked, reader = _asked(config, overrides, space, trials, seed, score, out, "compare")
-    from heron.launch.tuning.comparison import Comparison, shared_rows
-    from heron.launch.tuning.scored import score_method, score_raw
+    from heron.launch.tuning.comparison import (
+        Comparison,
+        Row,
+        kept,
+        score_method,
+        score_raw,
+        shared_rows,
+    )
     from heron.pipeline.data.protocol import assign
 
-    numbers = range(first, first + folds)
-    rows: dict[str, list[Row]] = {}
-    for fold in numbers:
+    rows, roles = defaultdict[str, list[Row]](list), []
+    for fold in range(first, first + folds):
         for name in methods:
             own = asked.experiment(name, fold)
             folder = asked.out / f"fold-{fold}" / name
-            work = partial(score_method, asked, own, name, folder, baselines, say)
-            for row in _kept(asked, reader, own, f"{name}-{fold}", baselines, work):
-                rows.setdefault(row.name, []).append(row)
+            work = partial(score_method, asked, own, name, folder, baselines)
+            for row in kept(asked, reader, own, f"{name}-{fold}", baselines, work):
+                rows[row.name].append(row)
+        own = asked.experiment(methods[0], fold)
         for kind in baselines:
-            own = asked.experiment(methods[0], fold)
-            work = partial(score_raw, asked, own, kind, say)
-            for row in _kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), work):
-                rows.setdefault(row.name, []).append(row)
-    protocols = [asked.experiment(methods[0], fold).data for fold in numbers]
-    roles = [assign(reader, data.split, data.protocol) for data in protocols]
+            work = partial(score_raw, asked, own, kind)
+            for row in kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), work):
+                rows[row.name].append(row)
+        roles.append(assign(reader, own.data.split, own.data.protocol))
     comparison = Comparison(
         f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
         f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
         f"{trials} trials of each",
         asked.score,
         reader.manifest.labels.kind != "multi_label",
-        list(numbers),
+        list(range(first, first + folds)),
         rows,
         shared_rows([one.labelled for one in roles], [one.test for one in roles]),
     )
@@ -112,7 +112,7 @@ def tune(
 
     lines = list[list[str]]()
     for name in methods:
-        best, rows = search(asked, asked.experiment(name, None), asked.out / name, say)
+        best, rows = search(asked, asked.experiment(name, None), asked.out / name)
         tree = best.config.model_dump(mode="json")
         tree["run"] = {"dir": str(asked.out / f"{name}-best"), "resume": "never"}
         tree["evaluate"]["test"] = True
@@ -141,8 +141,7 @@ def _asked(
     what: str,
 ) -> "tuple[Asked, Reader]":
     """Returns what is searched, and the data set, which is built where it is not there."""
-    from heron.launch.tuning.search import Asked
-    from heron.launch.tuning.space import load_space
+    from heron.launch.tuning.search import Asked, load_space
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.data.dataset import build_data, open_reader
 
@@ -163,39 +162,3 @@ def _asked(
     asked = Asked(path, overrides, load_space(space), trials, seed, score, folder)
     folder.mkdir(parents=True, exist_ok=True)
     return asked, reader
-
-
-def _kept(
-    asked: "Asked",
-    reader: "Reader",
-    experiment: "Config",
-    name: str,
-    kinds: Sequence[str],
-    work: "Callable[[], list[Row]]",
-) -> "list[Row]":
-    """Returns what a part of a comparison has found, from its file, or else by doing the work.
-
-    Raises:
-        StudyError: the file is damaged, or of another search.
-    """
-    from heron.launch.tuning.scored import Found
-
-    path = asked.out / RESULTS / f"{name}.json"
-    tree: dict[str, Any] = {
-        "experiment": experiment.model_dump(mode="json", exclude={"run"}),
-        "data": reader.manifest.fingerprint,
-        "space": asked.space.model_dump(mode="json"),
-        "search": [asked.trials, asked.seed, asked.score, *kinds],
-    }
-    tree["experiment"]["data"] = without_places(tree["experiment"]["data"])
-    plan = fingerprint(tree)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Found.of(plan, work()).write(path)
-    found = Found.read(path)
-    if found.plan != plan:
-        raise StudyError(
-            f"{path} is of another experiment, data set or search; expected the same; choose "
-            "another --out, or take the folder away"
-        )
-    return found.rows

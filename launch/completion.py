@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from heron.launch.arguments import Group, Verb, parser_of
+from heron.launch.arguments import Group, parser_of
+from heron.launch.reproduce import KNOWN
 from heron.pipeline.config.shipped import ACCELERATE, CONFIGS, STUDIES, names_in
 
 BASH = """\
@@ -37,6 +38,13 @@ function __heron
   __heron_words "$path" | string split " "
 end
 complete -c heron -a "(__heron)\""""
+SHIPPED = {  # what comes with Heron by name, where a verb takes it
+    "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
+    "config": names_in(CONFIGS),
+    "study": names_in(STUDIES),
+    "reproduce": KNOWN,
+    "completion": ["bash", "zsh", "fish"],
+}
 
 
 def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]]]:
@@ -46,35 +54,20 @@ def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]
         longer = f"{path} {name}".strip()
         if isinstance(verb, Group):
             yield from words_by_path(verb, longer)
-        else:
-            yield longer, [*_options(longer, verb), *_names(longer)]
-
-
-def _options(path: str, verb: Verb) -> list[str]:
-    actions = parser_of(f"heron {path}", verb)._actions
-    return [option for one in actions for option in one.option_strings if option[:2] == "--"]
-
-
-def _names(path: str) -> list[str]:
-    """Returns what comes with Heron by name, where a verb takes it."""
-    from heron.launch.reproduce import KNOWN
-
-    return {
-        "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
-        "config": names_in(CONFIGS),
-        "study": names_in(STUDIES),
-        "reproduce": KNOWN,
-        "completion": ["bash", "zsh", "fish"],
-    }.get(path, [])
+            continue
+        actions = parser_of(f"heron {longer}", verb)._actions
+        options = [option for one in actions for option in one.option_strings]
+        long = [option for option in options if option.startswith("--")]
+        yield longer, [*long, *SHIPPED.get(longer, [])]
 
 
 def script(shell: str, verbs: Group) -> str:
     """Returns the script for a shell, which completes file names elsewhere."""
+    case = "    case '{}'\n      echo {}" if shell == "fish" else "    '{}') echo '{}' ;;"
+    cases = "\n".join(case.format(path, " ".join(words)) for path, words in words_by_path(verbs))
     if shell == "fish":
-        cases = [f"    case '{path}'\n      echo {' '.join(w)}" for path, w in words_by_path(verbs)]
-        return FISH % "\n".join(cases)
-    cases = [f"    '{path}') echo '{' '.join(w)}' ;;" for path, w in words_by_path(verbs)]
-    return (ZSH if shell == "zsh" else "") + BASH % "\n".join(cases)
+        return FISH % cases
+    return (ZSH if shell == "zsh" else "") + BASH % cases
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fish"]) -> None:

@@ -3,6 +3,8 @@
 import textwrap
 from typing import Annotated, Any
 
+import yaml
+
 from heron.launch.arguments import UsageError
 from heron.pipeline.config.errors import ConfigError
 
@@ -21,6 +23,7 @@ def config(
     heron config scene optim optim.lr=0.1
     heron config
     """
+    from heron.pipeline.config.describe import describe_keys, keys_at
     from heron.pipeline.config.experiment import Config, dump_config, load_config
     from heron.pipeline.config.shipped import find_config
 
@@ -34,35 +37,23 @@ def config(
     if file is None:
         if overrides or method:
             raise UsageError("overrides and --method change an experiment; expected its name")
-        _explain(words[0] if words else "")
+        for row in keys_at(words[0]) if words else describe_keys():
+            default = "required" if row.default == "required" else f"default {row.default}"
+            print(f"{row.shown}: {row.type}, {default}")
+            print(textwrap.indent(textwrap.fill(row.meaning, COLUMNS - 4), "    "))
         return
     resolved = load_config(file, overrides, method)
     print(_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))
 
 
-def _explain(key: str) -> None:
-    from heron.pipeline.config.describe import describe_keys, keys_at
-
-    for row in keys_at(key) if key else describe_keys():
-        default = "required" if row.default == "required" else f"default {row.default}"
-        print(f"{row.shown}: {row.type}, {default}")
-        print(textwrap.indent(textwrap.fill(row.meaning, COLUMNS - 4), "    "))
-
-
 def _at(tree: Any, key: str) -> str:
-    """Returns the YAML of a part of an experiment.
-
-    Raises:
-        ConfigError: the experiment has no such part.
-    """
-    import yaml
-
+    """Returns the YAML of a part of an experiment; ConfigError where it has no such part."""
     for name in key.split("."):
-        inside = dict(enumerate(tree)) if isinstance(tree, list) else tree
-        place: Any = int(name) if isinstance(tree, list) and name.isdigit() else name
-        if not isinstance(inside, dict) or place not in inside:
-            known = ", ".join(map(str, inside)) if isinstance(inside, dict) else "no key below it"
+        tree = dict(enumerate(tree)) if isinstance(tree, list) else tree
+        inside = {str(at): one for at, one in tree.items()} if isinstance(tree, dict) else {}
+        if name not in inside:
+            known = ", ".join(inside) or "no key below it"
             raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {known}")
-        tree = inside[place]
+        tree = inside[name]
     text: str = yaml.safe_dump(tree, sort_keys=False)
     return text.removesuffix("...\n").rstrip()

@@ -23,25 +23,15 @@ Line = tuple[str, Any, str]  # a key's name with its indent, its value, and why
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices are made by.
-
-    Attributes:
-        manifest: of the data set.
-        views: stored views that the model sees: all of them; of labels that are complementary, one.
-        split: rows that are trained on.
-        test: split that is tested on; None: there is none.
-        labelled: rows of the split with a label.
-        unlabelled: rows of the split without one.
-        scorable: whether labels say what every row is, so that rows of the split can be tested.
-    """
+    """What the choices are made by."""
 
     manifest: Manifest
-    views: list[View]
-    split: str
-    test: str | None
-    labelled: int
+    views: list[View]  # that the model sees: all; of labels that are complementary, one
+    split: str  # that is trained on
+    test: str | None  # split that is tested on, if there is one
+    labelled: int  # rows of the split with a label
     unlabelled: int
-    scorable: bool
+    scorable: bool  # whether labels say what every row is, so that rows of the split can be tested
 
     @property
     def kind(self) -> str:
@@ -60,12 +50,7 @@ class Facts:
 
 
 def read_facts(data: str) -> Facts:
-    """Reads the manifest and the labels of a data set.
-
-    Raises:
-        ShardError: it is missing or damaged.
-        ConfigError: it has too few rows to train on.
-    """
+    """Reads the manifest and the labels of a data set; ConfigError where it has too few rows."""
     store = open_store(data)
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}

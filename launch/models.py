@@ -1,16 +1,12 @@
 """`heron predict | save | export`: what a trained model says of rows, and the model as files."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from heron.launch.arguments import Override, UsageError
 from heron.launch.retrieval import Role
 from heron.pipeline.config.errors import InputError
 from heron.shards.atomic import atomic_write
-
-if TYPE_CHECKING:
-    from heron.pipeline.evaluation.evaluator import Predictions
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
@@ -79,17 +75,11 @@ def predict(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out is {out}; expected a file that ends with {' or '.join(FORMATS)}")
+    import pandas as pd
+
     from heron.pipeline.retrieval.predict import predict_rows
 
     keys, found, labels = predict_rows(run, overrides, data, split, role)
-    _write(out, keys, found, labels)
-    print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")
-
-
-def _write(out: Path, keys: Sequence[str], found: "Predictions", labels: Sequence[str]) -> None:
-    """Writes the table, all or nothing of it."""
-    import pandas as pd
-
     names = [f"label {name}" if name in COLUMNS else name for name in labels]
     if found.probability is None:
         raise InputError(
@@ -104,3 +94,4 @@ def _write(out: Path, keys: Sequence[str], found: "Predictions", labels: Sequenc
             stream.write(table.to_csv(index=False).encode())
         else:
             table.to_parquet(stream, index=False)
+    print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")

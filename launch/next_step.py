@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
+from heron.launch import compare, reproduce, study
 from heron.pipeline.config.errors import STOPPED
 from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 
@@ -29,25 +29,20 @@ def _after_pretrain(given: Given) -> list[str]:
 
 
 def _after_tune(given: Given) -> list[str]:
-    from heron.launch.compare import folder_of
-
-    out = given["out"] or folder_of(given["config"], "tune")
+    out = given["out"] or compare.folder_of(given["config"], "tune")
     paths = [str(out / f"{method}.yaml") for method in given["methods"]]
     return [shlex.join(["heron", "pretrain", path]) for path in paths]
 
 
 def _after_study(given: Given) -> str | list[str]:
-    from heron.launch.study import folder_of
-
     if given["dry_run"]:
         return "heron study {study}" + (" --small" if given["small"] else "")
-    out = given["out"] or folder_of(given["study"], given["small"])
+    out = given["out"] or study.folder_of(given["study"], given["small"])
     return [shlex.join(["heron", "report", str(out)])]
 
 
 def _after_report(given: Given) -> list[str]:
-    from heron.launch.studies.curves import best
-    from heron.launch.studies.results import read_results
+    from heron.launch.studies.results import best, read_results
 
     results = read_results(given["study"])
     found = best(results, results.study.measure.score or results.study.measure.y[0])
@@ -55,11 +50,9 @@ def _after_report(given: Given) -> list[str]:
 
 
 def _after_reproduce(given: Given) -> str | list[str]:
-    from heron.launch.reproduce import folder_of
-
     if given["dry_run"]:
         return "heron reproduce {table}"
-    return [shlex.join(["heron", "runs", str(given["out"] or folder_of(given["table"]))])]
+    return [shlex.join(["heron", "runs", str(given["out"] or reproduce.folder_of(given["table"]))])]
 
 
 # Templates, which the verb's arguments fill, or functions of these: a template, or whole commands.
@@ -95,24 +88,15 @@ NEXT: Mapping[str, str | Callable[[Given], str | list[str]]] = {
 }
 
 
-class _Quoted(Formatter):
-    """Fills in a command's words, quoted for a shell."""
-
-    def format_field(self, value: Any, spec: str) -> str:
-        return shlex.quote(str(value))
-
-
 def _filled(text: str, given: Given) -> str:
-    return _Quoted().vformat(text, (), given)
+    """Returns a template with the arguments filled in, each word quoted for a shell."""
+    return shlex.join(word.format_map(given) for word in text.split())
 
 
 def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
-    """Returns the commands that come after a verb, none where there is none.
+    """Returns the commands that come after a verb, such as `shards build faces`, and its call.
 
-    Args:
-        verb: its words, such as `shards build faces`.
-        call: of the verb's function, with its arguments.
-        status: that it ended with; but for 0 only a run that was stopped has a next command.
+    Of a verb that ended with another status than 0 only a run that was stopped has one.
     """
     if status and (verb, status) != ("pretrain", STOPPED):
         return []

@@ -91,11 +91,8 @@ def corrected_interval(differences: Any, shared: float) -> Interval:
     The corrected resampled t of Nadeau and Bengio ("Inference for the generalization error",
     Machine Learning 52, 2003): differences of folds that are correlated by `shared` have a mean of
     variance s² (1 / n + shared / (1 - shared)), with Student's t of n - 1 degrees of freedom. With
-    `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled.
-
-    Args:
-        differences: one a fold.
-        shared: correlation of two folds, from 0, for folds apart, to below 1.
+    `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled. It lies from 0,
+    for folds apart, to below 1.
     """
     values = np.asarray(differences, float)
     n, mean = len(values), float(values.mean())

@@ -1,6 +1,6 @@
 """`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,10 +27,10 @@ KNOWN = [*TABLES, *GROUPS]
 def reproduce(
     table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> str:
-    """Runs what is not there yet, and makes the table.
+    """Runs what is not there yet, of the methods `only` if there are some, and makes the table.
 
-    Each run has a folder of its own, `out`/METHOD-FOLD, and is kept; `only` names the methods to
-    run. The table, and table.md and table.json in `out`, have the methods whose runs are all there.
+    Each run has a folder of its own, `out`/METHOD-FOLD, and is kept. The table, and table.md and
+    table.json in `out`, have the methods whose runs are all there.
 
     Raises:
         ConfigError: a method, an override or a folder's run does not fit, or the data is not
@@ -127,25 +127,6 @@ def is_done(config: Config) -> bool:
     return (folder / "result.json").exists()
 
 
-def reproduce_group(
-    tables: Mapping[str, PublishedTable],
-    out: Path,
-    overrides: Sequence[str] = (),
-    only: Sequence[str] = (),
-) -> Iterator[str]:
-    """Yields the tables of a group, each in a folder of its own, or how to get a table's data.
-
-    Raises:
-        ConfigError: there is data for none of them, or as `reproduce`.
-    """
-    lacking = {name: _lacking(table, overrides) for name, table in tables.items()}
-    if all(lacking.values()):
-        raise ConfigError("; ".join(lacking.values()))
-    for name, table in tables.items():
-        told = lacking[name]
-        yield f"{table.source}: {told}\n" if told else reproduce(table, out / name, overrides, only)
-
-
 def _lacking(table: PublishedTable, overrides: Sequence[str]) -> str:
     """Returns what to do where the data of a table is not there, or ""."""
     own = next(iter(table.methods.values())).overrides
@@ -179,20 +160,24 @@ def run_table(
     """
     folder = out or folder_of(table)
     asked = {
-        name: replace(TABLES[name], runs=runs or TABLES[name].runs, first=first)
+        folder / name if table in GROUPS else folder: replace(
+            TABLES[name], runs=runs or TABLES[name].runs, first=first
+        )
         for name in GROUPS.get(table, (table,))
     }
-    places = {name: folder / name if table in GROUPS else folder for name in asked}
+    lacking = {place: _lacking(one, overrides) for place, one in asked.items()}
+    if all(lacking.values()):
+        raise ConfigError("; ".join(lacking.values()))
+    there = {place: one for place, one in asked.items() if not lacking[place]}
     if dry_run:
         left = [
             config.run.dir
-            for name, one in asked.items()
-            if table not in GROUPS or not _lacking(one, overrides)
-            for config in missing(one, places[name], overrides, only)
+            for place, one in there.items()
+            for config in missing(one, place, overrides, only)
         ]
         print("\n".join([*left, f"runs to be made: {len(left)}"]))
-    elif table not in GROUPS:
-        say_markdown(reproduce(asked[table], folder, overrides, only) + "\n")
-    else:
-        for text in reproduce_group(asked, folder, overrides, only):
-            say_markdown(text + "\n")
+        return
+    for place, one in asked.items():
+        told = lacking[place]
+        text = reproduce(one, place, overrides, only) if not told else f"{one.source}: {told}\n"
+        say_markdown(text + "\n")

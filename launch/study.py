@@ -51,11 +51,10 @@ def study(
             print(f"not there yet: {fault}")
         return 0
     from heron.launch.studies.cluster import joined
-    from heron.launch.studies.curves import best
     from heron.launch.studies.drive import drive
     from heron.launch.studies.live import live
     from heron.launch.studies.report import shown
-    from heron.launch.studies.results import read_results
+    from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
 
     with alone(out):
@@ -68,8 +67,8 @@ def study(
         if not ended:
             if not (asked.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
-            with joined(address), live(trials, ledger) as say:
-                ended = drive(trials, ledger, say)
+            with joined(address), live(trials, ledger):
+                ended = drive(trials, ledger)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score
         rows = shown(results, [*asked.measure.y, *([score] if score else [])])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 
-import heron.launch.processes
+import heron.launch.pretrain
 import heron.pipeline.pretrain
 from benchmarks.workloads import TERMS
 from heron.launch.cli import main
@@ -87,7 +87,7 @@ def only_read(words: Sequence[str]) -> int:
         return 0
 
     heron.pipeline.pretrain.main = read  # type: ignore[assignment]
-    heron.launch.processes.run_together = read
+    heron.launch.pretrain.run_together = read
     return main(words)
 
 

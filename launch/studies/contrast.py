@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from heron.launch.studies.workload import Setting, Workload
+from heron.launch.studies.step_model import Setting, Workload
 from heron.pipeline.distributed.traffic import step_features
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.present import OwnRows
@@ -35,11 +35,10 @@ def time_pair(workload: Workload, setting: Setting) -> float:
         for rows in (many // 4, many):
             taken = []
             for seed in range(TIMES):
-                batch, leaves = _batch(workload, setting, rows, seed, device)
+                batch = _batch(workload, setting, rows, seed, device)
                 started = _clock(device)
                 loss, _ = workload.objective(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                assert any(leaf.grad is not None for leaf in leaves)
                 taken.append(_clock(device) - started)
             least.append(min(taken))
     finally:
@@ -57,21 +56,21 @@ def _clock(device: torch.device) -> float:
 
 def _batch(
     workload: Workload, setting: Setting, rows: int, seed: int, device: torch.device
-) -> tuple[GlobalBatch, list[Tensor]]:
+) -> GlobalBatch:
     """Returns a global batch of random vectors whose first rows are the process's own."""
     draw = torch.Generator().manual_seed(seed)
     model, objective = workload.model, workload.objective
     share, part = setting.share, setting.labelled / setting.rows
     own, labelled = round(part * share), round(part * rows)
 
-    def leaf(count: int, width: int) -> Tensor:
-        return torch.randn(count, width, generator=draw).to(device).requires_grad_()
+    def drawn(count: int, width: int) -> Tensor:
+        return torch.randn(count, width, generator=draw).to(device)
 
     if "bce" in objective.terms:
         targets = (torch.rand(labelled, workload.labels, generator=draw) < SET).float()
     else:
-        drawn = torch.randint(workload.labels, (labelled,), generator=draw)
-        targets = one_hot(drawn, workload.labels).float()
+        classes = torch.randint(workload.labels, (labelled,), generator=draw)
+        targets = one_hot(classes, workload.labels).float()
     paths = torch.randint(2, (labelled, max(1, workload.levels)), generator=draw)
     made = step_features(model, workload.shapes, [1], workload.labels)
     widths = {name: [x.shape[1] for x in tensors] for name, tensors in made.items()}
@@ -81,8 +80,8 @@ def _batch(
         if name == "paths":
             return [paths.to(device)]
         if name == "inputs":
-            return [torch.randn(count, n, generator=draw).to(device) for n in wide]
-        return [leaf(count, width) for width in widths[name]]
+            return [drawn(count, n) for n in wide]
+        return [drawn(count, width).requires_grad_() for width in widths[name]]
 
     needs, own_rows = objective.needs, slice(0, share)
     counts = {"own": share, "gathered": rows, "labelled": labelled}
@@ -95,7 +94,7 @@ def _batch(
     def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
         return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))
 
-    batch = GlobalBatch(
+    return GlobalBatch(
         own=parts["own"],
         gathered=parts["gathered"],
         gathered_labelled=parts["labelled"],
@@ -112,5 +111,3 @@ def _batch(
         epoch=1.0,
         gather_labelled=lambda x: x,
     )
-    found = [x for part in parts.values() for tensors in part.values() for x in tensors]
-    return batch, [x for x in found if x.requires_grad]

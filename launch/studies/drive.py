@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from heron.launch.studies.cluster import nodes, trials_at_once
 from heron.launch.studies.halving import scheduler
 from heron.launch.studies.ledger import Ledger
+from heron.launch.studies.live import say
 from heron.launch.studies.population import run_pbt
 from heron.launch.studies.study import Asha, Pbt, Study
 from heron.launch.studies.text import cell
@@ -21,14 +22,11 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.dataset import build_data
 from heron.shards.errors import ShardError, SourceError
 
-Say = Callable[[str], None]
 
-
-def drive(trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
+def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
     """Runs a study's trials that have no row yet, on the cluster that is joined.
 
-    Returns:
-        Whether all trials have ended; False where a signal came first.
+    Returns whether all trials have ended; False where a signal came first.
 
     Raises:
         TrainingError: the cluster can never hold one of them.
@@ -46,11 +44,9 @@ def drive(trials: Sequence[Trial], ledger: Ledger, say: Say) -> bool:
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
         if isinstance(study.search, Pbt):
-            run_pbt(
-                trials, ledger, lambda some, rung: _fit(some, [rung], ledger, together, say), say
-            )
+            run_pbt(trials, ledger, lambda some, rung: _fit(some, [rung], ledger, together))
         else:
-            _fit(waiting, study.rungs, ledger, together, say)
+            _fit(waiting, study.rungs, ledger, together)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
     return all(trial.name in ledger.rows for trial in trials)
 
@@ -85,7 +81,7 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 
 
 def _fit(
-    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, together: int, say: Say
+    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, together: int
 ) -> None:
     """Lets Tune run trials over some rungs, so many together, until they end."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other prints also where it is told not to
@@ -107,14 +103,14 @@ def _fit(
         run_config=tune.RunConfig(
             name=f"tune-{rungs[-1] or 'all'}",
             storage_path=str((ledger.out / RAY).absolute()),
-            callbacks=[callback(by_name, ledger, say)],
+            callbacks=[callback(by_name, ledger)],
             failure_config=tune.FailureConfig(max_failures=study.retries),
             verbose=0,
         ),
     ).fit()
 
 
-def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
+def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends.
 
     It takes the place of Tune's own, which prints a line for a trial without a result whatever the
@@ -147,8 +143,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger, say: Say) -> Any:
             elif not pbt or step == last:  # else the others are waited for
                 early = step if last is not None and step < last else None
                 status = "done" if early is None else "stopped"
-                more: dict[str, Any] = {"lineage": ended.lineage()} if pbt else {}
-                row = ledger.append(ended, status, rung=early, **more)
+                row = ledger.append(ended, status, rung=early)
                 known = (row["result"] or {}) | (row["measured"] or {})
                 names = [n for n in dict.fromkeys([*measure.y, measure.score]) if n]
                 told = ", ".join(f"{name} {cell(known.get(name), name)}" for name in names)

@@ -24,13 +24,10 @@ Lines = dict[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
 
 
 def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> Chart:
-    """Returns points with bars of one standard deviation over repeats, a curve each name.
+    """Returns points of y over x with bars of one standard deviation over repeats.
 
-    Args:
-        drawn: from `curves.points`.
-        x: the column that they are over.
-        y: the column that they show.
-        lines: that are drawn beside a curve; one whose name begins with `_` has no legend.
+    `drawn` is from `curves.points`; `lines` are drawn beside the curve of their name, and one whose
+    own name begins with `_` has no legend.
     """
     numeric, unit = pd.api.types.is_numeric_dtype(drawn["x"]), scale(y)
     traces = []

@@ -20,31 +20,21 @@ NAMES = {"power": "power law", "linear": "line", "quadratic": "quadratic"}
 class Law:
     """A law that was fitted by least squares.
 
-    Attributes:
-        name: for a figure's legend.
-        says: the law, its intervals, and how it was made, as a sentence.
-        at: returns its values at some x.
-        coefficients: of y = c_0 + c_1 x + ..., c_0 first; of a power log y = c_0 + c_1 log x.
-        reach: half of each one's interval.
-        r2: share of the variance of y, or of log y, that is explained.
+    `coefficients` are of y = c_0 + c_1 x + ..., c_0 first; of a power log y = c_0 + c_1 log x.
     """
 
-    name: str
-    says: str
-    at: Callable[[Values], Values]
+    name: str  # for a figure's legend
+    says: str  # the law, its intervals, and how it was made, as a sentence
+    at: Callable[[Values], Values]  # returns its values at some x
     coefficients: Values
-    reach: Values
-    r2: float
+    reach: Values  # half of each one's interval
 
 
 def fit(kind: str, curve: pd.Series) -> Law | str:
-    """Fits y = a x^b on logarithms, a line, or a quadratic, by least squares.
+    """Fits y = a x^b on logarithms, a line, or a quadratic; says in words why there is none.
 
     A value of x counts once, by the mean of its repeats (of a power the geometric one): those share
     what the law does not say, so counting each would make the interval too narrow.
-
-    Returns:
-        The law; or, in words, why there is none.
     """
     degree, power = DEGREES[kind], kind == "power"
     if why := _why_not(curve, degree + 1, power):
@@ -70,18 +60,11 @@ def fit(kind: str, curve: pd.Series) -> Law | str:
             f"to {b + reach[1]:.3f} ({how}); between the last two points the exponent is "
             f"{last[-1]:.3f}"
         )
-        return Law(f"x^{b:.2f}", says, lambda x: a * x**b, coefficients, reach, r2)
+        return Law(f"x^{b:.2f}", says, lambda x: a * x**b, coefficients, reach)
     terms = zip(coefficients, reach, ("", " x", " x²")[: degree + 1], strict=True)
     law = " + ".join(f"({number(c, 3)} ± {number(r, 2)}){unit}" for c, r, unit in terms)
     says = f"{law}; ± is half of a {LEVEL:.0%} interval ({how})"
-    return Law(
-        NAMES[kind],
-        says,
-        lambda x: np.asarray(np.polyval(found, x), float),
-        coefficients,
-        reach,
-        r2,
-    )
+    return Law(NAMES[kind], says, np.poly1d(found), coefficients, reach)
 
 
 def _why_not(curve: pd.Series, constants: int, power: bool) -> str:

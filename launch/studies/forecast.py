@@ -7,19 +7,20 @@ from functools import cached_property
 
 import pandas as pd
 
-from heron.launch.studies import figures
+from heron.launch.studies import figures, text
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.results import Results
-from heron.launch.studies.step_model import Step, StepModel, cost, fit, fit_without_each
-from heron.launch.studies.text import (
-    heading,
-    heads_and_lines,
-    markdown,
-    number,
-    paragraph,
-    table,
+from heron.launch.studies.step_model import (
+    Measured,
+    Setting,
+    Step,
+    StepModel,
+    Workload,
+    cost,
+    fit,
+    fit_without_each,
+    measured_points,
 )
-from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.report.pages import figure
 
@@ -49,30 +50,23 @@ class Assumed:
         return Setting(world, labelled, self.global_batch - labelled, base.stage)
 
 
+@dataclass(eq=False)
 class Forecast:
     """What a model of a step, fitted to some points, says of more processes.
 
-    Attributes:
-        model: of the step.
-        base: the setting whose share of rows every process keeps.
+    It is a StudyError where the points do not determine the model.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        points: Sequence[Measured],
-        assumed: Assumed,
-        pair: float | None = None,
-    ) -> None:
-        """Fits the model; where `pair` is given, the seconds of a pair of rows were measured.
+    workload: Workload
+    points: Sequence[Measured]
+    assumed: Assumed
+    pair: float | None = None  # the seconds of a pair of rows, where they were measured
 
-        Raises:
-            StudyError: the points do not determine the model.
-        """
-        self._points, self._assumed, self._pair = points, assumed, pair
-        self.model = fit(workload, points, pair)
-        self._without_each = fit_without_each(workload, points, pair)
-        self.base = max((p.setting for p in points), key=lambda one: (one.world, one.share))
+    def __post_init__(self) -> None:
+        """Fits the model; every process keeps the share of rows of the setting `base`."""
+        self.model = fit(self.workload, self.points, self.pair)
+        self._without_each = fit_without_each(self.workload, self.points, self.pair)
+        self.base = max((p.setting for p in self.points), key=lambda one: (one.world, one.share))
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -81,7 +75,7 @@ class Forecast:
         `step s` has messages log2 P deep, `in rings s` P - 1 deep; `least s` and `most s` are of
         `step s` by the fits without one of the points; the efficiency is beside one process.
         """
-        assumed, lines = self._assumed, []
+        assumed, lines = self.assumed, []
         model, overlap = assumed.link(self.model), assumed.overlap
         fits = [assumed.link(other) for other in self._without_each if other is not None]
         one = assumed.setting(self.base, 1)
@@ -113,7 +107,7 @@ class Forecast:
     def judged(self) -> pd.DataFrame:
         """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
         lines = []
-        for (setting, seconds, _), other in zip(self._points, self._without_each, strict=True):
+        for (setting, seconds, _), other in zip(self.points, self._without_each, strict=True):
             left_out = math.nan
             if other is not None and (setting.world == 1 or not math.isnan(other.latency)):
                 left_out = other.step(setting, ring=True).total
@@ -137,7 +131,7 @@ class Forecast:
     @property
     def title(self) -> str:
         """What the table is, and what it takes for granted."""
-        one, batch = self._assumed, self._assumed.global_batch
+        one, batch = self.assumed, self.assumed.global_batch
         rows = f"{batch:,} rows in all" if batch else f"{self.base.share:,} rows a process"
         return (
             f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
@@ -149,11 +143,11 @@ class Forecast:
         """Returns the table in Markdown, headed by what it is; or why there is none."""
         if self.why_no_table:
             return f"{self.why_no_table}\n"
-        return f"{self.title}\n\n{markdown(*heads_and_lines(self.table))}"
+        return f"{self.title}\n\n{text.markdown(*text.heads_and_lines(self.table))}"
 
     def html(self) -> Iterator[str]:
         """Yields the section of the report, without its heading."""
-        yield paragraph(
+        yield text.paragraph(
             "A step is compute (linear in the rows of a process) + contrast (linear in its rows "
             "times all rows) + exchange (messages and bytes of what is counted of a step), one "
             "after another. Constants by least squares of relative errors, none below 0:"
@@ -161,17 +155,17 @@ class Forecast:
         yield self._constants()
         yield from self._errors()
         if math.isnan(self.model.base):
-            yield paragraph(
+            yield text.paragraph(
                 "No model of memory: what a row takes is told by 3 shares of a process or more."
             )
         if self.why_no_table:
-            yield paragraph(self.why_no_table)
+            yield text.paragraph(self.why_no_table)
             return
-        yield paragraph(f"{self.title}.")
+        yield text.paragraph(f"{self.title}.")
         parts = self.table.set_index("processes")[[f"{part} s" for part in Step._fields]]
         yield figure(figures.extrapolated(parts))
-        yield table(*heads_and_lines(self.table))
-        yield paragraph(
+        yield text.table(*text.heads_and_lines(self.table))
+        yield text.paragraph(
             "Every line is an extrapolation. Messages of 'step s' are log2 P deep (recursive "
             "doubling, trees), 'in rings s' P - 1 deep: a library lies between. 'least s' and "
             "'most s' are of the fits without one of the points: how far the measured steps "
@@ -181,10 +175,10 @@ class Forecast:
 
     def _constants(self) -> str:
         model = self.model
-        alone = sum(p.setting.world == 1 for p in self._points)
+        alone = sum(p.setting.world == 1 for p in self.points)
         of_one, memory = f"one process, {alone} settings", "peak memory of the same"
-        of_pair = of_one if self._pair is None else "the objective alone, timed on this machine"
-        several = f"several, {len(self._points) - alone} settings, in rings"
+        of_pair = of_one if self.pair is None else "the objective alone, timed on this machine"
+        several = f"several, {len(self.points) - alone} settings, in rings"
         gbps = 8e-9 / model.per_byte if model.per_byte else 0.0
         rates = [
             ("fixed, ms a step", 1e3 * model.fixed, of_one),
@@ -197,15 +191,15 @@ class Forecast:
         ]
         unknown = "0, or not told from the others"
         lines = [
-            [name, number(value, 3) if value else unknown, source]
+            [name, text.number(value, 3) if value else unknown, source]
             for name, value, source in rates
             if not math.isnan(value)
         ]
-        return table(["constant", "value", "from"], lines)
+        return text.table(["constant", "value", "from"], lines)
 
     def _errors(self) -> Iterator[str]:
         """Says how far the model is off, in a sentence and in a table of every point."""
-        judged, settings = self.judged, [p.setting for p in self._points]
+        judged, settings = self.judged, [p.setting for p in self.points]
         errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
         fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
         sentence = (
@@ -220,7 +214,7 @@ class Forecast:
         )
         if math.isnan(self.model.latency):
             sentence += " No step of several processes was measured: their exchange is assumed."
-        yield paragraph(sentence)
+        yield text.paragraph(sentence)
         columns = {
             "processes": [one.world for one in settings],
             "rows": [one.rows for one in settings],
@@ -231,7 +225,7 @@ class Forecast:
             "error %": 100 * errors["fitted"].round(4),
             "left out %": 100 * errors["left_out"].round(4),
         }
-        yield table(*heads_and_lines(pd.DataFrame(columns)))
+        yield text.table(*text.heads_and_lines(pd.DataFrame(columns)))
 
 
 def section(
@@ -239,18 +233,16 @@ def section(
 ) -> tuple[str, str]:
     """Returns the part of a report as HTML, and its table in Markdown; words, if there is no model.
 
-    Args:
-        studies: of one experiment; the first is what the report is about.
-        assumed: of the table.
-        time_contrast: time the objective alone here, instead of fitting what a pair of rows costs.
+    The studies are of one experiment; the report is about the first. With `time_contrast` the
+    objective alone is timed here, instead of fitting what a pair of rows costs.
     """
-    head = heading(TITLE)
+    head = text.heading(TITLE)
     try:
         workload, points, left_out = measured_points(studies)
-        head += paragraph(f"{left_out}.") if left_out else ""
+        head += text.paragraph(f"{left_out}.") if left_out else ""
         largest = max((one.setting for one in points), key=lambda one: one.share)
         pair = time_pair(workload, largest) if time_contrast else None
         forecast = Forecast(workload, points, assumed, pair)
     except StudyError as fault:
-        return head + paragraph(f"{fault}."), f"{fault}.\n"
+        return head + text.paragraph(f"{fault}."), f"{fault}.\n"
     return head + "".join(forecast.html()), forecast.markdown()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from heron.launch.studies.study import Study, dump_study
+from heron.launch.studies.study import Pbt, Study, dump_study
 from heron.launch.studies.trials import Trial
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.config.sections import Plain, read_tree
@@ -47,10 +47,8 @@ class Row(BaseModel):
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
     """Returns the rows of a study with the numbers of their lines; none without the file.
 
-    A study that is `resumed` leaves out a last line that was cut short.
-
-    Raises:
-        StudyError: a line is damaged, or not what was written.
+    A study that is `resumed` leaves out a last line that was cut short. Raises a StudyError where a
+    line is damaged, or not what was written.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []
@@ -140,16 +138,11 @@ class Ledger:
         status: str,
         error: str | None = None,
         rung: int | None = None,
-        **more: Any,
     ) -> dict[str, Any]:
         """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
 
-        Args:
-            trial: with the values that it ended with.
-            status: done, failed, or stopped by the scheduler.
-            error: why it failed.
-            rung: steps after which it was stopped early.
-            more: further keys of the row.
+        The trial has the values that it ended with; `rung` is after how many steps it was stopped
+        early.
         """
         path, failed = trial.run / "result.json", status == "failed"
         result = read_result(path) if path.exists() and not failed else None
@@ -164,8 +157,9 @@ class Ledger:
             "result": result,
             "result_sha256": None if result is None else sha256(path),
             "measured": None if failed else measure(trial.run, result),
-            **more,
         }
+        if isinstance(self.study.search, Pbt) and not failed:
+            row["lineage"] = trial.lineage()
         row["fingerprint"] = fingerprint(row)
         with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
             stream.write((json.dumps(row) + "\n").encode())
@@ -196,12 +190,9 @@ def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if not counted:
         return None
     names = {"seconds": "step_s", "samples_per_s": "samples_per_s", "data_wait_s": "data_wait_s"}
-    known = {
-        ours: [row[key] for row in counted if row.get(key) is not None]
-        for key, ours in names.items()
-    }
-    return {
-        **{ours: statistics.median(values) if values else None for ours, values in known.items()},
-        "peak_memory_bytes": (result or {}).get("peak_memory_bytes"),
-        "counted_steps": len(counted),
-    }
+    found: dict[str, Any] = {}
+    for key, ours in names.items():
+        values = [row[key] for row in counted if row.get(key) is not None]
+        found[ours] = statistics.median(values) if values else None
+    found["peak_memory_bytes"] = (result or {}).get("peak_memory_bytes")
+    return found | {"counted_steps": len(counted)}

@@ -4,14 +4,14 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heron.launch.run_folders import Run, read_run
+from heron.launch.runs import Run, read_run
 from heron.launch.studies.ledger import Ledger
 from heron.launch.studies.text import cell, short
 from heron.launch.studies.trials import Trial
@@ -25,32 +25,24 @@ ENOUGH = 0.25  # of a trial: what has been made before the time that is left is 
 LIVING, ENDED = 12, 6  # trials that are shown of those under way, and of those that ended last
 OWNER = re.compile(r"process (\d+) on (\S+)")
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+say = partial(print, flush=True)  # a line, above the table where there is one
 
 
-@contextmanager
-def live(trials: Sequence[Trial], ledger: Ledger) -> Iterator[Callable[[str], None]]:
-    """Yields what says a line; on a terminal a table stands below the lines, new every second."""
-    say = partial(print, flush=True)
+def live(trials: Sequence[Trial], ledger: Ledger) -> AbstractContextManager[object]:
+    """Returns a context in which a terminal shows the table, new every second, below the lines."""
     if not is_terminal(sys.stdout):
-        yield say
-        return
+        return nullcontext()
     from rich.live import Live
 
-    draw = partial(
-        status, trials, ledger, time.monotonic(), _done(ledger, _under_way(trials, ledger))
-    )
-    with Live(get_renderable=draw, refresh_per_second=1, console=console(sys.stdout)):
-        yield say
+    before = _done(ledger, _under_way(trials, ledger))
+    draw = partial(status, trials, ledger, time.monotonic(), before)
+    return Live(get_renderable=draw, refresh_per_second=1, console=console(sys.stdout))
 
 
 def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float) -> "Table":
-    """Returns the table.
+    """Returns the table of all trials.
 
-    Args:
-        trials: all of the study.
-        ledger: with the rows of those that have ended, and the names of those that were started.
-        began: when this start began, by the monotonic clock.
-        before: how many trials' worth of steps had been made then.
+    This start `began` by the monotonic clock, with so many trials' worth of steps made `before`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -76,7 +68,7 @@ def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float)
     by_name = {trial.name: trial for trial in trials}
     for name in [name for name in rows if name in by_name][-ENDED:]:
         row, trial = rows[name], by_name[name]
-        found = {"loss": read_run(trial.run, name)["loss"]}
+        found = {"loss": read_run(trial.run)["loss"]}
         found |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(found, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
         table.add_row(name, row["status"], *cells, trial.current().shown, style="dim")
@@ -96,7 +88,7 @@ def _under_way(trials: Sequence[Trial], ledger: Ledger) -> list[tuple[Trial, Run
     Their `steps` are those to the last rung, where trials are compared.
     """
     left = [trial for trial in trials if trial.name not in ledger.rows and trial.run.is_dir()]
-    found = [(trial, read_run(trial.run, trial.name)) for trial in left]
+    found = [(trial, read_run(trial.run)) for trial in left]
     last = ledger.study.rungs[-1]
     return [(trial, run | {"steps": last or run["steps"]}) for trial, run in found]
 

@@ -11,7 +11,8 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.study import Pbt, Range, Study
+from heron.launch.studies.live import say
+from heron.launch.studies.study import Pbt, Range, Study, draw
 from heron.launch.studies.trials import LINEAGE, Taken, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
@@ -29,7 +30,6 @@ ANEW = 0.25  # how often a value is drawn anew instead of perturbed
 FACTORS = (0.8, 1.2)
 
 Run = Callable[[Sequence[Trial], int], None]
-Say = Callable[[str], None]
 
 Take = TypedDict("Take", {"from": str, "values": Plain})
 
@@ -42,7 +42,7 @@ class Decision(TypedDict):
     takes: dict[str, Take]
 
 
-def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run, say: Say) -> None:
+def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
     """Runs a population to its end, all trials at a rung before any goes on.
 
     Source: Jaderberg et al. 2017. What has been decided at a rung stays decided, and is written
@@ -93,10 +93,8 @@ def choose_donors(
     """Returns which trials take over weights: the worst quarter, from one of the best each.
 
     Donors and perturbations are drawn with (`seed`, trial, step), whatever has been drawn before.
-    Scores and values are by the trial's name; a score that is not a number is the worst.
-
-    Returns:
-        By name of the trial, `from`, whose weights it takes, and `values`, its own from there on.
+    All is by the trial's name; a score that is not a number is the worst. What a trial takes is
+    `from`, whose weights, and `values`, its own from there on.
     """
     assert isinstance(study.search, Pbt)
     by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))
@@ -115,11 +113,12 @@ def perturb(study: Study, values: Mapping[str, Any], random: np.random.Generator
     near = dict(values)
     for key, among in study.vary.items():
         anew, up = random.random() < ANEW, bool(random.integers(2))
-        if isinstance(among, Range):
-            near[key] = among.draw(random) if anew else among.clip(near[key] * FACTORS[up])
+        if anew:
+            near[key] = draw(among, random)
+        elif isinstance(among, Range):
+            near[key] = among.clip(near[key] * FACTORS[up])
         else:
             index = among.index(near[key]) + (1 if up else -1)
-            index = int(random.integers(len(among))) if anew else index
             near[key] = among[min(max(index, 0), len(among) - 1)]
     return near
 
@@ -131,10 +130,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
     with the new values, so that `run.resume=auto` goes on from it. The run's lineage.jsonl, which
     says which weights it had when, is written last: after an interruption all of it is done again.
 
-    Args:
-        source: a checkpoint's folder, at a step that the run that takes it has not passed.
-        config: of the run that takes it.
-        values: of what varies, in `config`.
+    `source` is a checkpoint's folder, at a step that the run of `config` has not passed.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -147,9 +143,8 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         )
     donor, run = load_run_config(source / "config.yaml"), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED
-    model = (source / "model.json").read_text()
     own = dump_config(config.in_precision(donor.train.precision))
-    texts = {"config.yaml": own, "model.json": model}
+    texts = {"config.yaml": own, "model.json": (source / "model.json").read_text()}
     name = Path(donor.run.dir).name
     line = {"step": snapshot.position.step, "from": name, "values": dict(values)}
     with RunLock(run) as run_lock:

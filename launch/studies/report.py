@@ -10,33 +10,20 @@ import numpy as np
 import pandas as pd
 
 from heron.launch.repeats import paired
-from heron.launch.studies import figures
-from heron.launch.studies.curves import (
+from heron.launch.studies import figures, text
+from heron.launch.studies.fits import Law, fit
+from heron.launch.studies.results import (
+    Results,
     best,
     by_setting,
     curves,
     grid,
+    is_cost,
     natural_x,
     points,
     worker_curves,
 )
-from heron.launch.studies.fits import Law, fit
-from heron.launch.studies.results import NEGATIVES, Results, is_cost, is_number, plain
-from heron.launch.studies.text import (
-    cell,
-    heading,
-    heads_and_lines,
-    label,
-    markdown,
-    mean_std,
-    number,
-    paragraph,
-    scale,
-    short,
-    table,
-)
 from heron.pipeline.report.pages import figure, render
-from heron.shards.atomic import atomic_write
 
 TIMES = ("step_s", "train_seconds", "seconds")
 SQUARE = "x² (HeroCon, Figure 4b)"
@@ -68,24 +55,22 @@ class Report:
         every = every_column(self.results)
         body = render("base.html", name=self.results.study.title, body="".join(self._body(section)))
         files = {
-            "table.md": markdown(*shown(self.results, self.ys)).encode(),
+            "table.md": text.markdown(*shown(self.results, self.ys)).encode(),
             "table.csv": every.to_csv(index=False).encode(),
             "table.parquet": every.to_parquet(),
             "report.html": body.encode(),
         }
-        for name, content in files.items():
-            with atomic_write(out / name) as stream:
-                stream.write(content)
+        text.write_files(out, files)
         return out / "report.html"
 
     def _body(self, section: str) -> Iterator[str]:
         results, progress = self.results, self.results.progress
         note = f'<p class="note">{html.escape(progress)}</p>'
-        yield note if "not finished" in progress else paragraph(progress)
-        yield from map(paragraph, results.notes)
+        yield note if "not finished" in progress else text.paragraph(progress)
+        yield from map(text.paragraph, results.notes)
         yield self._best()
         if results.done.empty:
-            yield paragraph("No trial is done, so that there is nothing to draw.")
+            yield text.paragraph("No trial is done, so that there is nothing to draw.")
         else:
             for y in self.ys:
                 yield from self._curves(y)
@@ -96,14 +81,14 @@ class Report:
             if "workers" in results.varied:
                 yield from _workers(worker_curves(results, "samples_per_s"))
         yield section
-        yield heading("Every trial")
-        yield table(*shown(results, self.ys))
-        yield paragraph("The same with every column: table.csv, table.parquet.")
+        yield text.heading("Every trial")
+        yield text.table(*shown(results, self.ys))
+        yield text.paragraph("The same with every column: table.csv, table.parquet.")
         errors = results.table["error"].dropna()
         if len(errors):
-            yield heading("What failed")
+            yield text.heading("What failed")
             yield _lines(errors.items())
-        yield heading("The command of each trial")
+        yield text.heading("The command of each trial")
         yield _lines(results.table["command"].items())
 
     def _best(self) -> str:
@@ -111,36 +96,38 @@ class Report:
         name = results.study.measure.score or self.ys[0]
         found = best(results, name)
         if found is None:
-            return paragraph(f"No trial that is done has '{name}', so that none is best.")
-        return paragraph(f"Best by the mean over repeats, {found.shown(name)}.")
+            return text.paragraph(f"No trial that is done has '{name}', so that none is best.")
+        return text.paragraph(f"Best by the mean over repeats, {found.shown(name)}.")
 
     def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
         x, asked = self.x, self.results.study.measure.fits
         every = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
         every = every if len(every) else curves(self.results, x, y)
-        yield heading(_upper(f"{label(y)} against {label(x)}"))
+        yield text.heading(_upper(f"{text.label(y)} against {text.label(x)}"))
         if every.empty:
-            yield paragraph(f"No trial that is done has both {short(x)} and {short(y)}.")
+            yield text.paragraph(
+                f"No trial that is done has both {text.short(x)} and {text.short(y)}."
+            )
             return
         names = every["curve"].unique()
         if len(names) > figures.MOST:
-            yield paragraph(
+            yield text.paragraph(
                 f"{len(names)} curves, of which the first {figures.MOST} are drawn; the table has "
                 "all."
             )
         drawn = every[every["curve"].isin(names[: figures.MOST])]
         lines: dict[str, figures.Lines] = {}
         sentences = []
-        square = x == NEGATIVES and y in TIMES
+        square = x == text.NEGATIVES and y in TIMES
         for name, curve in drawn.groupby("curve", sort=False):
             fits = [fit(kind, curve.set_index("x")["y"]) for kind in asked if is_cost(y)]
             laws = [law for law in fits if isinstance(law, Law)]
             # several curves have the first of their laws each, so that the figure stays readable
             lines[name] = {law.name: law.at for law in laws[: 1 if len(names) > 1 else None]}
             for law in fits:
-                text = law if isinstance(law, str) else f"{short(y)} = {law.says}."
-                sentences.append(f"{name}: {text}" if name else text)
+                said = law if isinstance(law, str) else f"{text.short(y)} = {law.says}."
+                sentences.append(f"{name}: {said}" if name else said)
                 if square and isinstance(law, Law) and law.name.startswith("x^"):
                     sentences.append(_beside_the_square(law))
         means = points(drawn)
@@ -148,21 +135,25 @@ class Report:
             last = means[means["curve"] == names[0]].iloc[-1]
             lines[names[0]] |= {SQUARE: lambda x: last["mean"] * (x / last["x"]) ** 2}
         yield figure(figures.curves(means, x, y, lines))
-        yield from map(paragraph, sentences)
+        yield from map(text.paragraph, sentences)
         if means["count"].max() > 1:
-            yield paragraph("Bars are standard deviations over repeats (n - 1 below).")
+            yield text.paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if asked and not is_cost(y):
-            yield paragraph(f"No law is fitted to {short(y)}, which is no time, size or rate.")
+            yield text.paragraph(
+                f"No law is fitted to {text.short(y)}, which is no time, size or rate."
+            )
         if grid(self.results, y) is None:  # a heat map has the numbers
             yield _points(points(every), x, y)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
         if means is not None:
-            across, down = short(means.columns.name), short(means.index.name)
-            yield heading(_upper(f"{label(y)} over {across} and {down}"))
+            across, down = text.short(means.columns.name), text.short(means.index.name)
+            yield text.heading(_upper(f"{text.label(y)} over {across} and {down}"))
             yield figure(figures.heat_map(y, means, self.results.least(y)))
-            yield paragraph("Means over repeats; the best is framed, a cell without a trial empty.")
+            yield text.paragraph(
+                "Means over repeats; the best is framed, a cell without a trial empty."
+            )
 
     def _paired(self, y: str) -> Iterator[str]:
         """The best setting of a score less every other, over the repeats of both."""
@@ -175,9 +166,9 @@ class Report:
         tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
         if lines:
-            yield heading(f"{_upper(label(y))}: {first}, which is best, less each other")
-            yield table(["other", "repeats", "difference", "t", "p"], lines)
-            yield paragraph(
+            yield text.heading(f"{_upper(text.label(y))}: {first}, which is best, less each other")
+            yield text.table(["other", "repeats", "difference", "t", "p"], lines)
+            yield text.paragraph(
                 "Means over the repeats that both have, with Student's paired test, two-sided. The "
                 "best is chosen by the scores that are tested: of many settings it leads by chance "
                 "too, and p is then too small."
@@ -187,13 +178,13 @@ class Report:
 def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Returns heads and lines of the table that people read, without commands and errors."""
     table = results.table
-    asked = dict.fromkeys([*(results.several or results.keys), NEGATIVES, *ys, *SHOWN])
+    asked = dict.fromkeys([*(results.several or results.keys), text.NEGATIVES, *ys, *SHOWN])
     names = [name for name in asked if name in table and table[name].notna().any()]
-    brief = [short(name) for name in names]
+    brief = [text.short(name) for name in names]
     heads = [one if brief.count(one) == 1 else n for one, n in zip(brief, names, strict=True)]
-    heads = ["|N_i|" if head == NEGATIVES else head for head in heads]
+    heads = ["|N_i|" if head == text.NEGATIVES else head for head in heads]
     lines = [
-        [str(trial), row["status"], *(cell(row[name], name) for name in names)]
+        [str(trial), row["status"], *(text.cell(row[name], name) for name in names)]
         for trial, row in table.iterrows()
     ]
     return ["trial", "status", *heads], lines
@@ -216,14 +207,14 @@ def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
     array = pd.array(list(column))
     if not isinstance(array, pd.arrays.NumpyExtensionArray):
         return array
-    return pd.array([None if v is None else plain(v) for v in column], "string")
+    return pd.array([None if v is None else text.plain(v) for v in column], "string")
 
 
 def _workers(scaled: pd.DataFrame) -> Iterator[str]:
     """Samples a second against workers, beside what it would be if none were lost."""
-    yield heading("Workers: speed-up and efficiency")
+    yield text.heading("Workers: speed-up and efficiency")
     if scaled.empty:
-        yield paragraph(
+        yield text.paragraph(
             "No two numbers of workers have the same batch in all or the same rows a worker, so "
             "that they cannot be compared."
         )
@@ -243,8 +234,8 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
         "speed-up": times.map("{:.3f}".format),
         "efficiency": (times * first["x"] / means["x"]).map("{:.3f}".format),
     }
-    yield table(*heads_and_lines(pd.DataFrame(columns)))
-    yield paragraph(
+    yield text.table(*text.heads_and_lines(pd.DataFrame(columns)))
+    yield text.paragraph(
         "Speed-up is samples a second by those of the fewest workers of the curve (the broken line "
         "is what it would be if nothing were lost); efficiency is speed-up by as many times the "
         "workers."
@@ -255,16 +246,18 @@ def _points(means: pd.DataFrame, x: str, y: str) -> str:
     """Returns the points of curves as a table."""
     columns = {
         "curve": means["curve"],
-        label(x): [number(at) if is_number(at) else at for at in means["x"]],
-        label(y): _mean_std(means, scale(y)),
+        text.label(x): [text.number(at) if text.is_number(at) else at for at in means["x"]],
+        text.label(y): _mean_std(means, text.scale(y)),
     }
     frame = pd.DataFrame(columns)
-    return table(*heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:]))
+    return text.table(
+        *text.heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:])
+    )
 
 
 def _mean_std(means: pd.DataFrame, unit: float = 1.0) -> list[str]:
     repeats = zip(unit * means["mean"], unit * means["std"], means["count"], strict=True)
-    return [mean_std(*of) for of in repeats]
+    return [text.mean_std(*of) for of in repeats]
 
 
 def _beside_the_square(law: Law) -> str:
@@ -279,9 +272,9 @@ def _beside_the_square(law: Law) -> str:
 
 
 def _lines(named: Iterable[tuple[object, str]]) -> str:
-    text = "\n".join(f"{name}: {line}" for name, line in named)
-    return f'<pre class="command">{html.escape(text)}</pre>'
+    lines = "\n".join(f"{name}: {line}" for name, line in named)
+    return f'<pre class="command">{html.escape(lines)}</pre>'
 
 
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _upper(title: str) -> str:
+    return title[0].upper() + title[1:]

@@ -1,24 +1,25 @@
-"""Reads a study's folder as one table: what was varied, what was measured, what failed."""
+"""A study's folder as one table, and what is read off it: curves, grids, the best setting."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from heron.launch.repeats import describe
 from heron.launch.studies.ledger import AGAIN, ROWS, STUDY, Row, read_rows, refuse_other_run
 from heron.launch.studies.study import Study, load_study
+from heron.launch.studies.text import NEGATIVES, is_number, mean_std, plain, short
 from heron.launch.studies.trials import TRIALS, plan
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import shown
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
-BATCH, NEGATIVES, SHARE = "batch", "negatives", "batch / workers"
+BATCH, SHARE = "batch", "batch / workers"
 OF_ROWS = ["status", "error", "command", "run"]  # columns that are neither varied nor measured
 LESS = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # of which less is better
 
@@ -46,22 +47,17 @@ def _cells(row: Row, folder: Path) -> dict[str, Any]:
 class Results:
     """What a study has left, finished or not.
 
-    Attributes:
-        folder: where it lies.
-        study: what it was asked to find.
-        table: a line for each trial that has ended, indexed by its number; None: there is none.
-            Columns are `status`, the keys that are varied, `batch` (rows of a step), `negatives`
-            (HeroCon's |N_i|: the others of them), `batch / workers`, the names of `measured` and of
-            `result`, `error`, `command` and `run`.
-        keys: columns that are varied, or could have been.
-        notes: what a reader has to know about the table.
+    The table has a line for each trial that has ended, indexed by its number; None: there is none.
+    Columns are `status`, the keys that are varied, `batch` (rows of a step), `negatives` (HeroCon's
+    |N_i|: the others of them), `batch / workers`, the names of `measured` and of `result`, `error`,
+    `command` and `run`.
     """
 
     folder: Path
     study: Study
     table: pd.DataFrame
-    keys: Sequence[str]
-    notes: Sequence[str] = ()
+    keys: Sequence[str]  # columns that are varied, or could have been
+    notes: Sequence[str] = ()  # what a reader has to know about the table
 
     @cached_property
     def done(self) -> pd.DataFrame:
@@ -84,9 +80,8 @@ class Results:
         counts, planned = self.table["status"].value_counts(), len(plan(self.study))
         text = f"{len(self.done)} trial{'' if len(self.done) == 1 else 's'} done"
         text += "".join(f", {counts[s]} {s}" for s in ("failed", "stopped") if s in counts)
-        runs = {(self.folder / run).resolve() for run in self.table["run"]}
         folders = sorted(p for p in self.folder.glob(f"{TRIALS}/*") if p.is_dir())
-        under_way = [p.name for p in folders if p.resolve() not in runs]
+        under_way = [p.name for p in folders if f"{TRIALS}/{p.name}" not in {*self.table["run"]}]
         if planned > len(self.table) or under_way:
             text = f"The study is not finished: {text}"
             text += f" of {planned}" if planned > len(self.table) else ""
@@ -161,11 +156,6 @@ def numbers(table: pd.DataFrame, name: str) -> pd.Series:
     return column.map(lambda v: v if is_number(v) else math.nan).astype(float)
 
 
-def is_number(value: Any) -> bool:
-    """Whether a cell is a finite number; a truth is none."""
-    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
-
-
 def less_is_better(name: str) -> bool:
     """Whether the best of a column is the least: of times, memory, bytes and losses."""
     return name.endswith(LESS) and not name.endswith("_per_s")
@@ -177,6 +167,147 @@ def is_cost(name: str) -> bool:
     return name.endswith((*LESS, "_per_s"))
 
 
-def plain(value: Any) -> str:
-    """Returns a value as text, as it is typed on the command line."""
-    return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
+def points(curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` by columns `curve` and `x`."""
+    repeats = curves.groupby(["curve", "x"], sort=False)["y"]
+    described: pd.DataFrame = describe(repeats).reset_index()
+    return described
+
+
+def natural_x(results: Results, x: str) -> str:
+    """Returns |N_i| in place of the rows of a stream, where only those vary; else x."""
+    table = results.done
+    streams = x in ("data.batch.unlabelled", "data.batch.labelled")
+    if not (streams and len(table) and BATCH in table and table[BATCH].notna().all()):
+        return x
+    return x if dividers(results, table, x) else NEGATIVES
+
+
+def follows(table: pd.DataFrame, known: Sequence[str], key: str) -> bool:
+    """Whether the value of a key follows from those of others: it tells no two trials apart."""
+    text = table[[*dict.fromkeys([*known, key])]].map(plain)
+    return bool((text.groupby(list(known))[key].nunique() == 1).all())
+
+
+def dividers(results: Results, table: pd.DataFrame, x: str | None = None) -> list[str]:
+    """Returns the keys that tell trials apart, beside x: the study's group, then what it leaves."""
+    group = results.study.measure.group
+    keys = [group] if group is not None and group in results.varied and group != x else []
+    for key in results.varied:
+        known = keys if x is None else [x, *keys]
+        if key not in known and not (known and follows(table, known, key)):
+            keys.append(key)
+    return keys
+
+
+def curves(results: Results, x: str, y: str) -> pd.DataFrame:
+    """Returns every curve of y over x, of the trials that are done: a line for each repeat.
+
+    Columns are `curve`, what tells it from the others (empty where it is the only one), `x` and
+    `y`; where every x is a number, lines are in order of x.
+    """
+    table = results.done[results.done[x].notna()]
+    at = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
+    return _repeats(_names(table, dividers(results, table, x)), at, numbers(table, y))
+
+
+def worker_curves(results: Results, y: str) -> pd.DataFrame:
+    """Returns curves of y over workers at a fixed global batch, and at a fixed share of each.
+
+    Of trials that differ in nothing else, those of one global batch make a curve, and those of as
+    many rows a worker; a curve has two numbers of workers or more. See `curves` for the columns.
+    """
+    if BATCH not in results.done:
+        return pd.DataFrame(columns=["curve", "x", "y"])
+    table = results.done[results.done[BATCH].notna()]
+    others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
+    rest = _names(table, others).map(lambda name: f", {name}" if name else "")
+    scaled = []
+    for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
+        names = table[column].map(text.format) + rest
+        scaled.append(_repeats(names, table["workers"], numbers(table, y)))
+    both = pd.concat(scaled, ignore_index=True)
+    return both[both.groupby("curve")["x"].transform("nunique") > 1]
+
+
+def grid(results: Results, y: str) -> pd.DataFrame | None:
+    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid."""
+    table = results.table
+    keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
+    if len(keys) != 2 or len(results.varied) != 2:
+        return None
+    across, down = keys
+    table = table[table[keys].map(is_number).all(axis=1)]
+    columns, lines = (sorted(table[key].unique()) for key in keys)
+    if 2 * len(table[keys].drop_duplicates()) < len(columns) * len(lines):
+        return None
+    done = table[table["status"] == "done"]
+    means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
+    return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
+
+
+class Best(NamedTuple):
+    """The best setting of a study by a column, over the repeats that it has."""
+
+    setting: str  # what is varied, as text; empty where nothing but repeats is
+    trials: list[str]  # its repeats, by name
+    mean: float
+    std: float  # n - 1 below; NaN of one repeat
+    left_out: int  # how many settings have too few repeats to be compared
+
+    def shown(self, name: str) -> str:
+        """Returns it in words, by the column's name."""
+        value = f"{short(name)} {mean_std(self.mean, self.std, len(self.trials))}"
+        trials = f"trial{'s' * (len(self.trials) > 1)} {', '.join(self.trials)}"
+        text = f"{value}: {trials}{f' ({self.setting})' if self.setting else ''}"
+        if self.left_out:
+            text += f"; {self.left_out} of too few repeats not compared"
+        return text
+
+
+def best(results: Results, name: str) -> Best | None:
+    """Returns the setting of the best mean of a column over repeats; None where no trial has it.
+
+    A mean of few repeats is the more likely to be best by luck: a setting is compared that has half
+    as many as that of the most, and two where any has. Trials that failed or were stopped do not
+    count.
+    """
+    values, settings = numbers(results.done, name).dropna(), _settings(results)
+    if values.empty:
+        return None
+    found = describe(values.groupby(settings[values.index], sort=False))
+    needed = max(found["count"].max() / 2, min(2, found["count"].max()))
+    most = found[found["count"] >= needed]
+    first = most["mean"].idxmin() if results.least(name) else most["mean"].idxmax()
+    trials = [str(trial) for trial in values.index if settings[trial] == first]
+    mean, std = most.loc[first, ["mean", "std"]]
+    return Best(str(first), trials, float(mean), float(std), len(found) - len(most))
+
+
+def by_setting(results: Results, y: str) -> pd.DataFrame:
+    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none."""
+    repeats = [key for key in results.several if key in REPEATS]
+    parts = {"setting": _settings(results), "repeat": _names(results.done, repeats)}
+    return pd.DataFrame(parts | {y: numbers(results.done, y)}).pivot_table(y, "repeat", "setting")
+
+
+def _settings(results: Results) -> pd.Series:
+    """Returns what is varied in each trial that is done, as text, without its repeats."""
+    return _names(results.done, dividers(results, results.done))
+
+
+def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
+    """Returns a line for each y that there is, curve by curve, in order of x if it is a number."""
+    lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
+    if not pd.api.types.is_numeric_dtype(lines["x"]):
+        return lines
+    order = lines["curve"].map({name: i for i, name in enumerate(lines["curve"].unique())})
+    return lines.assign(order=order).sort_values(["order", "x"]).drop(columns="order")
+
+
+def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Returns the values of keys as text, which tells a trial's curve from others."""
+    names = [
+        ", ".join(f"{short(key)} {plain(row[key])}" for key in keys) for _, row in table.iterrows()
+    ]
+    return pd.Series(names, table.index, dtype=object)

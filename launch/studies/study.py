@@ -61,6 +61,13 @@ class Range(Section):
 Values = Annotated[list[Any], Field(min_length=1)] | Range
 
 
+def draw(among: Values, random: np.random.Generator) -> Any:
+    """Draws a number of a range, or one of a list."""
+    if isinstance(among, Range):
+        return among.draw(random)
+    return among[int(random.integers(len(among)))]
+
+
 class Grid(Section):
     """Every combination of the values."""
 
@@ -225,25 +232,19 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
     """Reads a study; its section `small` holds what differs in its small version.
 
     Overrides are `key=value` of every trial; of a key in `vary`, the values that it takes; of
-    `OPTIONS`, how trials are run.
-
-    Raises:
-        ConfigError: the file is missing or no YAML mapping, or a key or value does not fit, in
-            the version asked for or in the other.
+    `OPTIONS`, how trials are run. Raises a ConfigError where the file is missing or no YAML
+    mapping, or a key or value does not fit, in the version asked for or in the other.
     """
     tree = read_tree(path, "study", "base")
     other = tree.pop("small", None)
-    full = check(Study, tree, f"study {path}")
-    if other is None:
-        if small:
-            raise ConfigError(f"study {path} has no small version; expected a section 'small:'")
-    elif not isinstance(other, dict):
+    check(Study, tree, f"study {path}")
+    if other is None and small:
+        raise ConfigError(f"study {path} has no small version; expected a section 'small:'")
+    if not isinstance(other, dict | None):
         raise ConfigError(f"study {path}: small is {other!r}; expected keys of the study")
-    else:
-        changed = check(Study, tree | other, f"study {path}, small,")
-        if small:
-            tree, full = tree | other, changed
-    return check(Study, _overridden(tree, overrides), f"study {path}") if overrides else full
+    smaller = tree | (other or {})
+    check(Study, smaller, f"study {path}, small,")
+    return check(Study, _overridden(smaller if small else tree, overrides), f"study {path}")
 
 
 def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

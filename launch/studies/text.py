@@ -1,15 +1,18 @@
 """Numbers, columns and tables as people read them, as plain text, Markdown and HTML."""
 
 import html
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from heron.launch.studies.results import NEGATIVES, is_number, plain
+from heron.shards.atomic import atomic_write
 
+NEGATIVES = "negatives"  # a column: |N_i| of HeroCon
 UNITS = {
     NEGATIVES: "size of the negative set |N_i|",
     "step_s": "time of a step, s",
@@ -37,6 +40,16 @@ def number(value: float, digits: int = 4) -> str:
 def mean_std(mean: float, std: float, count: float) -> str:
     """Returns mean ± standard deviation, and of how many, of a point of a curve."""
     return number(mean) if count == 1 else f"{number(mean)} ± {number(std, 2)} (n = {count:g})"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell is a finite number; a truth is none."""
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+
+
+def plain(value: Any) -> str:
+    """Returns a value as text, as it is typed on the command line."""
+    return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
 
 
 def short(key: str) -> str:
@@ -83,6 +96,13 @@ def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
+def write_files(out: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files of a folder, each whole or not at all; ShardError where the disk is full."""
+    for name, content in files.items():
+        with atomic_write(out / name) as stream:
+            stream.write(content)
+
+
 def heading(title: str) -> str:
     """Returns a heading."""
     return f"<h2>{html.escape(title)}</h2>"
@@ -94,17 +114,9 @@ def paragraph(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table, which scrolls where it is wider than the page; cells are plain text.
-
-    Without `heads` of the columns, the first column heads the rows.
-    """
+    """Returns a table, which scrolls where it is wider than the page; cells are plain text."""
     top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
-    first = "td" if heads else "th"
     lines = "".join(
-        f"<tr><{first}>{html.escape(row[0])}</{first}>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
     )
-    head = f"<tr>{top}</tr>" if heads else ""
-    return f'<div style="overflow-x: auto"><table>{head}{lines}</table></div>'
+    return f'<div style="overflow-x: auto"><table><tr>{top}</tr>{lines}</table></div>'

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.launch.processes import JOB
-from heron.launch.studies.study import LAUNCHED, Grid, Range, Strategy, Study
+from heron.launch.pretrain import JOB
+from heron.launch.studies.study import LAUNCHED, Grid, Strategy, Study, draw
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.sections import Plain, as_typed
@@ -127,8 +127,8 @@ def plan(study: Study, out: Path = Path()) -> list[Trial]:
     else:
         for number in range(search.trials):
             random = np.random.default_rng([search.seed, number])
-            case = cases[int(random.integers(len(cases)))] if study.cases else {}
-            chosen.append(case | {key: _draw(among, random) for key, among in study.vary.items()})
+            case = draw(cases, random) if study.cases else {}
+            chosen.append(case | {key: draw(among, random) for key, among in study.vary.items()})
     width = max(3, len(str(len(chosen) - 1)))
     for values in chosen:
         workers, strategy = values.get("workers", 1), values.get("strategy", "ddp")
@@ -145,9 +145,3 @@ def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
         config.data.refuse_missing(
             study.data or f"see the first lines of {find_config(study.base)}"
         )
-
-
-def _draw(among: Any, random: np.random.Generator) -> Any:
-    if isinstance(among, Range):
-        return among.draw(random)
-    return among[int(random.integers(len(among)))]

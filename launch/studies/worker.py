@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,11 @@ DAY_S = 24 * 60 * 60
 def run_trial(
     given: dict[str, Any], trials: Mapping[str, Trial], rungs: Sequence[int | None], root: Path
 ) -> None:
-    """Runs a trial from rung to rung, and reports its scores to Tune at each.
+    """Runs the `trial` that Tune has given from rung to rung, and reports its scores at each.
 
     One that cannot be run ends with its error.txt, and not with an error: what Tune sees fail is
-    a trial whose process or node is gone, which another goes on with.
-
-    Args:
-        given: by Tune, the name of the `trial`.
-        trials: by name, with the values that the search has given them.
-        rungs: steps after which its scores are reported; None: at the experiment's end.
-        root: the folder that relative paths are of, on a disk that all nodes see.
+    a trial whose process or node is gone, which another goes on with. Relative paths are of `root`,
+    on a disk that all nodes see.
     """
     from ray import tune
 
@@ -86,13 +82,7 @@ def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     gpus = trial.study.gpus
     trainer = TorchTrainer(
-        run_worker,
-        train_loop_config={
-            "config": trial.config(rung),
-            "root": root,
-            "strategy": trial.strategy,
-            "gpus": gpus,
-        },
+        partial(run_worker, trial, trial.config(rung), root),
         # The watchdog ends a run that hangs; a collective waits as long as a process works alone.
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=DAY_S),
         scaling_config=train.ScalingConfig(
@@ -112,20 +102,19 @@ def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
         raise TrainingError(_why(trial.run, error)) from None
 
 
-def run_worker(given: dict[str, Any]) -> None:
+def run_worker(trial: Trial, config: Config, root: Path) -> None:
     """Runs one process of a run: what `accelerate launch` would start, with what it would set.
 
     Ray has set the rank and joined the processes. What the process prints goes to a file of its
-    own in the run's folder. `given` has `config`, `root`, `strategy` and `gpus`.
+    own in the run's folder.
     """
-    os.chdir(given["root"])
-    os.environ.update(environment(given["strategy"], given["gpus"]))
+    os.chdir(root)
+    os.environ.update(environment(trial.strategy, trial.study.gpus))
     from heron.pipeline.distributed import collectives
     from heron.pipeline.pretrain import EXPECTED, pretrain
 
-    config: Config = given["config"]
-    run, rank = Path(config.run.dir), os.environ["RANK"]
-    if os.environ["WORLD_SIZE"] == "1" and given["strategy"] == "ddp":
+    run, rank = trial.run, os.environ["RANK"]
+    if os.environ["WORLD_SIZE"] == "1" and trial.strategy == "ddp":
         collectives.close()  # accelerate makes DDP of one process that is told to meet itself
         for name in MEETING:
             os.environ.pop(name, None)

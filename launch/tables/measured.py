@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -11,31 +12,24 @@ from scipy.stats import ttest_ind_from_stats
 
 from heron.launch.repeats import Paired, describe, mean_std, paired
 from heron.launch.studies.text import markdown as markdown_table
+from heron.launch.studies.text import write_files
 from heron.launch.tables.table import Figure, PublishedTable
-from heron.shards.atomic import atomic_write
 
 
 @dataclass(frozen=True)
 class Score:
     """A method's runs by one score.
 
-    Attributes:
-        runs: what each fold or seed has; NaN: its result has none.
-        mean: over the `count` runs that have the score.
-        std: over the same, with n - 1 below; NaN of one.
-        count: how many runs have the score.
-        published: mean and, where it is known, standard deviation; None: there is no figure.
-        p: of Welch's t-test against the published; NaN where it cannot be made.
-        headline_less_this: the table's headline method less this one; None: it is itself the
-            headline, or they have fewer than two runs in common.
+    `headline_less_this` is the table's headline method less this one; None where it is itself the
+    headline, or they have fewer than two runs in common.
     """
 
-    runs: Mapping[int, float]
+    runs: Mapping[int, float]  # what each fold or seed has; NaN: its result has none
     mean: float
-    std: float
-    count: int
+    std: float  # with n - 1 below; NaN of one
+    count: int  # of the runs that have the score, which mean and std are over
     published: Figure | None
-    p: float
+    p: float  # of Welch's t-test against the published; NaN where it cannot be made
     headline_less_this: Paired | None
 
     def cells(self) -> list[str]:
@@ -72,19 +66,16 @@ def markdown(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]])
     """Returns the table, and the headline method less each other, as Markdown."""
     text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
     rows = [
-        [name, *(cell for score in scores.values() for cell in score.cells())]
+        [name, *chain(*(score.cells() for score in scores.values()))]
         for name, scores in compared.items()
     ]
     text += _table(table, ("published", "measured", "p"), rows)
-    pairs = {
-        name: [score.headline_less_this for score in scores.values()]
-        for name, scores in compared.items()
-    }
-    rows = [
-        [name, *(cell for test in tests for cell in (test.cells() if test else ["–"] * 3))]
-        for name, tests in pairs.items()
-        if any(tests)
-    ]
+    rows = []
+    for name, scores in compared.items():
+        tests = [score.headline_less_this for score in scores.values()]
+        if any(tests):
+            cells = [test.cells() if test else ["–"] * 3 for test in tests]
+            rows.append([name, *chain(*cells)])
     if rows:
         text += (
             f"\n{table.headline} less each other method over the same "
@@ -107,7 +98,5 @@ def write(table: PublishedTable, scores: Mapping[str, pd.DataFrame], out: Path) 
     tree = {"source": table.source, "headline": table.headline, "methods": compared}
     text = markdown(table, compared)
     data = to_json(tree, indent=1, inf_nan_mode="null") + b"\n"
-    for name, content in {"table.md": text.encode(), "table.json": data}.items():
-        with atomic_write(out / name) as stream:
-            stream.write(content)
+    write_files(out, {"table.md": text.encode(), "table.json": data})
     return text

@@ -16,18 +16,12 @@ REFUSE = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=REFUSE)
 class Method:
-    """One row of a table.
+    """One row of a table."""
 
-    Attributes:
-        name: of a method of configs/methods.yaml.
-        published: a figure for each score of the table; None where none was published.
-        overrides: what else belongs to the method on these data, such as its weights.
-        schedules: options counted in epochs: a share of the run's each, and the fewest.
-    """
-
-    name: str
-    published: tuple[Figure | None, ...] = ()
-    overrides: tuple[str, ...] = ()
+    name: str  # of a method of configs/methods.yaml
+    published: tuple[Figure | None, ...] = ()  # for each score of the table
+    overrides: tuple[str, ...] = ()  # what else belongs to it on these data, such as its weights
+    # Options counted in epochs: a share of the run's each, and the fewest.
     schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def scheduled(self, epochs: int) -> list[str]:
@@ -40,32 +34,19 @@ class Method:
 
 @dataclass(frozen=True, config=REFUSE)
 class PublishedTable:
-    """A published table.
+    """A published table."""
 
-    Attributes:
-        config: a file of configs/.
-        runs: how many folds or seeds are run, `data.protocol.fold` = `first`, `first` + 1, ...
-        source: paper and table.
-        data: how to get the data and build the shards.
-        methods: by the name they have in the paper.
-        scores: their names in the table, and in a result.
-        published_runs: how many runs the published figures are the mean of.
-        seeded: a run has its own seed too, not only its own fold.
-        headline: the method that the others are compared with over the same folds.
-        first: the first fold or seed.
-    """
-
-    config: str
-    runs: int
-    source: str
-    data: str
-    methods: Mapping[str, Method]
-    scores: Mapping[str, str] = field(
+    config: str  # a file of configs/
+    runs: int  # folds or seeds that are run: `data.protocol.fold` = `first`, `first` + 1, ...
+    source: str  # paper and table
+    data: str  # how to get the data and build the shards
+    methods: Mapping[str, Method]  # by the name they have in the paper
+    scores: Mapping[str, str] = field(  # their names in the table, and in a result
         default_factory=lambda: {"F1": "f1_weighted", "AUC": "auc_macro"}
     )
-    published_runs: int = 5
-    seeded: bool = False
-    headline: str = "HeroCon"
+    published_runs: int = 5  # that the published figures are the mean of
+    seeded: bool = False  # a run has its own seed too, not only its own fold
+    headline: str = "HeroCon"  # the method that the others are compared with over the same folds
     first: int = 0
 
     @property

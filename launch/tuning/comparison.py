@@ -1,24 +1,171 @@
-"""Methods side by side over the same folds: one table, paired intervals, and what they say."""
+"""A comparison of methods over folds: what each fold has found, and a table with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from pydantic_core import to_json
 
 from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
-from heron.launch.studies.text import markdown
-from heron.launch.tuning.scored import Row
+from heron.launch.studies.text import markdown, write_files
+from heron.launch.tuning.search import Asked, search
+from heron.pipeline.config.data import without_places
+from heron.pipeline.config.errors import StudyError
+from heron.pipeline.config.experiment import CLASSIFIERS, Config
 from heron.pipeline.data.plan import Rows
-from heron.shards.atomic import atomic_write
+from heron.pipeline.data.protocol import Roles
+from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_streams
+from heron.pipeline.data.views import Views
+from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
+from heron.pipeline.evaluation.scikit import Kind, Matrix, candidate, fit, raw_inputs
+from heron.pipeline.training.pretrained import from_pretrained
+from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
 
+RESULTS = "results"  # folder of what the parts of a comparison have found
+RAW = "raw features"
+Part = tuple[Any, Matrix]  # inputs [rows, columns] and labels [rows, labels]
 SHOWN = {  # by whether classes exclude each other; the score that was asked for stands first
     True: ("accuracy", "f1_macro", "auc_macro"),
     False: ("auc_macro", "map", "f1_weighted"),
 }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to predict, as it was chosen and tested in one fold."""
+
+    name: str  # such as `herocon`, or `logistic on herocon`
+    pretrained: bool  # whether a term other than the classifier's had a part in it
+    validation: float  # the score that it was chosen by, of the validation rows
+    scores: Mapping[str, float | None]  # of the test rows, which are read once, after the choice
+    chosen: dict[str, Any]  # what the chosen trial changes of the experiment, or its options
+    trials: list[dict[str, Any]]  # of each its number, values and validation score
+
+
+class Found(Artefact):
+    """What a part of a comparison has found, as its file keeps it; a score not finite is null."""
+
+    what: ClassVar[str] = "the results of a part of a comparison"
+    error: ClassVar[type[StudyError]] = StudyError
+    again: ClassVar[str] = "bring the file back, or take it away and run again"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    plan: Fingerprint
+    rows: list[Row]
+
+
+def kept(
+    asked: Asked,
+    reader: Reader,
+    experiment: Config,
+    name: str,
+    kinds: Sequence[Kind],
+    work: Callable[[], list[Row]],
+) -> list[Row]:
+    """Returns what a part of a comparison has found, from its file, or else by doing the work.
+
+    Raises a StudyError where the file is damaged, or of another search.
+    """
+    path = asked.out / RESULTS / f"{name}.json"
+    tree: dict[str, Any] = {
+        "experiment": experiment.model_dump(mode="json", exclude={"run"}),
+        "data": reader.manifest.fingerprint,
+        "space": asked.space.model_dump(mode="json"),
+        "search": [asked.trials, asked.seed, asked.score, *kinds],
+    }
+    tree["experiment"]["data"] = without_places(tree["experiment"]["data"])
+    plan = fingerprint(tree)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        finite = parse_json(to_json(work(), inf_nan_mode="null"))
+        Found.model_validate({"plan": plan, "rows": finite}).write(path)
+    found = Found.read(path)
+    if found.plan != plan:
+        raise StudyError(
+            f"{path} is of another experiment, data set or search; expected the same; choose "
+            "another --out, or take the folder away"
+        )
+    return found.rows
+
+
+def score_method(
+    asked: Asked, experiment: Config, name: str, folder: Path, kinds: Sequence[Kind]
+) -> list[Row]:
+    """Searches a method in a fold, tests what it chose, and scikit-learn's on its features."""
+    best, trials = search(asked, experiment, folder)
+    evaluator, roles = _open(best.config)
+    model = from_pretrained(best.config.run.dir)
+    model.precision = best.config.train.precision
+    _, scores = evaluator.evaluate(model, roles)
+    pretrained = any(term not in CLASSIFIERS for term in experiment.objective.terms())
+    reached = trials[best.number]["validation"]
+    rows = [Row(name, pretrained, reached, scores, best.values, trials)]
+    if kinds:
+        found = [evaluator.predict(model, of, hidden=True) for of in _parts(roles)]
+        parts = [(one.hidden, one.y) for one in found]
+        for kind in kinds:
+            rows.append(_scikit(asked, evaluator, kind, parts, f"{kind} on {name}", pretrained))
+    return rows
+
+
+def score_raw(asked: Asked, experiment: Config, kind: Kind) -> list[Row]:
+    """Searches one of scikit-learn's on the raw inputs of a fold, and tests what it chose."""
+    evaluator, roles = _open(experiment)
+    parts = [raw_inputs(evaluator, rows) for rows in _parts(roles)]
+    return [_scikit(asked, evaluator, kind, parts, f"{kind} on {RAW}", False)]
+
+
+def _scikit(
+    asked: Asked,
+    evaluator: Evaluator,
+    kind: Kind,
+    parts: Sequence[Part],
+    name: str,
+    pretrained: bool,
+) -> Row:
+    """Searches one of scikit-learn's on some features, as often as a method, and tests the best.
+
+    `parts` are inputs and labels of the labelled, the validation and the test rows.
+    """
+    (x, y), (others, held), (queries, truth) = parts
+    best: tuple[float, int, float, Any] | None = None
+    trials: list[dict[str, Any]] = []
+    for trial in range(asked.trials):
+        options = candidate(kind, asked.seed, trial)
+        predict = fit(kind, options, x, y, evaluator.exclusive)
+        predictions = _predictions(predict(others), held)
+        threshold = evaluator.threshold(predictions)
+        reached = evaluator.score(predictions, threshold)[asked.score]
+        trials.append({"trial": trial, "values": options, "validation": reached, "error": None})
+        if best is None or reached > best[0]:
+            best = reached, trial, threshold, predict
+    assert best is not None
+    reached, number, threshold, predict = best
+    scores = evaluator.score(_predictions(predict(queries), truth), threshold)
+    print(f"{name}: trial {number}, {asked.score} {reached:.4f}", flush=True)
+    return Row(name, pretrained, reached, scores, trials[number]["values"], trials)
+
+
+def _open(config: Config) -> tuple[Evaluator, Roles]:
+    """Returns what scores a run's model, and the run's rows by role."""
+    streams = open_streams(config)
+    views = Views(streams.reader, config.data, torch.device("cpu"))
+    return Evaluator(streams.reader, views, config.evaluate), streams.roles
+
+
+def _parts(roles: Roles) -> tuple[Any, ...]:
+    return roles.labelled, roles.validation, roles.test
+
+
+def _predictions(probability: Matrix, y: Matrix) -> Predictions:
+    return Predictions(probability, None, y, np.arange(len(y)))
 
 
 def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
@@ -41,23 +188,14 @@ def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of the table, each with what every fold found.
+    """Rows of the table, each with what every fold found."""
 
-    Attributes:
-        title: of the data set and how much was searched.
-        score: that choices were made by, and differences are of.
-        exclusive: whether classes exclude each other.
-        folds: numbers of the folds that all rows have.
-        rows: of each fold in order, by the name of the row.
-        shared: see `shared_rows`.
-    """
-
-    title: str
-    score: str
-    exclusive: bool
-    folds: Sequence[int]
-    rows: Mapping[str, Sequence[Row]]
-    shared: float
+    title: str  # of the data set and how much was searched
+    score: str  # that choices were made by, and differences are of
+    exclusive: bool  # whether classes exclude each other
+    folds: Sequence[int]  # numbers of the folds that all rows have
+    rows: Mapping[str, Sequence[Row]]  # of each fold in order, by the name of the row
+    shared: float  # see `shared_rows`
 
     @property
     def plain(self) -> str | None:
@@ -122,17 +260,13 @@ class Comparison:
                     lines.append(f"{name} is {word} the plain network: {found.shown}.")
         return lines
 
-    def scores(self) -> list[str]:
-        """Returns the names of the scores that are shown."""
-        return list(dict.fromkeys([self.score, *SHOWN[self.exclusive]]))
-
     def markdown(self) -> str:
         """Returns the table and the sentences."""
-        against = self.against
-        heads = ["", *self.scores(), "validation", f"{self.score} less {against}"]
+        against, shown = self.against, dict.fromkeys([self.score, *SHOWN[self.exclusive]])
+        heads = ["", *shown, "validation", f"{self.score} less {against}"]
         lines = []
         for name, rows in self.rows.items():
-            scores = [mean_std(*describe(self.of(name, score))[:2]) for score in self.scores()]
+            scores = [mean_std(*describe(self.of(name, score))[:2]) for score in shown]
             validation = f"{np.mean([row.validation for row in rows]):.4f}"
             less = "–" if name == against else self.less(name, against).shown
             lines.append([name, *scores, validation, less])
@@ -162,7 +296,5 @@ class Comparison:
             },
         }
         data = to_json(tree, indent=1, inf_nan_mode="null") + b"\n"
-        for name, content in {"compare.md": text.encode(), "compare.json": data}.items():
-            with atomic_write(out / name) as stream:
-                stream.write(content)
+        write_files(out, {"compare.md": text.encode(), "compare.json": data})
         return text

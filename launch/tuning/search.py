@@ -1,50 +1,97 @@
-"""Trials of a method in one fold: trained one after the other, compared by validation rows."""
+"""A search of a method in one fold: what its trials vary, and which validation rows put first."""
 
 import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heron.launch.reproduce import is_done, refuse_clashes
-from heron.launch.tuning.space import Space
+from heron.launch.studies.study import DIGITS, Range, Values, draw
 from heron.pipeline.config.errors import Held, TrainingError
-from heron.pipeline.config.experiment import Config, load_config, parse_config
-from heron.pipeline.config.sections import override
+from heron.pipeline.config.experiment import CLASSIFIERS, Config, load_config, parse_config
+from heron.pipeline.config.sections import Section, check, override, read_tree
 from heron.pipeline.training.tracking import read_result
 
 OWN = "own"  # the method that the experiment is as it stands
 VALIDATION = 0.2  # share of the labelled rows, where the experiment keeps none
 PREFIX = "validation_"
 LOG = "log.txt"
+LEAST_TAU = 0.003  # see `config.terms.Temperature`
 
-Say = Callable[[str], None]
+
+class Space(Section):
+    """Ranges that the trials of a search are drawn from, as a file of `configs/tuning/` has them.
+
+    What has no range stays as the experiment has it.
+    """
+
+    rate: Range | None = None  # factors of `optim.lr`
+    dropout: Range | None = None  # of every encoder that has one, in place of the experiment's
+    weight: Range | None = None  # factors of the weight of each term that trains no classifier
+    tau: Range | None = None  # factors of the temperature of each term that has one
+    vary: dict[str, Values] = {}  # further keys, and the values or the range of each
+
+    def draw(self, config: Config, seed: int, trial: int) -> dict[str, Any]:
+        """Returns what a trial changes of an experiment, by dotted key; none of trial 0.
+
+        A number is drawn with (seed, trial, key), so that methods that share an option are given
+        the same.
+        """
+        if trial == 0:
+            return {}
+        changes: dict[str, Any] = {}
+        for key, base, values in self._ranges(config):
+            random = np.random.default_rng([seed, trial, zlib.crc32(key.encode())])
+            changes[key] = draw(values, random)
+            if base is not None:
+                changes[key] = float(f"{base * changes[key]:.{DIGITS}g}")
+            if key.endswith(".tau"):
+                changes[key] = max(changes[key], LEAST_TAU)
+        return changes
+
+    def _ranges(self, config: Config) -> Iterator[tuple[str, float | None, Values]]:
+        """Yields the keys that vary, the value that a factor is of, and the range."""
+        tree = config.model_dump(mode="json")
+        if self.rate:
+            yield "optim.lr", config.optim.lr, self.rate
+        encoders = {"encoder": tree["model"]["encoder"]}
+        own = tree["model"].get("encoders") or {}
+        encoders |= {f"encoders.{name}": one for name, one in own.items()}
+        for name, encoder in encoders.items():
+            if self.dropout and "dropout" in encoder:
+                yield f"model.{name}.dropout", None, self.dropout
+        for name, options in tree["objective"].items():
+            if self.weight and name not in CLASSIFIERS and options.get("weight"):
+                yield f"objective.{name}.weight", options["weight"], self.weight
+            if self.tau and options.get("tau"):
+                yield f"objective.{name}.tau", options["tau"], self.tau
+        for key, values in self.vary.items():
+            yield key, None, values
+
+
+def load_space(path: Path) -> Space:
+    """Reads a file of ranges; ConfigError where it is missing or does not fit."""
+    return check(Space, read_tree(path, "ranges", "rate"), f"ranges {path}")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a search is asked to do, for all its folds and methods.
+    """What a search is asked to do, for all its folds and methods."""
 
-    Attributes:
-        config: the experiment's file.
-        overrides: of it.
-        space: what varies.
-        trials: of each method in each fold; the first is the experiment as it stands.
-        seed: of the draws of values.
-        score: that trials are compared by, on the validation rows; more is better.
-        out: folder of all that is made.
-    """
-
-    config: Path
+    config: Path  # the experiment's file
     overrides: Sequence[str]
     space: Space
-    trials: int
-    seed: int
-    score: str
-    out: Path
+    trials: int  # of each method in each fold; the first is the experiment as it stands
+    seed: int  # of the draws of values
+    score: str  # that trials are compared by, on the validation rows; more is better
+    out: Path  # folder of all that is made
 
     def experiment(self, method: str, fold: int | None) -> Config:
         """Returns a method's experiment in a fold, None being its own, before any search.
@@ -61,8 +108,7 @@ class Asked:
             tree["seed"] = base.seed + fold
         tree["data"]["protocol"]["validation"] = base.data.protocol.validation or VALIDATION
         tree["evaluate"] |= {"test": False, "baselines": False, "map": "never"}
-        tree["run"] = {"dir": str(self.out), "resume": "auto"}
-        tree |= {"tracking": []}
+        tree |= {"run": {"dir": str(self.out), "resume": "auto"}, "tracking": []}
         return parse_config(tree)
 
     def trial(self, experiment: Config, number: int, folder: Path) -> "Trial":
@@ -89,16 +135,10 @@ class Trial:
         return ", ".join(f"{key}={value}" for key, value in self.values.items()) or "as it stands"
 
 
-def search(
-    asked: Asked, experiment: Config, folder: Path, say: Say
-) -> tuple[Trial, list[dict[str, Any]]]:
-    """Runs the trials of a method that are not there yet; the losers' checkpoints are deleted.
+def search(asked: Asked, experiment: Config, folder: Path) -> tuple[Trial, list[dict[str, Any]]]:
+    """Runs the trials of a method in a fold that are not there yet, in a folder.
 
-    Args:
-        asked: what to search.
-        experiment: of the method, in a fold.
-        folder: of its runs; what they print goes to log.txt in it.
-        say: is told of each trial.
+    What they print goes to log.txt in it; the losers' checkpoints are deleted.
 
     Returns:
         The trial that is best by the validation rows, the first of equals; and of each trial its
@@ -119,7 +159,8 @@ def search(
         except TrainingError as error:  # such as a loss that is not finite, at too high a rate
             row |= {"validation": None, "error": str(error)}
         reached = row["error"] or f"{asked.score} {row['validation']:.4f}"
-        say(f"{folder.relative_to(asked.out)} {trial.number:03} ({trial.shown}): {reached}")
+        name = f"{folder.relative_to(asked.out)} {trial.number:03}"
+        print(f"{name} ({trial.shown}): {reached}", flush=True)
         rows.append(row)
     reached = [-math.inf if row["validation"] is None else row["validation"] for row in rows]
     if max(reached) == -math.inf:

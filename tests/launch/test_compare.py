@@ -13,9 +13,8 @@ from scipy.stats import t as student
 from heron.launch.cli import main
 from heron.launch.compare import SPACE
 from heron.launch.repeats import corrected_interval
-from heron.launch.tuning.comparison import Comparison, shared_rows
-from heron.launch.tuning.scored import Row
-from heron.launch.tuning.space import load_space
+from heron.launch.tuning.comparison import Comparison, Row, shared_rows
+from heron.launch.tuning.search import load_space
 from heron.pipeline import pretrain as job
 from heron.pipeline.config.experiment import dump_config, load_config
 from heron.pipeline.config.shipped import find_config

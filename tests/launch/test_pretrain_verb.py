@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from heron.launch.cli import main
-from heron.launch.processes import environments
+from heron.launch.pretrain import environments
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.pipeline.training import trainer

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from heron.launch.cli import main
-from heron.launch.run_folders import find_runs, read_run
-from heron.launch.runs import parse_conditions
+from heron.launch.runs import find_runs, parse_conditions, read_run
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.pretrain import main as pretrain_main
 from heron.pipeline.pretrain import pretrain
@@ -53,13 +52,13 @@ def test_living_stopped_and_dead(tmp_path: Path) -> None:
         process, before = start(config), runs.steps(run)
         try:
             runs.await_that("steps", partial(going, run, before), 60, lambda: "none came")
-            living = read_run(run, "run")
+            living = read_run(run)
         finally:
             process.send_signal(number)
             runs.finish(process, 60)
         assert living["state"] == "living" and living["steps"] == 10**6
         assert living["host"] and living["started"] and living["fingerprint"]
-        left = read_run(run, "run")
+        left = read_run(run)
         assert left["state"] == state and left["step"] == runs.steps(run) >= living["step"]
         assert left["loss"] > 0
 
@@ -195,7 +194,7 @@ def test_only_the_end_of_long_metrics_is_read(tmp_path: Path) -> None:
     rows = [json.dumps({"step": step, "loss": 1.0 / (step + 1)}) for step in range(20_000)]
     text = "\n".join(["no row at all", *rows, '{"step": 20000, "lo'])
     (tmp_path / "metrics.jsonl").write_text(text)
-    run = read_run(tmp_path, "run")
+    run = read_run(tmp_path)
     assert run["state"] == "dead" and run["step"] == 20_000 and run["loss"] == 1 / 20_000
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.curves import best
 from heron.launch.studies.ledger import Ledger, alone, measure, write_rows
-from heron.launch.studies.results import Results, read_results
+from heron.launch.studies.results import Results, best, read_results
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, plan
 from heron.pipeline.config.errors import ConfigError

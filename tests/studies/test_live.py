@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live, status
+from heron.launch.studies.live import live, say, status
 from heron.launch.studies.study import Study, dump_study, load_study
 from heron.launch.studies.trials import LINEAGE, plan
 from heron.pipeline.training.run_lock import RunLock
@@ -94,7 +94,7 @@ def test_a_population_s_steps_are_to_its_end_and_its_values_those_taken_over(
 
 def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, ledger = begun(tmp_path / "study")
-    with live(plan(study, ledger.out), ledger) as say:
+    with live(plan(study, ledger.out), ledger):
         say("000 runs: optim.lr=0.1")
     assert capsys.readouterr().out == "000 runs: optim.lr=0.1\n"
 
@@ -108,12 +108,12 @@ import time
 from io import StringIO
 from pathlib import Path
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live
+from heron.launch.studies.live import live, say
 from heron.launch.studies.study import load_study
 from heron.launch.studies.trials import plan
 out = Path({str(tmp_path / "study")!r})
 study = load_study(out / "study.yaml")
-with live(plan(study, out), Ledger(study, out)) as say:
+with live(plan(study, out), Ledger(study, out)):
     say("000 runs: optim.lr=0.1")
 """
     shown = on_a_terminal(code, COLUMNS="100")

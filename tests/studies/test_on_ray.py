@@ -235,7 +235,9 @@ def test_data_that_cannot_be_made(tmp_path: Path, address: str) -> None:
     assert status == 1 and f"error: {tmp_path}/x holds no shards" in said, said
 
 
-def test_a_trial_that_ends_without_a_result_has_failed(tmp_path: Path) -> None:
+def test_a_trial_that_ends_without_a_result_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Told(NamedTuple):
         config: dict[str, Any]
         last_result: dict[str, Any]
@@ -246,11 +248,11 @@ def test_a_trial_that_ends_without_a_result_has_failed(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, vary={"workers": [1]}))
     (trial,), ledger = plan(study, tmp_path / "out"), Ledger(study, tmp_path / "out")
     ledger.begin()
-    said = list[str]()
     told = Told({"trial": trial.name, **trial.values}, {})
-    drive.callback({trial.name: trial}, ledger, said.append).on_trial_complete(trial=told)
+    drive.callback({trial.name: trial}, ledger).on_trial_complete(trial=told)
     assert ledger.rows[trial.name]["status"] == "failed"
-    assert said == [f"{trial.name} failed: it ended without a result; see {trial.run}/log-0.txt"]
+    said = f"{trial.name} failed: it ended without a result; see {trial.run}/log-0.txt\n"
+    assert capsys.readouterr().out == said
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:

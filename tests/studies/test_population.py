@@ -60,7 +60,7 @@ class Runs:
                 score = self._train(now, rung)
                 write_rows(run / RUNGS, [*told, {"step": rung, "score": score}])
             if rung == self.study.rungs[-1]:
-                self.ledger.append(now, "done", lineage=trial.lineage())
+                self.ledger.append(now, "done")
 
     def _train(self, trial: Trial, rung: int) -> float:
         """To a rung; the checkpoint is saved at every step, and refused under other values."""
@@ -106,7 +106,7 @@ def go(folder: Path, out: Path, **options: Any) -> Runs:
     ledger = Ledger(asked, out)
     ledger.begin()
     runs = Runs(asked, ledger, **options)
-    run_pbt(plan(asked, out), ledger, runs, lambda line: None)
+    run_pbt(plan(asked, out), ledger, runs)
     return runs
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from heron.launch.studies.forecast import Assumed
-from heron.launch.studies.step_model import StepModel
-from heron.launch.studies.workload import Setting
+from heron.launch.studies.step_model import Setting, StepModel
 from heron.pipeline.distributed.traffic import Exchange
 
 PAIR = 12  # operations a pair and a number: the logits both ways, forward, and two factors backward

@@ -14,9 +14,16 @@ from heron.launch.cli import main
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.forecast import Assumed, Forecast, section
 from heron.launch.studies.results import read_results
-from heron.launch.studies.step_model import StepModel, cost, fit
+from heron.launch.studies.step_model import (
+    Measured,
+    Setting,
+    StepModel,
+    Workload,
+    cost,
+    fit,
+    measured_points,
+)
 from heron.launch.studies.text import number
-from heron.launch.studies.workload import Measured, Setting, Workload, measured_points
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.distributed.traffic import Exchange
