@@ -169,7 +169,8 @@ class Workload:
         elif isinstance(batch.unlabelled, int):
             labelled = rows - batch.unlabelled
         strategy = str(trial.get("strategy", "ddp"))
-        stage = int(strategy[-1]) if strategy.startswith("zero") else 0
+        stage = {"ddp": 0, "fsdp": 3}.get(strategy)  # FSDP2 parts what ZeRO's third stage does
+        stage = int(strategy.removeprefix("zero")) if stage is None else stage
         return Setting(int(trial["workers"]), labelled, rows - labelled, stage)
 
     @cached_property

@@ -21,7 +21,7 @@ from heron.pipeline.config.sections import (
 )
 from heron.shards.artefact import Count
 
-Strategy = Literal["ddp", "zero0", "zero1", "zero2", "zero3"]
+Strategy = Literal["ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
 OWN = ("run.dir", "run.resume")  # of a trial, which the study gives
 LAUNCHED = ("workers", "strategy")  # what varies and is no key of the experiment
 OPTIONS = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # the study's own

@@ -22,6 +22,7 @@ from heron.shards.artefact import Count
 
 TRIALS = "trials"  # of a study's folder: the trials' own
 AGAIN = "again"  # where a row's command leaves its run, beside the study's
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what asks accelerate for FSDP2
 RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
 LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and its values then
 
@@ -51,6 +52,11 @@ class Trial:
     def strategy(self) -> str:
         """That they train under."""
         return str(self.values.get("strategy", self.study.strategy))
+
+    @property
+    def launched(self) -> str:
+        """The strategy that is asked for: of one process there is nothing for FSDP2 to part."""
+        return "ddp" if (self.strategy, self.workers) == ("fsdp", 1) else self.strategy
 
     @property
     def shown(self) -> str:
@@ -95,17 +101,20 @@ class Trial:
     def command(self, rung: int | None = None) -> str:
         """Returns the shell command that makes this run again, in a folder outside of the study."""
         words = ["accelerate", "launch", *self._launcher(), "-m", JOB]
+        if self.launched == "fsdp" and not self.study.gpus:  # which no option asks for on CPUs
+            words = ["env", *(f"{name}={value}" for name, value in FSDP.items()), *words]
         words += ["--config", self.study.base, *self.overrides(rung)]
         return shlex.join([*words, f"run.dir={self.out / AGAIN / self.name}"])
 
     def _launcher(self) -> list[str]:
         """Returns the accelerate configuration that does what a worker's environment asks for."""
         gpus, several = self.study.gpus, ["--num_processes", str(self.workers)]
-        if self.strategy == "ddp":
+        if not self.launched.startswith("zero"):
             if self.workers == 1:
                 here = [] if gpus else ["--cpu"]
                 return [*here, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
-            return ["--config_file", f"{ACCELERATE}/{'ddp' if gpus else 'cpu'}.yaml", *several]
+            file = self.launched if gpus else "cpu"
+            return ["--config_file", f"{ACCELERATE}/{file}.yaml", *several]
         stage = self.strategy.removeprefix("zero")
         file = f"zero{max(int(stage), 1)}" if gpus else "cpu_zero2"
         other = [] if file.endswith(stage) else ["--zero_stage", stage]

@@ -11,7 +11,7 @@ from typing import Any
 from heron.launch.studies.cluster import per_worker
 from heron.launch.studies.ledger import write_rows
 from heron.launch.studies.study import Study
-from heron.launch.studies.trials import RUNGS, Trial
+from heron.launch.studies.trials import FSDP, RUNGS, Trial
 from heron.pipeline.config.errors import Held, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.training.tracking import read_result
@@ -109,12 +109,12 @@ def run_worker(trial: Trial, config: Config, root: Path) -> None:
     own in the run's folder.
     """
     os.chdir(root)
-    os.environ.update(environment(trial.strategy, trial.study.gpus))
+    os.environ.update(environment(trial.launched, trial.study.gpus))
     from heron.pipeline.distributed import collectives
     from heron.pipeline.pretrain import EXPECTED, pretrain
 
     run, rank = trial.run, os.environ["RANK"]
-    if os.environ["WORLD_SIZE"] == "1" and trial.strategy == "ddp":
+    if os.environ["WORLD_SIZE"] == "1" and trial.launched == "ddp":
         collectives.close()  # accelerate makes DDP of one process that is told to meet itself
         for name in MEETING:
             os.environ.pop(name, None)
@@ -134,7 +134,8 @@ def run_worker(trial: Trial, config: Config, root: Path) -> None:
 def environment(strategy: str, gpus: bool) -> dict[str, str]:
     """Returns what `accelerate launch` sets for a process, by the files of launch/accelerate."""
     common = {"ACCELERATE_MIXED_PRECISION": "no"}
-    if strategy == "ddp":
+    if not strategy.startswith("zero"):
+        common |= FSDP if strategy == "fsdp" else {}
         return common if gpus else common | {"ACCELERATE_USE_CPU": "true"}
     return common | {
         "ACCELERATE_USE_DEEPSPEED": "true",

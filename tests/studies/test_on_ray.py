@@ -265,25 +265,27 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 @WHOLE
 def test_strategies_and_workers_here(tmp_path: Path) -> None:
     """Without an address; each row's command makes the weights of its trial, bit for bit."""
-    strategies = ["ddp", "zero2"]
+    strategies = ["ddp", "zero2", "fsdp"]
     path = write(
         tmp_path, {"data": {"workers": 1}}, vary={"workers": [1, 2], "strategy": strategies}
     )
     status, said = runs.finish(start(path), 550)
     assert status == 0, said
     found = rows(path)
-    assert len(found) == 4
+    assert len(found) == 6
     for row in found.values():
         world, strategy = row["values"]["workers"], row["values"]["strategy"]
-        kind = f"DeepSpeed ZeRO {strategy[4:]}" if strategy != "ddp" else "DDP"
-        expected = "one process" if (world, strategy) == (1, "ddp") else kind
+        kind = {"ddp": "DDP", "zero2": "DeepSpeed ZeRO 2", "fsdp": "FSDP2"}[strategy]
+        expected = "one process" if world == 1 and strategy != "zero2" else kind
         assert (row["result"]["world_size"], row["result"]["strategy"]) == (world, expected)
-    for name in ("000", "003"):  # one process, and ZeRO 2 on two
+    for name in ("000", "004", "005"):  # one process, and ZeRO 2 and FSDP2 on two
         words = shlex.split(found[name]["command"])
+        begun = words.index("accelerate")
+        asked = dict(word.split("=") for word in words[1:begun])  # after `env`
         again = subprocess.run(
-            [sys.executable, "-m", "accelerate.commands.launch", *words[2:]],
+            [sys.executable, "-m", "accelerate.commands.launch", *words[begun + 2 :]],
             cwd=runs.ROOT,
-            env=runs.environment(PYTHONPATH=str(runs.ROOT)),
+            env=runs.environment(PYTHONPATH=str(runs.ROOT), **asked),
             capture_output=True,
             text=True,
         )

@@ -168,8 +168,11 @@ def test_a_dry_run_tells_of_data_that_is_not_there(
 LAUNCHED = [
     ("ddp", 1, False, None),
     ("ddp", 2, False, None),
+    ("fsdp", 1, False, None),
+    ("fsdp", 2, False, None),
     *[(f"zero{n}", w, False, str(n)) for n in range(4) for w in (1, 2)],
     ("ddp", 8, True, None),
+    ("fsdp", 8, True, None),
     *[(f"zero{n}", 8, True, str(n)) for n in range(4)],
 ]
 
@@ -184,18 +187,25 @@ def test_a_command_launches_what_a_worker_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`accelerate launch` reads the command as the environment that a Ray worker sets."""
-    for name in environment("zero2", gpus):
+    for name in environment("zero2", gpus) | environment("fsdp", gpus):
         monkeypatch.delenv(name, raising=False)
     path = write(tmp_path, strategy=strategy, workers=workers, gpus=gpus, vary={"seed": [0]})
     study = load_study(path)
-    words = shlex.split(plan(study, tmp_path)[0].command())
-    parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
-    set_ = environment(strategy, gpus)
+    trial = plan(study, tmp_path)[0]
+    words = shlex.split(trial.command())
+    begun = words.index("accelerate")
+    parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[begun + 2 :]))
+    set_ = environment(trial.launched, gpus)
+    before = dict(word.split("=") for word in words[1:begun])  # after `env`
+    asked = {"ACCELERATE_USE_FSDP": str(parsed.use_fsdp).lower()} | before
+    assert asked["ACCELERATE_USE_FSDP"] == set_.get("ACCELERATE_USE_FSDP", "false")
+    if parsed.use_fsdp:
+        assert str(parsed.fsdp_version) == set_["FSDP_VERSION"]
     assert parsed.num_processes == workers
     assert parsed.use_deepspeed == ("ACCELERATE_USE_DEEPSPEED" in set_)
     if stage is not None:
         assert str(parsed.zero_stage) == stage == set_["ACCELERATE_DEEPSPEED_ZERO_STAGE"]
-    if strategy == "ddp":
+    if stage is None and not parsed.use_fsdp:
         assert parsed.multi_gpu == (workers > 1)
         assert (parsed.cpu or parsed.use_cpu) == ("ACCELERATE_USE_CPU" in set_)
 
@@ -204,7 +214,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workres": 2}, "workres: unknown key; did you mean 'workers'?"),
     ({"measure": {"x": "workers", "z": []}}, "measure.y: missing; expected a value"),
     ({"vary": {}}, "nothing varies; expected values in vary or cases"),
-    ({"strategy": "zero4"}, "strategy: found 'zero4'; input should be 'ddp', 'zero0'"),
+    ({"strategy": "zero4"}, "strategy: found 'zero4'; input should be 'ddp', 'fsdp'"),
     ({"search": {"kind": "hyperband"}}, "search: .*'hyperband'.*'grid', 'random', 'asha', 'pbt'"),
     (DRAWN, "vary.optim.lr is a range, and a grid has no end of numbers; expected a list, or"),
     ({"vary": {"seed": {"low": 2, "high": 1}}}, "from 2.0 to 1.0; expected low below high"),
