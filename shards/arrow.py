@@ -58,13 +58,15 @@ class ArrowRows:
         return found if isinstance(found, dict) else {}
 
     def take(self, column: str, rows: NDArray[np.int64]) -> Any:
-        """Returns the values of a column in some ascending rows, an array of pyarrow."""
+        """Returns the values of a column in some rows, an array of pyarrow."""
         groups = np.searchsorted(self._starts, rows, side="right") - 1
-        parts = []
+        parts, order = [], np.argsort(groups, kind="stable")
         for group in np.unique(groups).tolist():
-            inside = rows[groups == group] - self._starts[group]
+            inside = rows[order][groups[order] == group] - self._starts[group]
             parts.append(_plain(self._group(column, group).take(pa.array(inside))))
-        return pa.concat_arrays(parts) if parts else pa.array([])
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_arrays(parts).take(pa.array(back)) if parts else pa.array([])
 
     def _group(self, column: str, group: int) -> Any:
         if self._held.get(column, (-1, None))[0] != group:

@@ -71,9 +71,11 @@ class Body:
 
     def check(self) -> None:
         """Raises where it is not what was expected."""
-        found = self.hash.hexdigest()
-        if self.size is not None and (self.written, found) != (self.size, self.sha256):
+        found, size = self.hash.hexdigest(), self.size
+        wrong = size is not None and self.written != size
+        if wrong or self.sha256 not in (None, found):
+            expected = f"{size:,} bytes" if size is not None else "an index"
             raise Damaged(
-                f"{self.written:,} bytes with sha256 {found}; expected {self.size:,} bytes with "
-                f"sha256 {self.sha256}"
+                f"{self.written:,} bytes with sha256 {found}; expected {expected} "
+                f"with sha256 {self.sha256}"
             )

@@ -257,8 +257,7 @@ def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
     views = source.views
     partial = any(view.missing for view in views)
     members = [*member_names(views, source.block_rows), LABELS, *([PRESENT] if partial else [])]
-    keys, labels, present = [], [], []
-    places = []  # of each member: where it lies, its bytes, their checksum
+    keys, offsets, lengths, checksums, labels, present = [], [], [], [], [], []
     step = source.block_rows or IMAGES_AT_ONCE
     # Times and owners are left out, so that the same rows are the same bytes.
     with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
@@ -286,19 +285,23 @@ def _write_tar(source: Source, part: _Rows, stream: BinaryIO) -> ShardIndex:
                 values += [labels[-1], present[-1]][: len(members) - len(views)]
                 for suffix, value in zip(members, values, strict=True):
                     if value is None:  # the row lacks the view: the sample has no such member
-                        places.append((tar.offset, 0, 0))
+                        offsets.append(tar.offset)
+                        lengths.append(0)
+                        checksums.append(0)
                         continue
                     payload = npy(value) if isinstance(value, np.ndarray) else value[0]
-                    places.append((tar.offset + BLOCK, len(payload), zlib.crc32(payload)))
+                    offsets.append(tar.offset + BLOCK)
+                    lengths.append(len(payload))
+                    checksums.append(zlib.crc32(payload))
                     # One at a time: the members of a sample would be sorted by their suffixes.
                     writer.write({"__key__": keys[-1], suffix: payload})
-    table = np.array(places, np.int64).T.reshape(3, len(keys), len(members))
+    shape = (len(keys), len(members))
     return ShardIndex(
         keys=np.array(keys),
         members=np.array(members),
-        offsets=table[0],
-        lengths=table[1],
-        crc32=table[2].astype(np.uint32),
+        offsets=np.array(offsets, np.int64).reshape(shape),
+        lengths=np.array(lengths, np.int64).reshape(shape),
+        crc32=np.array(checksums, np.uint32).reshape(shape),
         rows=np.array([len(block) for block in labels], np.int64),
         labels=np.concatenate(labels),
         present=np.concatenate(present) if partial else None,

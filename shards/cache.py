@@ -8,10 +8,10 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NoReturn, Self, cast
 
 from heron.shards.artefact import FileSum, cache_folder
 from heron.shards.errors import DISK_FULL, ShardError
@@ -23,7 +23,7 @@ POLL_S = 0.01, 0.25  # first and longest pause between looks for room
 log = logging.getLogger("heron")
 
 
-class LocalFile(AbstractContextManager["LocalFile"]):
+class LocalFile:
     """A local file that nobody evicts until it is closed, or its process ends.
 
     Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
@@ -38,6 +38,10 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         """Lets the file go; again does nothing."""
         if self._close is not None:
             self._close()
+
+    def __enter__(self) -> Self:
+        """Holds it for a block."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Lets it go."""
@@ -80,7 +84,7 @@ class ShardCache:
     def get(
         self,
         sha256: str,
-        size: int,
+        size: int | None,
         fetch: Callable[[BinaryIO], None],
         *,
         of_content: bool = True,
@@ -111,7 +115,7 @@ class ShardCache:
             for path, _ in list(self._files()):
                 _evict(path)
 
-    def _hold(self, path: Path, size: int, of_content: bool) -> LocalFile | None:
+    def _hold(self, path: Path, size: int | None, of_content: bool) -> LocalFile | None:
         """Locks the cached file; None where there is none that is whole."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -123,7 +127,8 @@ class ShardCache:
             held.close()
             return None
         state = os.fstat(descriptor)
-        if FileSum(bytes=size, sha256=path.name).fault(path, of_content):
+        expected = FileSum(bytes=state.st_size if size is None else size, sha256=path.name)
+        if expected.fault(path, of_content):
             with self._alone():
                 if _lies_at(descriptor, path):
                     log.warning("%s is not as it was fetched; it is fetched again", path)
@@ -153,14 +158,15 @@ class ShardCache:
         return None
 
     def _fetch(
-        self, path: Path, stream: FileIO, size: int, fetch: Callable[[BinaryIO], None]
+        self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
     ) -> LocalFile:
         """Fills a .part, and gives it its name with no moment in which it has no lock."""
         part = path.with_suffix(".part")
         with stream:
             try:
-                self._reserve(stream, part, size)
-                fetch(cast(BinaryIO, stream))
+                if size is not None:
+                    self._reserve(stream, part, size)
+                fetch(cast(BinaryIO, _Growing(self, stream, part) if size is None else stream))
                 os.fsync(stream.fileno())
                 with self._alone():
                     part.rename(path)
@@ -230,29 +236,49 @@ class ShardCache:
         finally:
             os.close(descriptor)
 
-    def _disk_fault(self, fault: OSError, size: int) -> ShardError:
+    def _disk_fault(self, fault: OSError, size: int | None) -> ShardError:
         if fault.errno not in DISK_FULL:
             return ShardError(
                 f"cache {self.folder}: {fault}; expected a folder that can be written; "
                 "set data.cache.dir or HERON_CACHE to one"
             )
+        needed = "" if size is None else f" for a file of {size:,} bytes"
         return ShardError(
-            f"cache {self.folder}: the disk is full ({self._free():,} bytes are free) for a file "
-            f"of {size:,} bytes; free some space, lower data.cache.bytes, or set HERON_CACHE to a "
-            "folder on a larger disk"
+            f"cache {self.folder}: the disk is full ({self._free():,} bytes are free){needed}; "
+            "free some space, lower data.cache.bytes, or set HERON_CACHE to a folder on a larger "
+            "disk"
         )
+
+
+class _Growing:
+    """A file whose size is not known before it comes: room is made at every write."""
+
+    def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
+        self.cache, self.stream, self.part = cache, stream, part
+
+    def write(self, chunk: bytes) -> int:
+        self.cache._reserve(self.stream, self.part, self.stream.tell() + len(chunk))
+        return self.stream.write(chunk)
+
+    def seek(self, offset: int) -> int:
+        return self.stream.seek(offset)
 
 
 def _evict(path: Path) -> bool:
     """Removes a file that nobody uses; returns whether it is gone."""
-    with suppress(FileNotFoundError), FileIO(path) as found:
-        try:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if _lies_at(found.fileno(), path):
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _lies_at(descriptor, path):
             path.unlink()
-    return True
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:

@@ -1,11 +1,8 @@
 """Index tars that others wrote, where they lie: an index beside each, and a manifest."""
 
-import mmap
 import os
-import zlib
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +10,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from heron.shards.annotation import Label, Unlabelled, encode
-from heron.shards.artefact import MANIFEST, FileSum, in_words, sha256
+from heron.shards.annotation import encode
+from heron.shards.artefact import MANIFEST, FileSum, in_words
 from heron.shards.build import JOURNAL
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.index import ShardIndex, array_at, map_arrays
-from heron.shards.layout import Layout, StoredColumn, suggestion
+from heron.shards.index import map_arrays
+from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
     FOREIGN,
     KINDS,
@@ -32,49 +29,32 @@ from heron.shards.manifest import (
     load_manifest,
 )
 from heron.shards.moments import Moments
-from heron.shards.picture import read_whole
 from heron.shards.sources.base import file_record
-from heron.shards.tarball import ByteRange, contents
+from heron.shards.survey import Survey, survey_tar
+from heron.shards.tarball import contents
 from heron.shards.terminal import Bar
-from heron.shards.texts import TOKENIZER, read_text, write_tokenizers
+from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
 SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before they are measured
 AT_ONCE = 4096  # vectors read at a time for their statistics
-SKIP = "mend it, or leave such samples out with `--on-error skip`"
-Sample = dict[str, ByteRange]  # where each member lies, by its suffix
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """What one tar holds: its index but for the labels, and the labels as they are stated.
-
-    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
-    """
-
-    index: ShardIndex
-    labels: list[Label | None]
-    shapes: list[dict[tuple[int, ...], str]]  # of each view, and a sample that has it
-    skipped: list[str]
-    strays: list[str]
-    others: set[str]
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The manifest, and what was read for it: no tar where it was there already."""
+    """The manifest, and what is not in it.
+
+    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
+    """
 
     folder: Path
     manifest: Manifest
-    surveys: Sequence[Survey] = ()
+    skipped: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Returns a line for each split and view, for the labels, and for all that was left out."""
-        others = sorted({suffix for survey in self.surveys for suffix in survey.others})
-        strays = [path for survey in self.surveys for path in survey.strays]
-        skipped = [line for survey in self.surveys for line in survey.skipped]
         lines = []
         for split, shards in self.manifest.splits.items():
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
@@ -84,15 +64,15 @@ class Outcome:
         labels = self.manifest.labels
         names = f", {len(labels.names):,} names" if labels.names else ""
         lines.append(f"labels: {labels.kind}{names}")
-        if others:
-            lines.append(f"not indexed: members {', '.join(others)}")
-        if strays:
+        if self.others:
+            lines.append(f"not indexed: members {', '.join(self.others)}")
+        if self.strays:
             lines.append(
-                f"not indexed: {len(strays):,} files that are in no sample, since they have no "
-                f"suffix or begin with a dot, such as {strays[0]}"
+                f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
+                f"no suffix or begin with a dot, such as {self.strays[0]}"
             )
-        if skipped:
-            lines += [f"skipped {len(skipped):,} samples:", *skipped]
+        if self.skipped:
+            lines += [f"skipped {len(self.skipped):,} samples:", *self.skipped]
         return "\n".join(lines)
 
 
@@ -149,7 +129,13 @@ def index(
     measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
     changes = {"views": views, "labels": labels, "splits": measured}
     manifest = Manifest.model_validate(dict(plan) | changes).write(folder / MANIFEST)
-    return Outcome(folder, manifest, list(surveys.values()))
+    return Outcome(
+        folder,
+        manifest,
+        [line for survey in surveys.values() for line in survey.skipped],
+        [line for survey in surveys.values() for line in survey.strays],
+        sorted({suffix for survey in surveys.values() for suffix in survey.others}),
+    )
 
 
 def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
@@ -275,107 +261,3 @@ def _measured(
             part = slice(first, first + AT_ONCE), column
             moments.add(np.stack(map_arrays(tar, index.offsets[part], index.lengths[part])))
     return moments.onto(view.model_copy(update={"shape": next(iter(samples))}))
-
-
-def survey_tar(layout: Layout, tar: Path) -> Survey:
-    """Reads one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
-    listed = contents(tar)
-    keys, ranges, checksums, labels, skipped = [], [], [], [], []
-    shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
-    with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for key, sample in listed.samples.items():
-            try:
-                spans = [_member(column, sample) for column in layout.columns]
-                views = [data[start : start + length] for start, length in spans]
-                sizes = [_shape(*one) for one in zip(layout.columns, views, strict=True)]
-                labels.append(_label(layout, sample, data))
-            except ValueError as fault:
-                line = f"{tar.name} sample {key} {fault}"
-                if layout.on_error == "raise":
-                    raise ShardError(f"{line}; {SKIP}") from None
-                skipped.append(line)
-                continue
-            keys.append(f"{tar.stem}/{key}" if layout.prefix_keys else key)
-            ranges.append(spans)
-            checksums.append([zlib.crc32(view) for view in views])
-            for shape, size in zip(shapes, sizes, strict=True):
-                shape.setdefault(size, f"{tar.name} sample {key}")
-    if not keys:
-        raise ShardError(
-            f"{tar.name} holds no sample that can be indexed: {len(listed.samples)} samples, "
-            f"{len(listed.strays)} files of none; expected some"
-            + "".join(f"; {line}" for line in skipped[:1])
-        )
-    used = {suffix for column in layout.columns for suffix in column.suffixes}
-    used |= {layout.annotation.suffix} if layout.annotation else set()
-    offsets, lengths = np.moveaxis(np.array(ranges, np.int64), 2, 0)
-    return Survey(
-        index=ShardIndex(
-            keys=np.array(keys),
-            members=np.array([column.suffixes[0] for column in layout.columns]),
-            offsets=np.ascontiguousarray(offsets),
-            lengths=np.ascontiguousarray(lengths),
-            crc32=np.array(checksums, np.uint32),
-            rows=np.ones(len(keys), np.int64),
-            labels=np.full(len(keys), -1),
-        ),
-        labels=labels,
-        shapes=shapes,
-        skipped=skipped,
-        strays=[f"{tar.name} {path}" for path in listed.strays],
-        others={suffix for sample in listed.samples.values() for suffix in sample} - used,
-        bytes=tar.stat().st_size,
-        sha256=sha256(tar),
-    )
-
-
-def _member(column: StoredColumn, sample: Sample) -> ByteRange:
-    present = [suffix for suffix in column.suffixes if suffix in sample]
-    if len(present) != 1:
-        wanted = " or ".join(map(repr, column.suffixes))
-        fault = "has both" if present else "lacks"
-        raise ValueError(f"{fault} {wanted}; found {list(sample)[:8]}; expected one of each view")
-    return sample[present[0]]
-
-
-def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
-    """Returns the shape of a view of one sample; a picture is looked through, not decoded."""
-    try:
-        if column.kind == "image":
-            header = read_whole(payload)
-            return header.height, header.width, 3
-        if column.kind == "text":
-            read_text(payload, column.field)
-            return (-1,)
-        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
-        if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
-            raise ValueError(
-                f"is {array.dtype} {array.shape}; expected a vector of float32, since it is mapped "
-                "where it lies; write it again as array.astype('float32').ravel()"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError("has a NaN or infinite value; expected finite ones")
-        return array.shape
-    except (ValueError, ShardError) as fault:
-        raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
-
-
-def _label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None:
-    """Returns the label of one sample, None where it is unlabelled and may be."""
-    annotation = layout.annotation
-    if annotation is None:
-        return None
-    try:
-        if annotation.suffix not in sample:
-            raise Unlabelled(f"is missing; found {list(sample)[:8]}")
-        start, length = sample[annotation.suffix]
-        return annotation.read(data[start : start + length])
-    except Unlabelled as fault:
-        if layout.missing_label == "unlabelled":
-            return None
-        raise ValueError(
-            f"has no label: {annotation.suffix!r} {fault}; take it as unlabelled with "
-            "`--missing-label unlabelled`"
-        ) from None
-    except ValueError as fault:
-        raise ValueError(f"member {annotation.suffix!r} {fault}") from None

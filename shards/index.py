@@ -88,8 +88,9 @@ class ShardIndex:
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
         samples, members = len(index.keys), len(index.members)
-        block = samples, members
-        wanted: dict[str, tuple[int, ...]] = {"offsets": block, "lengths": block, "crc32": block}
+        wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("offsets", "lengths", "crc32"), (samples, members)
+        )
         wanted |= {"rows": (samples,), "labels": (int(index.rows.sum()), *index.labels.shape[1:])}
         for name, shape in wanted.items():
             if (found := getattr(index, name).shape) != shape:

@@ -196,7 +196,7 @@ class Shard(Record):
     samples: Rows  # a tar sample of vectors is a block of them
     bytes: Count
     sha256: Sha256
-    index_bytes: Count
+    index_bytes: Count | None = None  # None: the manifest is of schema 2
     index_sha256: Sha256
 
     @property
@@ -207,8 +207,10 @@ class Shard(Record):
     @classmethod
     def of(cls, tar: Path, index: ShardIndex, written: FileSum | None = None) -> Shard:
         """Returns the record of a tar and of the index beside it, which are both there."""
-        written = written or FileSum.of(tar)
-        beside = FileSum.of(tar.with_name(index_name(tar.name)))
+        written, beside = (
+            written or FileSum.of(tar),
+            FileSum.of(tar.with_name(index_name(tar.name))),
+        )
         return cls(
             file=tar.name,
             samples=int(index.rows.sum()),
@@ -242,15 +244,19 @@ class BuiltFrom(Record):
 
 
 class Manifest(Artefact):
-    """All there is to know of a data set before its first shard is opened."""
+    """All there is to know of a data set before its first shard is opened.
+
+    One of schema 2 has no fingerprint; it is read, and given one.
+    """
 
     what: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
     again: ClassVar[str] = REBUILD
     version_key: ClassVar[str] = "schema_version"
-    versions: ClassVar[tuple[int, ...]] = (SCHEMA_VERSION,)
+    versions: ClassVar[tuple[int, ...]] = (2, SCHEMA_VERSION)
+    unsealed: ClassVar[tuple[int, ...]] = (2,)
 
     dataset: str
-    schema_version: Literal[3]
+    schema_version: Literal[2, 3]
     views: list[View] = Field(min_length=1)
     labels: Labels
     block_rows: Rows | None = None  # None: a row is a tar sample
@@ -367,8 +373,11 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
     try:
         return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
-        found, remedy = fault.found, "give a folder that `heron shards build` or `index` made"
-        if store.exists("build.json"):
-            found = "an unfinished build"
-            remedy = "run the same `heron shards build` again to finish it"
+        unfinished = store.exists("build.json")
+        found = "an unfinished build" if unfinished else fault.found
+        remedy = (
+            "run the same `heron shards build` again to finish it"
+            if unfinished
+            else "give a folder that `heron shards build` or `heron shards index` made"
+        )
         raise ShardError(f"{where}: {found}; expected a manifest; {remedy}") from None

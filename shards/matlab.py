@@ -291,7 +291,12 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
     with h5py.File(path, "r") as file:
         data = file[name]
         columns, rows = data.shape
-        check_chunks(data, f"{path.name}: {name}", data.chunks or (1, rows))
+        held = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
+        if held > LARGEST_CHUNK:
+            raise SourceError(
+                f"{path.name}: {name} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} "
+                f"at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
+            )
         # One stretch of the file where there are no chunks: a column at a time.
         places = (
             data.iter_chunks() if data.chunks else (np.s_[at : at + 1, :] for at in range(columns))
@@ -305,15 +310,6 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
             for column, values in enumerate(block, first):
                 out.seek((column * rows + row) * values.itemsize)
                 out.write(values)
-
-
-def check_chunks(data: Any, where: str, chunks: tuple[int, ...]) -> None:
-    """Raises SourceError where a chunk of a data set is too large to be held as a whole."""
-    if (held := math.prod(chunks) * data.dtype.itemsize) > LARGEST_CHUNK:
-        raise SourceError(
-            f"{where} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} at most; run "
-            f"`h5repack -l {data.name.lstrip('/')}:CHUNK=1x65536` on it"
-        )
 
 
 def _stranger(path: Path, start: bytes) -> str:

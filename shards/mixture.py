@@ -63,12 +63,12 @@ class MixedStore(Store):
             found |= {f"{number}.{name}" for name in names}
         return found
 
-    def local(self, name: str, size: int, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index: see `Store`."""
         store, own = self.part(name)
         return store.local(own, size, sha256)
 
-    def copies(self, sizes: Mapping[str, int]) -> AbstractContextManager[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
         """Refuses: the data sets are verified one by one."""
         raise ShardError(f"{self.where()}: a mixture; expected one data set; give each alone")
 

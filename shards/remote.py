@@ -17,6 +17,7 @@ from heron.shards.errors import RESTORE, ShardError, shown
 
 BLOCK = 8 * 2**20  # bytes of a read; of protocols that do not stream, also of a request
 DAMAGED = 2  # a file with other bytes than expected is fetched so many times
+MOST_BYTES = 2**30  # of a file of which nobody knows the size
 PORTS = {"http": 80, "https": 443}
 HOPS = 5  # redirects within a host that are followed
 EXTRA = "pip install 'heron-pretrain[remote]'"
@@ -105,23 +106,23 @@ class Remote:
         stream: BinaryIO,
         size: int | None = None,
         sha256: str | None = None,
-        limit: int = 0,
+        limit: int | None = None,
     ) -> None:
         """Writes a whole file to a stream that is at its beginning.
 
-        It has `size` and `sha256`, or, where they are not known, `limit` bytes at most. What
-        came before a connection broke is kept where the server can send the rest. Raises Missing,
-        TooLong where it has more than `limit` bytes, ShardError where it cannot be had or is
-        another, OSError of the stream.
+        What came before a connection broke is kept where the server can send the rest. Raises
+        Missing, TooLong where it has more than `limit` bytes, ShardError where it cannot be had or
+        is another, OSError of the stream.
         """
+        most = MOST_BYTES if limit is None else limit
         body = Body(stream, size, sha256)
 
         def attempt() -> None:
             for chunk in timely(self._chunks(name, body), self.retry.slowest, self.retry.timeout_s):
-                if size is None and body.written + len(chunk) > limit:
+                if size is None and body.written + len(chunk) > most:
                     raise TooLong(
-                        f"{self.where(name)}: more than {limit:,} bytes came; expected {limit:,} "
-                        f"at most; {RESTORE}"
+                        f"{self.where(name)}: more than {most:,} bytes came; expected {most:,} at "
+                        f"most; {RESTORE}"
                     )
                 body.write(chunk)
             body.check()

@@ -42,16 +42,16 @@ class Store(ABC):
         """Returns the names of all files, or None where they cannot be listed."""
 
     @abstractmethod
-    def local(self, name: str, size: int, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index, until it is closed.
 
-        A remote file is compared with its size and checksum when it is fetched; a local one is used
-        in place, unread and perhaps not there.
+        A remote file is compared with its size (None for an index, of which no manifest has it) and
+        checksum when it is fetched; a local one is used in place, unread and perhaps not there.
         Raises Missing, or ShardError where it cannot be fetched, is another, or has no room.
         """
 
     @abstractmethod
-    def copies(self, sizes: Mapping[str, int]) -> AbstractContextManager[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
         """Gives a local folder with these files as they are now, without those that are missing.
 
         Raises TooLong where one is longer than it should be.
@@ -92,12 +92,12 @@ class LocalStore(Store):
         """Returns the names of all files."""
         return {path.name for path in self.folder.iterdir()}
 
-    def local(self, name: str, size: int, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in place."""
         return LocalFile(self.folder / _plain(name))
 
     @contextmanager
-    def copies(self, sizes: Mapping[str, int]) -> Iterator[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Gives the folder itself: nothing is copied."""
         yield self.folder
 
@@ -123,13 +123,13 @@ class RemoteStore(Store):
         """Returns the names of all files; None over HTTP."""
         return self.remote.names()
 
-    def local(self, name: str, size: int, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in the cache, which is fetched where it is not there."""
         fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
         return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
-    def copies(self, sizes: Mapping[str, int]) -> Iterator[Path]:
+    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Gives a temporary folder; the cache would hide what is wrong with the files now."""
         with TemporaryDirectory(prefix="heron-") as made:
             folder = Path(made)

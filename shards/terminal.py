@@ -3,9 +3,8 @@
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +104,7 @@ def _rule(rows: Sequence[Sequence[str]]) -> None:
         terminal.print(f"too wide for this terminal, and left out: {', '.join(left)}")
 
 
-class Bar(AbstractContextManager["Bar"]):
+class Bar:
     """How far something is: a bar on a terminal, in a log a line every ten seconds.
 
     Schedulers cut what the processes of a job print into pieces and interleave them, so that a
@@ -182,6 +181,10 @@ class Bar(AbstractContextManager["Bar"]):
         seconds = (now - self._began) / made * (self._total - self._done)
         return f"{timedelta(seconds=round(seconds))} left"
 
+    def __enter__(self) -> Self:
+        """Used as a context, so that a terminal has its cursor again after an error."""
+        return self
+
     def __exit__(self, *error: object) -> None:
-        """Closes it, so that a terminal has its cursor again after an error."""
+        """Closes it."""
         self.close()

@@ -1,11 +1,10 @@
 """Texts in the members of a tar, UTF-8 or a string of a JSON object, and their tokenisers."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import shown
@@ -46,10 +45,14 @@ def read_text(data: bytes, field: str | None = None) -> str:
 
 def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> Iterator[str]:
     """Yields the texts of a shard."""
-    column, data = index.column(member), np.memmap(tar, np.uint8, "r")
-    for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
-        if length:  # else the row lacks its text
-            yield read_text(data[start : start + length].tobytes(), field)
+    column = index.column(member)
+    file = os.open(tar, os.O_RDONLY)
+    try:
+        for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
+            if length:  # else the row lacks its text
+                yield read_text(os.pread(file, int(length), int(start)), field)
+    finally:
+        os.close(file)
 
 
 def write_tokenizer(path: Path, texts: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from heron.shards.picture import decode as decode_picture
 from heron.shards.picture import read_whole
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
-from heron.shards.tarball import ByteRange, places
+from heron.shards.tarball import ByteRange, walk
 from heron.shards.texts import read_text
 
 
@@ -86,10 +86,10 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     )
 
 
-def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:
+def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
     if not path.exists():
         yield f"{path.name}: missing: the manifest lists it"
-    elif (bytes_there := path.stat().st_size) != size:
+    elif size is not None and (bytes_there := path.stat().st_size) != size:
         yield f"{path.name}: {bytes_there:,} bytes; expected {size:,}"
     elif (digest := sha256(path)) != checksum:
         yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"
@@ -104,7 +104,7 @@ def _shard_faults(
         raise ShardError(f"{shard.index_file}: {fault}")
     tar = folder / shard.file
     files: dict[str, ByteRange] = {}
-    for path, span in places(tar):
+    for path, span in walk(tar):
         if path in files:
             yield f"{shard.file} holds {path!r} twice"
         files[path] = span

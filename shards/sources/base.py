@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,18 +28,6 @@ def _exists(path: Path) -> Path:
 
 
 FileOrFolder = Annotated[Path, AfterValidator(_exists)]
-
-
-def parted(value: str) -> tuple[str, Path]:
-    """Returns the name and the file of NAME=FILE; of a file alone there is no name."""
-    name, equals, file = value.partition("=")
-    return ("", Path(value)) if not equals or Path(value).is_file() else (name, Path(file))
-
-
-def without_folders(values: Iterable[str]) -> list[str]:
-    """Returns values of NAME=FILE, or FILE, as a manifest has them: files by name alone."""
-    found = map(parted, values)
-    return [f"{name}={path.name}" if name else path.name for name, path in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +143,7 @@ class Source(BaseModel):
     def options(self) -> dict[str, Any]:
         """Returns the options, files by name alone: their bytes matter, and not their folder.
 
-        One of `left_out` is named only where it is not its default: it came later, and a data set
-        without it keeps its fingerprint.
+        One of `left_out`, which came later, is named only where it is not its default.
         """
         return {
             key: _plain(getattr(self, key))
@@ -253,16 +240,6 @@ class Loaded:
 
 class FileSource(Source):
     """A source that reads files: a subclass says how to `load` them, and no more."""
-
-    named_by: ClassVar[str] = ""  # the option whose file or folder gives the data set its name
-
-    @property
-    def dataset(self) -> str:
-        """The data set's name in its manifest."""
-        if not self.named_by:
-            return self.name
-        path: Path = getattr(self, self.named_by)
-        return path.resolve().name if path.is_dir() else path.stem
 
     @property
     def files(self) -> list[Path]:

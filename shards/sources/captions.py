@@ -1,5 +1,6 @@
 """Pictures and captions: NAME.jpg beside NAME.txt, or a CSV of files and captions."""
 
+import csv
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,6 @@ from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import shape_of
 from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each, file_record
 from heron.shards.sources.folder import KINDS, folder_record, look_at, make_keys, read_picture
-from heron.shards.sources.text import read_rows
 
 CAPTION = ".txt"
 
@@ -26,7 +26,6 @@ class Captions(FileSource):
     """
 
     name: ClassVar[str] = "captions"
-    named_by: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build captions --folder birds --out data/birds"
     block_rows: ClassVar[int | None] = None
 
@@ -34,6 +33,11 @@ class Captions(FileSource):
     csv: FilePath | None = Field(
         None, description="a CSV of file,caption (default: NAME.txt beside each NAME.jpg)"
     )
+
+    @property
+    def dataset(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
@@ -101,25 +105,30 @@ class Captions(FileSource):
 
     def _of_csv(self, path: Path) -> list[tuple[str, str]]:
         """Returns the pictures and captions that a CSV names."""
-        lines = read_rows(path, ",")
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as stream:
+                lines = [row for row in csv.reader(stream, strict=True) if row]
+        except (csv.Error, UnicodeDecodeError) as fault:
+            raise SourceError(
+                f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
+            ) from None
         top = self.folder.resolve()
-        number, first = next(iter(lines.items()))
-        if Path(first[0]).suffix.lower() not in KINDS:
-            del lines[number]  # the names of the columns
-        for number, row in lines.items():
+        if lines and Path(lines[0][0]).suffix.lower() not in KINDS:
+            lines = lines[1:]  # the names of the columns
+        for number, row in enumerate(lines, 1):
             if len(row) != 2 or not (place := (top / row[0]).resolve()).is_file():
                 raise SourceError(
-                    f"{path.name}, line {number}: found {shown(row)}; expected a picture that lies "
+                    f"{path.name}, row {number}: found {shown(row)}; expected a picture that lies "
                     f"in {self.dataset}, and its caption"
                 )
             if not place.is_relative_to(top):
                 raise SourceError(
-                    f"{path.name}, line {number}: {shown(row[0])} leads out of {self.dataset}; "
+                    f"{path.name}, row {number}: {shown(row[0])} leads out of {self.dataset}; "
                     "expected a picture in it"
                 )
         if not lines:
             raise SourceError(f"{path.name}: no rows; expected file,caption in each line")
-        return [(row[0], row[1]) for row in lines.values()]
+        return [(row[0], row[1]) for row in lines]
 
 
 def _text(path: Path) -> str:

@@ -171,8 +171,10 @@ class CelebA(FileSource):
         left_out = f"left out what the files do not share; {kept.sum():,} rows remain: {gaps}"
 
         def caption(row: int) -> bytes:
-            names = {attributes.columns[at] for at in np.flatnonzero(attributes.values[row])}
-            return describe_face(names, np.random.default_rng([self.seed, row])).encode()
+            names = [
+                n for n, v in zip(attributes.columns, attributes.values[row], strict=True) if v
+            ]
+            return describe_face(set(names), np.random.default_rng([self.seed, row])).encode()
 
         texts = {"caption": Column((len(files), -1), each(caption))} if self.captions else {}
         return Loaded(
@@ -318,9 +320,9 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
         article, who, smiling = "a", f"smiling {who}", False
     hair = " ".join(word for kind in (CUT, HAIR) for name, word in kind.items() if name in names)
     had = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
-    had += [words[draw.integers(2)] for name, words in HAS.items() if name in names]
+    had += [_worded(words, draw) for name, words in HAS.items() if name in names]
     had += ["a beard"] if male and "No_Beard" not in names else []
-    worn = [words[draw.integers(2)] for name, words in WEARS.items() if name in names]
+    worn = [_worded(words, draw) for name, words in WEARS.items() if name in names]
     kept = set(draw.permutation(len(had) + len(worn))[:MOST_SAID].tolist())
     had = [word for place, word in enumerate(had) if place in kept]
     worn = [word for place, word in enumerate(worn, len(had)) if place in kept]
@@ -330,6 +332,10 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     return " ".join(
         [start.format(f"{article} {who}"), *(parts[i] for i in draw.permutation(len(parts)))]
     )
+
+
+def _worded(words: tuple[str, str], draw: np.random.Generator) -> str:
+    return words[draw.integers(2)]
 
 
 def _listed(words: list[str], draw: np.random.Generator) -> str:

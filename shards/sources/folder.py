@@ -33,7 +33,6 @@ class Folder(FileSource):
     """
 
     name: ClassVar[str] = "folder"
-    named_by: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build folder --folder cifar10 --out data/cifar10"
     block_rows: ClassVar[int | None] = None
 
@@ -45,6 +44,11 @@ class Folder(FileSource):
         "val and test where there is a train; else all is one split, `all`, and classes begin at "
         "the first level: say so with `all` where train is a class)",
     )
+
+    @property
+    def dataset(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""

@@ -19,6 +19,7 @@ from heron.shards.sources.base import Column, FileSource, Loaded, split_ranges
 STEMS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")  # in the names of files
 CLASSES = 10
 MOST_BYTES = 1 << 30  # of a file unpacked; EMNIST, the largest of the family, has 640 MB
+CHUNK = 1 << 20
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
 
@@ -33,7 +34,6 @@ class Idx(FileSource):
     """
 
     name: ClassVar[str] = "idx"
-    named_by: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build idx --folder mnist --out data/mnist"
 
     folder: DirectoryPath = Field(
@@ -76,6 +76,11 @@ class Idx(FileSource):
                     f"{name} is {value!r}, but {where} none; leave it out, or ask for {remedy}"
                 )
         return self
+
+    @property
+    def dataset(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
 
     @property
     def files(self) -> list[Path]:
@@ -173,11 +178,12 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         raw.seek(0)
         stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=raw) if zipped else raw
         try:
-            data = stream.read(start)
+            data = bytearray(stream.read(start))
             shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
             size = start + math.prod(shape)
             # No further than the header says, however far it unpacks; at the end gzip's checksum.
-            data += stream.read(1 + min(size, MOST_BYTES) - len(data))
+            while len(data) <= min(size, MOST_BYTES) and (piece := stream.read(CHUNK)):
+                data += piece
         except (OSError, EOFError, zlib.error) as fault:
             raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD}") from None
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
@@ -194,8 +200,9 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         problem = f"dimensions {times(shape)}; expected none of 0"
     elif len(data) != size:
         end = "it is cut short" if len(data) < size else "something comes after its end"
-        found = f"{len(data):,} bytes or more" if len(data) > size else f"{len(data):,} bytes"
-        problem = f"{found}; expected {size:,}, a header of {start} and {times(shape)}: {end}"
+        problem = (
+            f"{len(data):,} bytes; expected {size:,}, a header of {start} and {times(shape)}: {end}"
+        )
     else:
         return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
     raise SourceError(f"{path.name}: {problem}; {DOWNLOAD}")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.matlab import MOST_UNPACKED, NUMERIC, MatlabFile, check_chunks
-from heron.shards.sources.arrays import NamedArrays
+from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile
+from heron.shards.sources.named import NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
 
@@ -27,7 +27,6 @@ class Mat(NamedArrays):
     """
 
     name: ClassVar[str] = "mat"
-    named_by: ClassVar[str] = "mat"
     examples: ClassVar[str] = (
         "heron shards build mat --mat handwritten.mat --labels-name gt --out data/handwritten"
     )
@@ -39,6 +38,11 @@ class Mat(NamedArrays):
     samples: Literal["rows", "columns"] | None = Field(
         None, description="what samples are in a matrix (default: what their number tells)"
     )
+
+    @property
+    def dataset(self) -> str:
+        """The name of the file."""
+        return self.mat.stem
 
     @property
     def names(self) -> Sequence[str]:
@@ -242,6 +246,9 @@ def _numbers(item: Any, where: str) -> NDArray[Any]:
     if item.is_virtual or item.external:
         raise SourceError(f"{where} lies in another file; expected its numbers here; {DOWNLOAD}")
     _bound(item.shape, item.dtype.itemsize, where)
-    check_chunks(item, where, item.chunks or (0,))
+    if item.chunks and (held := math.prod(item.chunks) * item.dtype.itemsize) > LARGEST_CHUNK:
+        raise SourceError(
+            f"{where} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} at most; {DOWNLOAD}"
+        )
     values: NDArray[Any] = item[()]
     return values

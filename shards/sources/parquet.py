@@ -94,7 +94,7 @@ class Parquet(FileSource):
     def load(self) -> Loaded:
         """Opens the files, and looks at every picture's header and every label."""
         views = self._views()
-        labels, targets = self._labels()
+        targets, labels = self._labels()
         ends = np.cumsum([0, *self._rows.rows]).tolist()
         splits, at = {}, 0
         for split, paths in self._paths.items():
@@ -175,11 +175,11 @@ class Parquet(FileSource):
             views[view] = numbers(shape, read, f"{where}: view {view!r}", FILL)
         return views
 
-    def _labels(self) -> tuple[Labels, NDArray[Any]]:
-        """Returns what the labels are, and those of all rows."""
+    def _labels(self) -> tuple[NDArray[Any], Labels]:
+        """Returns the labels of all rows, and what they are."""
         total = sum(self._rows.rows)
         if not self.label:
-            return Labels(kind="none", names=[]), np.full(total, -1)
+            return np.full(total, -1), Labels(kind="none", names=[])
         where = f"{self.dataset}: label {', '.join(self.label)}"
         columns = [self._rows.take(name, np.arange(total)).to_pylist() for name in self.label]
         if len(columns) > 1:
@@ -190,7 +190,8 @@ class Parquet(FileSource):
                         f"1 in each of several columns: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
-            return describe(array, where, "multi_label", self.label, self.minus_one)
+            labels, targets = describe(array, where, "multi_label", self.label, self.minus_one)
+            return targets, labels
         feature = self._rows.features.get(self.label[0])
         values, known = columns[0], np.array([value is not None for value in columns[0]])
         if not known.all() and self.missing_label == "error":
@@ -210,7 +211,7 @@ class Parquet(FileSource):
             labels, found = describe(array, where, None, _names(feature), self.minus_one)
         targets = np.full((total, *labels.row_shape), labels.unlabelled, labels.dtype)
         targets[known] = found
-        return labels, targets
+        return targets, labels
 
 
 def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
@@ -254,20 +255,19 @@ def _vectors(
     """Returns what reads columns of numbers, or of lists of as many in each row, side by side."""
     from pyarrow import types
 
-    def lengths(values: Any) -> set[int]:
-        listed = types.is_list(values.type) or types.is_large_list(values.type)
-        return set(values.value_lengths().to_pylist()) if listed else set()
-
-    first = {column: lengths(rows.take(column, np.zeros(1, np.int64))) for column in columns}
+    def lengths(column: str, of: NDArray[np.int64]) -> set[int]:
+        lists = rows.take(column, of)
+        listed = types.is_list(lists.type) or types.is_large_list(lists.type)
+        return set(lists.value_lengths().to_pylist()) if listed else set()
 
     def one(column: str, of: NDArray[np.int64]) -> NDArray[Any]:
-        values = rows.take(column, of)
-        widths = lengths(values) | first[column]
+        widths = lengths(column, of) | lengths(column, np.zeros(1, np.int64))
         if len(widths) > 1:
             raise SourceError(
                 f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
                 f"expected as many in every row; {FILL}"
             )
+        values = rows.take(column, of)
         while types.is_nested(values.type):
             if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
@@ -288,7 +288,7 @@ def _vectors(
 
 def _sets(
     stated: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
-) -> tuple[Labels, NDArray[Any]]:
+) -> tuple[Labels, NDArray[np.uint8]]:
     """Returns lists of names, of class numbers, or of 0 and 1, as 0 and 1 in each column."""
     flat = [value for values in stated for value in values]
     kinds = {type(value) for value in flat}
@@ -297,7 +297,8 @@ def _sets(
     lengths = {len(values) for values in stated}
     repeated = any(len(set(values)) < len(values) for values in stated)
     if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
-        return describe(np.array(stated, int), where, "multi_label", None, minus_one)
+        labels, targets = describe(np.array(stated, int), where, "multi_label", None, minus_one)
+        return labels, targets
     found: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
     if kinds == {str} and names is not None:
         found = names

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from heron.shards.errors import SourceError, some
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, FileSource, Loaded, parted, without_folders
+from heron.shards.sources.base import WHOLE, FileSource, Loaded
 from heron.shards.sources.stated import MinusOne, classes_of, describe
 from heron.shards.sources.text import (
     SEPARATORS,
@@ -28,9 +28,13 @@ NONE = "none"  # no column: the rows have no labels
 
 
 def _table(value: str) -> str:
-    if "\0" in value or not parted(value)[1].is_file():
+    if "\0" in value or not Path(_path_of(value)).is_file():
         raise ValueError("expected FILE or NAME=FILE, a file that is there")
     return value
+
+
+def _path_of(value: str) -> str:
+    return value if "=" not in value or Path(value).is_file() else value.partition("=")[2]
 
 
 def _several(value: Any) -> Any:
@@ -103,11 +107,15 @@ class Table(FileSource):
     @property
     def files(self) -> list[Path]:
         """The files."""
-        return [parted(value)[1] for value in self.csv]
+        return [Path(_path_of(value)) for value in self.csv]
 
     def options(self) -> dict[str, Any]:
         """Returns the options, files by name alone; one file and one label are no list."""
-        given = super().options() | {"csv": without_folders(self.csv)}
+        named = []
+        for value, path in zip(self.csv, self.files, strict=True):
+            view = value[: len(value) - len(_path_of(value))]
+            named.append(view + path.name)
+        given = super().options() | {"csv": named}
         alone = {k: given[k][0] for k in ("csv", "label") if given[k] and len(given[k]) == 1}
         return given | alone
 
@@ -146,8 +154,10 @@ class Table(FileSource):
     def _sheets(self) -> list[Sheet]:
         """The files, read."""
         sheets = []
-        for name, path in map(parted, self.csv):
-            view = name or (path.stem if len(self.csv) > 1 else "features")
+        for value, path in zip(self.csv, self.files, strict=True):
+            view = value.partition("=")[0] if _path_of(value) != value else path.stem
+            if len(self.csv) == 1 and _path_of(value) == value:
+                view = "features"
             rows = read_rows(path, SEPARATORS.get(self.separator))
             names = rows.pop(next(iter(rows))) if self._has_header(path.name, view, rows) else None
             if not rows:

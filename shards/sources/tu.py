@@ -1,6 +1,6 @@
 """Sets of graphs in the TU text format (Morris et al. 2020), such as MUTAG and IMDB-BINARY."""
 
-import warnings
+import re
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field
 
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.graph import pack, tidy
 from heron.shards.manifest import GRAPHS, Labels
 from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each
+from heron.shards.sources.text import split_lines
 
 Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
 Integers = NDArray[np.int64]
 NEEDED = ("A", "graph_indicator", "graph_labels")
 OTHERS = ("node_labels", "edge_labels", "node_attributes", "edge_attributes", "graph_attributes")
+INTEGER = re.compile("-?[0-9]{1,9}")
 MOST_BYTES = 2**30  # of a file
 
 
@@ -166,16 +168,17 @@ def _integers(path: Path, columns: int) -> Integers:
     """Reads lines of whole numbers with commas between, [lines, columns]."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise SourceError(f"{path.name} has {size:,} bytes; expected {MOST_BYTES:,} at most")
-    wanted = "a whole number" if columns == 1 else f"{columns} whole numbers"
-    try:
-        with warnings.catch_warnings(action="error"):  # of no lines, or 1.5 cut to 1
-            table = np.loadtxt(
-                path, np.int64, comments=None, delimiter=",", ndmin=2, encoding="utf-8-sig"
+    lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
+    if not lines:
+        raise SourceError(f"{path.name} is empty; expected a number on each line; {DOWNLOAD}")
+    table = np.empty((len(lines), columns), np.int64)
+    for number, line in enumerate(lines):
+        cells = [cell.strip(" \t") for cell in line.split(",")]
+        if len(cells) != columns or not all(map(INTEGER.fullmatch, cells)):
+            wanted = "a whole number" if columns == 1 else f"{columns} whole numbers"
+            raise SourceError(
+                f"{path.name}, line {number + 1}: found {shown(line)}; expected {wanted} of at "
+                f"most 9 digits; {DOWNLOAD}"
             )
-    except (ValueError, Warning) as fault:
-        raise SourceError(
-            f"{path.name}: {fault} (rows from 0); expected {wanted} on each line; {DOWNLOAD}"
-        ) from None
-    if (found := table.shape[1]) != columns:
-        raise SourceError(f"{path.name}: {found} on a line; expected {wanted} on each; {DOWNLOAD}")
+        table[number] = [int(cell) for cell in cells]
     return table

@@ -13,7 +13,7 @@ from heron.shards.build import build, npy
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.show import contact_sheet, show
 from heron.shards.sources import make
-from heron.shards.sources.arrays import Arrays
+from heron.shards.sources.arrays import map_npy
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.test_verify import reseal, rewrite
@@ -115,7 +115,7 @@ def test_an_npy_stays_where_it_lies(tmp_path: Path) -> None:
     message = "big.npy: view 'big', row 16777214, column 1 is nan; expected a finite float32; fill"
     with pytest.raises(SourceError, match=message):
         source.read("all", (1 << 24) - 256, 1 << 24)
-    assert isinstance(source, Arrays) and isinstance(source.array("big"), np.memmap)
+    assert isinstance(map_npy(path), np.memmap)
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz"])
@@ -279,18 +279,9 @@ def test_options(tmp_path: Path) -> None:
         ({}, "arrays: options: expected either npz or npy; give one of them"),
         ({"npz": tmp_path / "mine.npz", "npy": [audio]}, "expected either npz or npy; give one of"),
         ({"npy": []}, "arrays: npy: List should have at least 1 item"),
-        (
-            {"npy": ["audio.npy"]},
-            "arrays: npy.0: expected NAME=FILE.npy, a file that is there (found 'audio.npy')",
-        ),
-        (
-            {"npy": ["=audio.npy"]},
-            "arrays: npy.0: expected NAME=FILE.npy, a file that is there (found '=audio.npy')",
-        ),
-        (
-            {"npy": ["a=none.npy"]},
-            "arrays: npy.0: expected NAME=FILE.npy, a file that is there (found 'a=none.npy')",
-        ),
+        ({"npy": ["audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found 'audio.npy')"),
+        ({"npy": ["=audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found '=audio.npy')"),
+        ({"npy": ["a=none.npy"]}, "arrays: npy.0: no file none.npy (found 'a=none.npy')"),
         ({"npy": [audio, audio]}, "two files are called 'audio'; give each a name of its own"),
     ]
     for options, message in cases:

@@ -47,11 +47,11 @@ def test_a_csv_names_pictures_and_several_captions(tmp_path: Path) -> None:
     assert rows.keys == ["bird_0-0", "bird_0-1", "bird_2-2"]
     build(source, tmp_path / "out", progress=False)
     for text, message in (
-        ("bird 9.png,nine\n", "line 1: found \\['bird 9.png', 'nine'\\]; expected a picture"),
-        ("../a.png,nine\n", "line 1: '../a.png' leads out of birds; expected a picture in it"),
+        ("bird 9.png,nine\n", "row 1: found \\['bird 9.png', 'nine'\\]; expected a picture"),
+        ("../a.png,nine\n", "row 1: '../a.png' leads out of birds; expected a picture in it"),
         ("bird 0.png, \n", "bird 0.png has an empty caption; expected a text"),
         ("file,caption\n", "no rows; expected file,caption in each line"),
-        ('bird 0.png,"a\n', "cannot be read .*; expected a table in UTF-8"),
+        ('bird 0.png,"a\n', "cannot be read .*; expected a CSV file in UTF-8"),
     ):
         (tmp_path / "a.png").write_bytes(picture(1))
         listed.write_text(text)

@@ -97,7 +97,7 @@ def test_views_of_several_kinds(tmp_path: Path) -> None:
     np.testing.assert_allclose(manifest.views[2].mean or [], vectors[:3].mean(0), rtol=1e-6)
     np.testing.assert_allclose(manifest.views[2].std or [], vectors[:3].std(0), rtol=1e-6)
     assert manifest.labels.kind == "none"
-    assert "not indexed: members caption.txt, secret.pkl" in str(outcome)
+    assert outcome.others == ["caption.txt", "secret.pkl"]
     assert "not indexed: members caption.txt, secret.pkl" in str(outcome)
     assert verify(tmp_path).ok
     assert "none labels (0)" in show(tmp_path)
@@ -175,7 +175,7 @@ def test_samples_that_are_bad_stop_or_are_left_out(
     assert message in str(raised.value) and "a.tar sample 1 " in str(raised.value)
     assert "or leave such samples out with `--on-error skip`" in str(raised.value)
     outcome = run(tmp_path, **options, on_error="skip")
-    (line,) = [line for survey in outcome.surveys for line in survey.skipped]
+    (line,) = outcome.skipped
     assert line.startswith("a.tar sample 1 ") and line in str(outcome)
     assert "skipped 1 samples" in str(outcome)
     found = ShardIndex.read(tmp_path / "a.index.npz")

@@ -144,14 +144,16 @@ def test_time_that_is_spent_elsewhere_is_not_the_servers(site: Web) -> None:
 
 def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heron.shards.store.MOST_BYTES", 3 * SIZE)
+    monkeypatch.setattr("heron.shards.remote.MOST_BYTES", 4 * SIZE)
     remote = store(f"{site.url}/set", tmp_path)
 
-    def copy(sizes: dict[str, int]) -> None:
+    def copy(sizes: dict[str, int | None]) -> None:
         with remote.copies(sizes):
             pass
 
     calls: dict[str, Callable[[str], object]] = {
         "more than 768,000 bytes came; expected 768,000 at most; restore": remote.read_bytes,
+        "more than 1,024,000 bytes came; expected": lambda name: remote.local(name, None, SUM),
         "more than 256,000 bytes; expected 256,000 bytes": lambda n: remote.local(n, SIZE, SUM),
         "more than 500 bytes came; expected 500 at most": lambda n: copy({n: 500}),
     }

@@ -181,7 +181,7 @@ def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_
 def test_mulan_holds_no_more_values_than_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heron.shards.sources.mulan.MOST_VALUES", 99)
+    monkeypatch.setattr("heron.shards.sources.arff.MOST_VALUES", 99)
     source = make("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
     with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
         _ = source.splits

@@ -1,0 +1,192 @@
+"""ARFF files: attributes of numbers or of a few named values, in dense rows and in sparse ones."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.shards.errors import CONTROL, DOWNLOAD, SourceError, shown, some
+from heron.shards.sources.text import parse_number, split_lines
+
+ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.I | re.A)
+NUMERIC = ("numeric", "real", "integer")
+BINARY = ["0", "1"]  # the values of an attribute that is read as a number, 0 or 1
+MOST_VALUES = 1 << 29  # of a file, as features: a sparse row of two bytes has as many as any other
+
+
+class ArffFile(NamedTuple):
+    """An ARFF file: the values of each attribute, and float64 [rows, attributes].
+
+    `kinds` has no values for an attribute of numbers. What an attribute of values has in a row is
+    the number of its value from 0 on, and where these are 0 and 1, in whichever order, the value.
+    """
+
+    file: str
+    kinds: dict[str, tuple[str, ...]]
+    lines: list[int]  # of the rows
+    values: NDArray[np.float64]
+
+
+def read_arff(path: Path) -> ArffFile:
+    r"""Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
+
+    Raises SourceError where a line is no attribute or row, a cell no value of its attribute, or
+    where a value could be meant in two ways; \n and \r\n alone end a line.
+    """
+    kinds: dict[str, tuple[str, ...]] = {}
+    rows: dict[int, NDArray[np.float64]] | None = None  # by their lines
+    width = 0  # of a row of features and labels
+    lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
+    for number, line in enumerate(lines, 1):
+        text, where = line.replace("\t", " ").strip(" "), f"{path.name}, line {number}"
+        if not text or text.startswith("%"):
+            continue
+        if found := CONTROL.search(text):
+            raise SourceError(
+                f"{where}: found {found[0]!r} in {text[max(0, found.start() - 20) :][:40]!r}; "
+                f"expected text in UTF-8, its lines ended by \\n or \\r\\n; save it again so"
+            )
+        keyword = text.partition(" ")[0].lower()
+        if rows is not None:
+            if (len(rows) + 1) * width > MOST_VALUES:
+                raise SourceError(
+                    f"{where}: {width:,} columns of more than {len(rows):,} rows; expected "
+                    f"{MOST_VALUES:,} values at most; part the file"
+                )
+            rows[number] = _read_row(where, text, kinds)
+        elif keyword == "@data":
+            rows, width = {}, sum(1 if is_number(kind) else len(kind) for kind in kinds.values())
+        elif keyword == "@attribute":
+            name, kind = _read_attribute(where, text)
+            if name in kinds:
+                raise SourceError(
+                    f"{where}: a second attribute {name!r}; expected each name once; rename one"
+                )
+            kinds[name] = kind
+        elif keyword != "@relation":
+            raise SourceError(
+                f"{where}: found {shown(text)}; expected @relation, @attribute, @data or a "
+                "comment; mend the line"
+            )
+    if not kinds:
+        raise SourceError(f"{path.name}: no @attribute lines; expected an ARFF file")
+    if not rows:
+        raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
+    return ArffFile(path.name, kinds, list(rows), np.stack(list(rows.values())))
+
+
+def _read_attribute(where: str, text: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of an attribute, and its values where it is not one of numbers."""
+    if (parts := ATTRIBUTE.fullmatch(text)) is None:
+        raise SourceError(f"{where}: not an @attribute NAME TYPE")
+    name, kind = parts[1].strip("'\""), parts[2].strip(" ")
+    if kind.lower() in NUMERIC:
+        return name, ()
+    values = tuple(map(_unquoted, _split(kind[1:-1])))
+    if not (kind.startswith("{") and kind.endswith("}")) or not all(values):
+        raise SourceError(
+            f"{where}: attribute {name!r} is {shown(kind)}; expected {', '.join(NUMERIC)}, or "
+            "{VALUE,...}; take it out of the file"
+        )
+    if len(set(values)) < len(values):
+        raise SourceError(
+            f"{where}: attribute {name!r} is {shown(kind)}; expected each value once; mend the line"
+        )
+    return name, values
+
+
+def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArray[np.float64]:
+    """Returns the values of a row; a sparse one is `{column value, ...}`."""
+    names, sparse = list(kinds), text.startswith("{")
+    cells = {} if sparse else dict(enumerate(_split(text)))
+    if sparse:
+        cells = _sparse_cells(where, text, kinds)
+    elif len(cells) != len(names):
+        raise SourceError(
+            f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
+        )
+    values = np.zeros(len(names))
+    for column, cell in cells.items():
+        kind, text = kinds[names[column]], cell.strip(" ")
+        if is_number(kind):
+            value, expected = parse_number(_unquoted(text) if kind else text), "a finite number"
+        else:
+            place = {one: number for number, one in enumerate(kind)}.get(_unquoted(text))
+            value, expected = None if place is None else float(place), f"one of {some(kind)}"
+        if value is None or (kind and not np.isfinite(value)):
+            raise SourceError(
+                f"{where}, column {names[column]!r}: found {shown(text)}; expected {expected}; "
+                "fill or drop missing values first"
+            )
+        values[column] = value
+    return values
+
+
+def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> dict[int, str]:
+    """Returns what a sparse row gives, by the numbers of the columns.
+
+    What it leaves out is 0 of a number, and else the first value that the type names.
+    """
+    if not text.endswith("}"):
+        raise SourceError(
+            f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
+            f"{DOWNLOAD}, or mend the line"
+        )
+    names, given = list(kinds), dict[int, str]()
+    for cell in _split(text[1:-1]) if text[1:-1].strip(" ") else ():
+        number, _, value = cell.strip(" ").partition(" ")
+        column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
+        if column >= len(names):
+            raise SourceError(
+                f"{where}: cell {shown(value.strip(' '))} names no column; expected COLUMN VALUE, "
+                f"columns from 0 to {len(names) - 1}"
+            )
+        if column in given:
+            raise SourceError(
+                f"{where}: column {names[column]!r} is there twice, as {shown(given[column])} and "
+                f"as {shown(value)}; expected it once; remove one of them"
+            )
+        given[column] = value
+    for column, (name, kind) in enumerate(kinds.items()):
+        if column not in given and "0" in kind[1:]:  # some mean 0, some the first
+            raise SourceError(
+                f"{where}: column {name!r} of type {shown(type_of(kind))} is left out, and stands "
+                "for its first value, which is not 0; expected it in every sparse row; write it out"
+            )
+    return given
+
+
+def _split(text: str) -> list[str]:
+    """Splits a text at the commas that are not within quotes."""
+    if "'" not in text and '"' not in text:
+        return text.split(",")
+    cells, start, quote = [], 0, ""
+    for at, letter in enumerate(text):
+        if quote and letter == quote and text[at - 1] != "\\":
+            quote = ""
+        elif not quote and letter in "'\"" and text[at - 1 : at] in ("", " ", ",", "{"):
+            quote = letter
+        elif not quote and letter == ",":
+            cells.append(text[start:at])
+            start = at + 1
+    return [*cells, text[start:]]
+
+
+def _unquoted(text: str) -> str:
+    """Returns a value without the quotes and the backslashes that hide quotes in it."""
+    text = text.strip(" ")
+    if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
+        return re.sub(r"\\(.)", r"\1", text[1:-1])
+    return text
+
+
+def is_number(kind: tuple[str, ...]) -> bool:
+    """Returns whether an attribute of these values is one number: a real one, or 0 and 1."""
+    return not kind or sorted(kind) == BINARY
+
+
+def type_of(kind: tuple[str, ...]) -> str:
+    """Returns the type of an attribute of values as the file writes it."""
+    return f"{{{','.join(kind)}}}"

@@ -1,0 +1,226 @@
+"""Arrays that have names: which of them are views, labels or splits, and what is wrong with one."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from heron.shards.errors import SourceError
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, numbers, with_unknown
+from heron.shards.sources.stated import MINUS_ONE, LabelKind, MinusOne, describe
+
+LABELS = "labels"
+SPLIT = "split"  # the array that parts the rows
+COLOURS = 1, 3  # channels that are told from a height or a width
+NUMBERS = "fiub"  # kinds of dtypes
+WHOLE_NUMBERS = "iub"
+PICTURE_AXES = 3, 4  # of uint8
+
+
+class NamedArrays(FileSource):
+    """A source of arrays that have names: all of them are used, or named by `ignore`.
+
+    A subclass says how to open them.
+    """
+
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
+
+    view_names: list[str] | None = Field(
+        None, description="the arrays that are views (default: all that can be)"
+    )
+    labels_name: str = Field(
+        LABELS, description="the array of labels; without it no row has a label"
+    )
+    label_kind: LabelKind | None = Field(
+        None,
+        description="what a label is (default: multi_label of two columns or more, multi_class of "
+        "one)",
+    )
+    label_names: list[str] | None = Field(
+        None,
+        description="names of the labels, or of the classes 0, 1, ... (default: the values there "
+        "are)",
+    )
+    minus_one: MinusOne | None = Field(None, description=MINUS_ONE)
+    channels: Literal["first", "last"] | None = Field(
+        None,
+        description="where uint8 arrays in four dimensions have the channels (default: on the one "
+        "axis that has 1 or 3, the second or the last)",
+    )
+    ignore: list[str] = Field([], description="arrays that are neither views nor labels nor split")
+    missing: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether rows may lack a view: NaN in all of its columns"
+    )
+    unknown: Literal["refuse", "allow"] = Field(
+        "refuse", description="whether single labels may be unknown: NaN, -1 or 255"
+    )
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The arrays there are."""
+
+    @abstractmethod
+    def array(self, name: str) -> NDArray[Any]:
+        """Returns an array by its name, [rows, ...]."""
+
+    @abstractmethod
+    def where(self, name: str) -> str:
+        """Returns the name of the file that an array is in."""
+
+    def load(self) -> Loaded:
+        """Looks at the shapes of the views, and reads the labels and the splits."""
+        titles = ", ".join(path.name for path in self.files)
+        asked = [*(self.view_names or ()), *self.ignore]
+        default = type(self).model_fields["labels_name"].default
+        if self.label_kind != "none" and (self.labels_name, self.label_kind) != (default, None):
+            asked.append(self.labels_name)
+        if unknown := [name for name in asked if name not in self.names]:
+            raise SourceError(
+                f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; expected one "
+                "of them"
+            )
+        others = {self.labels_name, SPLIT, *self.ignore}
+        names = self.view_names or [n for n in self.names if n not in others and self._may_view(n)]
+        self._check_used(titles, names, others)
+        labels, targets = self._labels()
+        split = self._split()
+        views = {name: self._column(name) for name in names}
+        said = [line for line in map(self._conversion, names) if line]
+        lengths = {name: column.shape[0] for name, column in views.items()}
+        lengths |= {} if targets is None else {self.labels_name: len(targets)}
+        lengths |= {} if split is None else {SPLIT: len(split)}
+        first = names[0] if targets is None else self.labels_name
+        rows = lengths[first]
+        for name, length in lengths.items():
+            if length != rows:
+                raise SourceError(
+                    f"{self.where(name)}: {name!r} has {length} rows and {first!r} {rows}; "
+                    "expected the same rows in every array"
+                )
+        parts = [] if split is None else dict.fromkeys(split.tolist())
+        return Loaded(
+            views=views,
+            targets=np.full(rows, -1) if targets is None else targets,
+            labels=labels,
+            splits={part: np.flatnonzero(split == part) for part in parts} or {WHOLE: range(rows)},
+            warning="; ".join(said),
+        )
+
+    def _check_used(self, titles: str, views: list[str], others: set[str]) -> None:
+        """Refuses arrays that nobody uses, and labels that may pass for a view."""
+        unused = [name for name in self.names if name not in {*views, *others}]
+        may_be = unused if self.view_names else [*unused, *filter(self._whole, views)]
+        if may_be and self.labels_name not in self.names and self.label_kind is None:
+            raise SourceError(
+                f"{titles}: no array {self.labels_name!r}, but {may_be[0]!r}, which may be the "
+                "labels; name them with --labels-name, or say --label-kind none where there are "
+                "none"
+            )
+        if unused:
+            array = self.array(unused[0])
+            raise SourceError(
+                f"{titles}: {unused[0]!r} is {array.dtype} {array.shape}, and neither a view nor "
+                "labels nor split; expected a use for every array; add it to --view-names, or "
+                f"leave out what is not used with --ignore {' '.join(unused)}"
+            )
+        if not views:
+            raise SourceError(
+                f"{titles}: no 2-D array of numbers and no uint8 one in three dimensions or four; "
+                "expected one for each view"
+            )
+
+    def _whole(self, name: str) -> bool:
+        """Returns whether an array has whole numbers, and is no pictures."""
+        return self.array(name).dtype.kind in WHOLE_NUMBERS and not self._raw(name)
+
+    def _raw(self, name: str) -> bool:
+        """Returns whether an array has the form of raw pictures."""
+        array = self.array(name)
+        return array.dtype == np.uint8 and array.ndim in PICTURE_AXES
+
+    def _may_view(self, name: str) -> bool:
+        array = self.array(name)
+        return self._raw(name) or (array.ndim == 2 and array.dtype.kind in NUMBERS)
+
+    def _conversion(self, name: str) -> str:
+        """Says what is done to a view before it is stored, or returns nothing."""
+        array = self.array(name)
+        if self._raw(name):
+            return f"view {name!r} has its channels moved last" if self._first(name) else ""
+        if self._whole(name):
+            return f"view {name!r} is {array.dtype}, and stored as vectors of float32"
+        return ""
+
+    def _column(self, name: str) -> Column:
+        array, raw = self.array(name), self._raw(name)
+        if not self._may_view(name) or 0 in array.shape:
+            raise SourceError(
+                f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected "
+                "numbers [rows, width], or uint8 [rows, height, width, channels]"
+            )
+        if not raw:
+            where = f"{self.where(name)}: view {name!r}"
+            allowed: Literal["allow"] | None = "allow" if self.missing == "allow" else None
+            remedy = "fill, scale or drop it first"
+            if not allowed:
+                remedy += ", or `--missing allow` rows that are NaN throughout"
+            return numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
+        first = self._first(name)
+
+        def pixels(rows: NDArray[np.int64] | slice) -> NDArray[np.uint8]:
+            stored = self.array(name)[rows]
+            stored = np.moveaxis(stored, 1, 3) if first else stored
+            return stored if stored.ndim == 4 else stored[..., None]
+
+        shape = (len(array), *pixels(slice(1)).shape[1:])
+        return Column(shape, lambda rows: np.ascontiguousarray(pixels(rows)))
+
+    def _first(self, name: str) -> bool:
+        """Returns whether the channels of pictures stand before height and width."""
+        array = self.array(name)
+        if array.ndim == 3:
+            return False
+        first, last = array.shape[1] in COLOURS, array.shape[3] in COLOURS
+        if self.channels is None and first == last:
+            raise SourceError(
+                f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected 1 or "
+                "3 channels on the second axis or on the last, and not on both; say --channels "
+                "last where it is [rows, height, width, channels], and --channels first where it "
+                "is [rows, channels, height, width]"
+            )
+        return self.channels == "first" if self.channels else first
+
+    def _split(self) -> NDArray[np.str_] | None:
+        if SPLIT not in self.names or SPLIT in self.ignore:
+            return None
+        split = np.array(self.array(SPLIT))
+        if split.dtype.kind != "U" or split.ndim != 1:
+            raise SourceError(
+                f"{self.where(SPLIT)}: {SPLIT!r} is {split.dtype} {split.shape}; expected "
+                "strings [rows]"
+            )
+        return split
+
+    def _labels(self) -> tuple[Labels, NDArray[Any] | None]:
+        name = self.labels_name
+        if self.label_kind == "none" or name not in self.names:
+            return Labels(kind="none", names=self.label_names or []), None
+        array = np.array(self.array(name))
+        where = f"{self.where(name)}: {name!r}"
+        if self.unknown == "allow":
+            multi = array.ndim == 2 and self.label_kind in (None, "multi_label")
+            if not multi or array.dtype.kind not in NUMBERS or not array.size:
+                raise SourceError(
+                    f"{where} is {array.dtype} {array.shape}, and single labels may be unknown; "
+                    "expected numbers [rows, labels]; a class that is not known is -1, without "
+                    "--unknown"
+                )
+            names = self.label_names or [str(number) for number in range(array.shape[1])]
+            targets, labels = with_unknown(array, names, where)
+            return labels, targets
+        return describe(array, where, self.label_kind, self.label_names, self.minus_one)

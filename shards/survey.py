@@ -1,0 +1,141 @@
+"""The survey of one tar of others: where its samples lie, their checksums, sizes and labels."""
+
+import mmap
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from heron.shards.annotation import Label, Unlabelled
+from heron.shards.artefact import sha256
+from heron.shards.errors import ShardError
+from heron.shards.index import ShardIndex, array_at
+from heron.shards.layout import Layout, StoredColumn
+from heron.shards.picture import read_whole
+from heron.shards.tarball import ByteRange, contents
+from heron.shards.texts import read_text
+
+SKIP = "mend it, or leave such samples out with `--on-error skip`"
+Sample = dict[str, ByteRange]  # where each member lies, by its suffix
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What one tar holds: its index but for the labels, and the labels as they are stated.
+
+    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
+    """
+
+    index: ShardIndex
+    labels: list[Label | None]
+    shapes: list[dict[tuple[int, ...], str]]  # of each view, and a sample that has it
+    skipped: list[str]
+    strays: list[str]
+    others: set[str]
+    bytes: int
+    sha256: str
+
+
+def survey_tar(layout: Layout, tar: Path) -> Survey:
+    """Reads one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
+    listed = contents(tar)
+    keys, ranges, checksums, labels, skipped = [], [], [], [], []
+    shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
+    with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for key, sample in listed.samples.items():
+            try:
+                spans = [_member(column, sample) for column in layout.columns]
+                views = [data[start : start + length] for start, length in spans]
+                sizes = [_shape(*one) for one in zip(layout.columns, views, strict=True)]
+                labels.append(_label(layout, sample, data))
+            except ValueError as fault:
+                line = f"{tar.name} sample {key} {fault}"
+                if layout.on_error == "raise":
+                    raise ShardError(f"{line}; {SKIP}") from None
+                skipped.append(line)
+                continue
+            keys.append(f"{tar.stem}/{key}" if layout.prefix_keys else key)
+            ranges.append(spans)
+            checksums.append([zlib.crc32(view) for view in views])
+            for shape, size in zip(shapes, sizes, strict=True):
+                shape.setdefault(size, f"{tar.name} sample {key}")
+    if not keys:
+        raise ShardError(
+            f"{tar.name} holds no sample that can be indexed: {len(listed.samples)} samples, "
+            f"{len(listed.strays)} files of none; expected some"
+            + "".join(f"; {line}" for line in skipped[:1])
+        )
+    used = {suffix for column in layout.columns for suffix in column.suffixes}
+    used |= {layout.annotation.suffix} if layout.annotation else set()
+    offsets, lengths = np.moveaxis(np.array(ranges, np.int64), 2, 0)
+    return Survey(
+        index=ShardIndex(
+            keys=np.array(keys),
+            members=np.array([column.suffixes[0] for column in layout.columns]),
+            offsets=np.ascontiguousarray(offsets),
+            lengths=np.ascontiguousarray(lengths),
+            crc32=np.array(checksums, np.uint32),
+            rows=np.ones(len(keys), np.int64),
+            labels=np.full(len(keys), -1),
+        ),
+        labels=labels,
+        shapes=shapes,
+        skipped=skipped,
+        strays=[f"{tar.name} {path}" for path in listed.strays],
+        others={suffix for sample in listed.samples.values() for suffix in sample} - used,
+        bytes=tar.stat().st_size,
+        sha256=sha256(tar),
+    )
+
+
+def _member(column: StoredColumn, sample: Sample) -> ByteRange:
+    present = [suffix for suffix in column.suffixes if suffix in sample]
+    if len(present) != 1:
+        wanted = " or ".join(map(repr, column.suffixes))
+        fault = "has both" if present else "lacks"
+        raise ValueError(f"{fault} {wanted}; found {list(sample)[:8]}; expected one of each view")
+    return sample[present[0]]
+
+
+def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
+    """Returns the shape of a view of one sample; a picture is looked through, not decoded."""
+    try:
+        if column.kind == "image":
+            header = read_whole(payload)
+            return header.height, header.width, 3
+        if column.kind == "text":
+            read_text(payload, column.field)
+            return (-1,)
+        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
+        if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
+            raise ValueError(
+                f"is {array.dtype} {array.shape}; expected a vector of float32, since it is mapped "
+                "where it lies; write it again as array.astype('float32').ravel()"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError("has a NaN or infinite value; expected finite ones")
+        return array.shape
+    except (ValueError, ShardError) as fault:
+        raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
+
+
+def _label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None:
+    """Returns the label of one sample, None where it is unlabelled and may be."""
+    annotation = layout.annotation
+    if annotation is None:
+        return None
+    try:
+        if annotation.suffix not in sample:
+            raise Unlabelled(f"is missing; found {list(sample)[:8]}")
+        start, length = sample[annotation.suffix]
+        return annotation.read(data[start : start + length])
+    except Unlabelled as fault:
+        if layout.missing_label == "unlabelled":
+            return None
+        raise ValueError(
+            f"has no label: {annotation.suffix!r} {fault}; take it as unlabelled with "
+            "`--missing-label unlabelled`"
+        ) from None
+    except ValueError as fault:
+        raise ValueError(f"member {annotation.suffix!r} {fault}") from None
