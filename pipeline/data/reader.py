@@ -61,9 +61,10 @@ class Reader:
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        in_shards = -(-np.diff(self.starts) // (self.manifest.block_rows or 1))
-        self._first_block = np.cumsum([0, *in_shards])  # of each shard, among all of a view
-        self._mapped: dict[str, Rows] = {}  # by view, where each block lies; 0: in no open shard
+        # By view, where the blocks of open shards lie: a line a shard, of which the first is that
+        # of all that are not open, and 0 is no address.
+        self._mapped: dict[str, NDArray[np.int64]] = {}
+        self._lines = np.zeros(len(self.shards), np.int64)
         present = self.store.names() if self.shards else None
         for number, shard in enumerate(self.shards):
             if (fault := self._absence(shard, present)) is not None:
@@ -71,7 +72,8 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a reading process is given: all but the open files."""
-        return self.__dict__ | {"_open": OrderedDict(), "_mapped": {}}
+        closed = {"_open": OrderedDict(), "_mapped": {}, "_lines": np.zeros_like(self._lines)}
+        return self.__dict__ | closed
 
     def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
         """Returns what is wrong with a shard that shows without reading it, or None."""
@@ -328,34 +330,34 @@ class Reader:
     ) -> None:
         """Copies rows of blocks to `out` from where they are mapped."""
         if view.name not in self._mapped:
-            self._mapped[view.name] = np.zeros(self._first_block[-1], np.int64)
+            rows = int(np.diff(self.starts).max(initial=0))
+            longest = -(-rows // (self.manifest.block_rows or 1))
+            self._mapped[view.name] = np.zeros((self.most_open + 1, longest), np.int64)
         mapped = self._mapped[view.name]
-        blocks = self._first_block[shards] + samples
         offsets = offsets * math.prod(view.shape) * np.dtype(view.dtype).itemsize
-        if (starts := mapped[blocks]).all():
+        if (starts := mapped[self._lines[shards], samples]).all():
             copy_rows(starts + offsets, out)
             return
         needed = np.unique(shards)
         for first in range(0, len(needed), self.most_open):  # so many can be open at once
             numbers = needed[first : first + self.most_open]
             at = np.isin(shards, numbers)
-            self._map(view, numbers, np.unique(blocks[at]))
-            starts = np.where(at, mapped[blocks], 0)
+            for number in numbers.tolist():
+                self._map(view, number, samples[shards == number])
+            starts = np.where(at, mapped[self._lines[shards], samples], 0)
             copy_rows(np.where(starts, starts + offsets, 0), out)
 
-    def _map(self, view: View, shards: Rows, blocks: Rows) -> None:
-        """Notes where the blocks of some shards lie; loses those of `blocks` that are faulty."""
+    def _map(self, view: View, number: int, samples: Rows) -> None:
+        """Notes where the blocks of a shard lie; loses those of `samples` that are faulty."""
+        if (opened := self._opened(number)) is None:
+            return
         column = self.manifest.views.index(view)
-        for number in shards.tolist():
-            if (opened := self._opened(number)) is None:
-                continue
-            first, stop = self._first_block[number : number + 2].tolist()
-            found = opened.blocks(view, column)
-            self._mapped[view.name][first:stop] = found.addresses
-            for sample, fault in found.faults.items():
-                if first + sample in blocks:
-                    rows = self.starts[number] + opened.index.starts[sample : sample + 2]
-                    self._lose(np.arange(*rows), fault)
+        found = opened.blocks(view, column)
+        line = self._mapped[view.name][self._lines[number]]
+        line[: len(found.addresses)] = found.addresses
+        for sample in sorted(found.faults.keys() & {*samples.tolist()}):
+            rows = self.starts[number] + opened.index.starts[sample : sample + 2]
+            self._lose(np.arange(*rows), found.faults[sample])
 
     def _opened(self, number: int) -> OpenShard | None:
         """Returns a shard, opened; None where it cannot be: then none of its rows can be read."""
@@ -378,10 +380,13 @@ class Reader:
             while len(self._open) >= self.most_open:
                 closed, opened = self._open.popitem(last=False)
                 for mapped in self._mapped.values():
-                    mapped[self._first_block[closed] : self._first_block[closed + 1]] = 0
+                    mapped[self._lines[closed]] = 0
+                self._lines[closed] = 0
                 opened.close()
             shard, index = self.shards[number], self.indexes[number]
             local = self.store.local(shard.file, shard.bytes, shard.sha256)
             self._open[number] = OpenShard(local, self.store.where(shard.file), index)
+            free = {*range(1, self.most_open + 1)} - {*self._lines[[*self._open]].tolist()}
+            self._lines[number] = min(free)
         self._open.move_to_end(number)
         return self._open[number]
