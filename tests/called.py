@@ -35,7 +35,10 @@ class Answer(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         words, folder = json.loads(self.rfile.readline())
         command = forked.start(words, Path(folder))
-        said, _ = command.communicate(timeout=300)
+        try:
+            said, _ = command.communicate(timeout=300)
+        finally:
+            command.kill()
         self.wfile.write(f"{json.dumps([command.returncode, said])}\n".encode())
 
 
@@ -48,5 +51,7 @@ def heron() -> Iterator[Path]:
         (folder / "heron").chmod(0o755)
         with socketserver.UnixStreamServer(str(folder / "asked"), Answer) as server:
             Thread(target=server.serve_forever, daemon=True).start()
-            yield folder
-            server.shutdown()
+            try:
+                yield folder
+            finally:
+                server.shutdown()

@@ -26,8 +26,8 @@ Lines = dict[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
 def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> Chart:
     """Returns points of y over x with bars of one standard deviation over repeats.
 
-    `drawn` is from `curves.points`; `lines` are drawn beside the curve of their name, and one whose
-    own name begins with `_` has no legend.
+    `drawn` is from `results.points`; `lines` are drawn beside the curve of their name, and one
+    whose own name begins with `_` has no legend.
     """
     numeric, unit = pd.api.types.is_numeric_dtype(drawn["x"]), scale(y)
     traces = []
@@ -56,7 +56,7 @@ def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> C
 
 
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> Chart:
-    """Returns the means of y from `curves.grid`: the best is framed, a missing one is empty."""
+    """Returns the means of y from `results.grid`: the best is framed, a missing one is empty."""
     values = scale(y) * means
     across, down = ([f"{v:g}" for v in axis] for axis in (means.columns, means.index))
     cells = [[None if math.isnan(v) else float(v) for v in line] for line in values.to_numpy()]

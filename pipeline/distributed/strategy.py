@@ -245,8 +245,8 @@ def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> 
         number: of micro-batches.
     """
     found: list[list[Tensor]] = [[] for _ in range(number)]
-    starts = itertools.accumulate(sizes, initial=0)
-    for start, size, offset in zip(starts, sizes, offsets, strict=False):
+    starts = itertools.accumulate([0, *sizes[:-1]])
+    for start, size, offset in zip(starts, sizes, offsets, strict=True):
         local = torch.arange(size)
         for j, parts in enumerate(found):
             parts.append(start + local[(local + offset) % number == j])

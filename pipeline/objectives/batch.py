@@ -134,11 +134,6 @@ class GlobalBatch:
         return self.labelled if self.shared is None else self.shared[1]
 
     @cached_property
-    def labelled_projections(self) -> list[Tensor]:
-        """The projections of all labelled rows, a tensor a view."""
-        return [z.index_select(0, self.labelled_at) for z in self.projections]
-
-    @cached_property
     def labelled_present(self) -> Tensor | None:
         """Which views each of all labelled rows has, [all labelled, views]; None: all of them."""
         return None if self.present is None else self.present.index_select(0, self.labelled_at)

@@ -44,7 +44,10 @@ class Comco(MomentumTerm):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slope by an anchor's sum, its N(i), and its neighbours with the slopes by them."""
+        """The slope by an anchor's sum, its N(i), and its neighbours with the slopes by them.
+
+        So many once they are taken; before `neighbour_epochs` there are none.
+        """
         return [2 + 2 * self.neighbours]
 
     def memory(self, run: RunSpec) -> MomentumQueue:
@@ -171,7 +174,8 @@ def comco(
         anchor_weight=columns(far, wrong) if select else None,
         key_weight=wrong if select else None,
     )
-    more = logits.new_zeros(len(own)).requires_grad_()  # nothing, whose slope is that by the sum
+    more = logits.new_zeros(len(own))  # nothing, whose slope is that by the sum
+    more.requires_grad_(anchors.requires_grad)
     finish = partial(_finish, mean=1 / max(batch, 1))
     loss = contrast(pairs, finish, [logits, is_one, counted, more])
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
@@ -179,7 +183,7 @@ def comco(
     told = rows.gather(_findings(loss, more, logits, near, far))
     limits = wrong[:batch] if select else None
     owed = _owed_as_keys(anchors, others[:batch] / tau, limits, told, own)
-    return loss + owed - owed.detach()
+    return loss + (owed - owed.detach())
 
 
 def _finish(sums: Tensor, per_anchor: Sequence[Tensor], mean: float) -> Tensor:
@@ -189,11 +193,13 @@ def _finish(sums: Tensor, per_anchor: Sequence[Tensor], mean: float) -> Tensor:
     return (total.log() - attraction).sum() * mean
 
 
-def _findings(loss: Tensor, sums: Tensor, logits: Tensor, near: Tensor, far: Tensor) -> Tensor:
+def _findings(loss: Tensor, more: Tensor, logits: Tensor, near: Tensor, far: Tensor) -> Tensor:
     """What own anchors tell the other processes: see `_owed_as_keys`."""
-    of_sums, of_logits = torch.autograd.grad(
-        loss, [sums, logits], retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+    of_sums, of_logits = torch.zeros_like(more), torch.zeros_like(logits)
+    if more.requires_grad:  # else they are of an encoder that is frozen
+        of_sums, of_logits = torch.autograd.grad(
+            loss, [more, logits], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
     return torch.cat([of_sums[:, None], far[:, None], near, of_logits[:, 1:]], 1)
 
 
@@ -211,6 +217,9 @@ def _owed_as_keys(
     """
     slope, far = told[:, :1], told[:, 1].long()
     near, of_near = told[:, 2:].chunk(2, 1)
+    # Weights of 1 at most: kernels take them in half precision.
+    most = slope.abs().amax().clamp(min=torch.finfo(slope.dtype).tiny) if len(slope) else 1
+    slope = slope / most
     pairs = Pairs(
         [anchors],
         [queries],
@@ -220,7 +229,7 @@ def _owed_as_keys(
         anchor_weight=torch.ones_like(anchors[:, :1]) if wrong is None else wrong[own],
         key_weight=slope if wrong is None else slope * columns(far, wrong),
     )
-    owed = contrast(pairs, lambda sums, _: sums.sum())
+    owed = contrast(pairs, lambda sums, _: sums.sum() * most)
     query, place = torch.isin(near.long(), own).nonzero(as_tuple=True)
     chosen = anchors[torch.searchsorted(own, near[query, place].long())]
     return owed + (of_near[query, place] * (queries[query] * chosen).sum(1)).sum()

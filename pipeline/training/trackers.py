@@ -1,6 +1,7 @@
 """Experiment trackers beside metrics.jsonl: those that accelerate knows, and your own."""
 
 import json
+import netrc
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from pydantic import BaseModel, ConfigDict, Field
@@ -241,7 +243,9 @@ def _options(
 
 
 def _is_in_netrc() -> bool:
-    """Whether netrc holds a login of wandb's host."""
-    from requests.utils import get_netrc_auth  # wandb, which needs it, is installed
-
-    return bool(get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")))
+    """Whether netrc names wandb's host; a login for any host says nothing of it."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        return host in netrc.netrc(Path(os.environ.get("NETRC", "~/.netrc")).expanduser()).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False

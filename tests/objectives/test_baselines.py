@@ -15,6 +15,7 @@ from heron.pipeline.objectives.comco import comco, scl_nl
 from heron.pipeline.objectives.engine import unit
 from heron.pipeline.objectives.mib import mib
 from heron.pipeline.objectives.pico import Disambiguation, pico, pseudo_target_loss
+from heron.pipeline.objectives.present import OwnRows
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels
@@ -188,6 +189,22 @@ def test_comco_is_its_oracle_and_its_shares_add_up(
     assert_same(whole(), expected, [q])
     for rows in cuts():
         assert_same(torch.stack([whole(part) for part in rows]).sum(), whole(), [q])
+
+
+def test_comco_of_a_frozen_encoder_has_no_slope() -> None:
+    """Its rows take part on several processes, as one's among others do."""
+    q, none = draw(BATCH, 3).detach(), torch.zeros(0, dtype=torch.int64)
+    empty = torch.zeros(0, 4, dtype=torch.float64)
+    told: list[Tensor] = []
+
+    def gather(x: Tensor) -> Tensor:
+        told.append(x)
+        return x
+
+    for own in (slice(None), OwnRows(slice(0, BATCH), gather)):
+        loss = comco(q, q, empty[:, :3], CLASSES, none, sets(BATCH), empty, rows=own)
+        assert torch.isfinite(loss) and not loss.requires_grad
+    assert len(told) == 1 and not told[0][:, 0].any()
 
 
 def test_comco_of_few_rows_is_finite() -> None:

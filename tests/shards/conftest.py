@@ -14,7 +14,10 @@ NEW_INTERPRETERS = "test_workers", "test_own_source"
 
 @pytest.fixture(autouse=True)
 def forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of a build loads for two seconds, in which it would build hundreds of shards."""
+    """A worker of a build loads for two seconds, in which it would build hundreds of shards.
+
+    It has the environment with which the server began, not what a test sets.
+    """
     if request.path.stem in NEW_INTERPRETERS:
         return
 
