@@ -174,15 +174,14 @@ def comco(
         anchor_weight=columns(far, wrong) if select else None,
         key_weight=wrong if select else None,
     )
-    more = logits.new_zeros(len(own))  # nothing, whose slope is that by the sum
-    more.requires_grad_(anchors.requires_grad)
+    # Nothing, added to the sums: its slope is that by the sum.
+    more = logits.new_zeros(len(own), requires_grad=anchors.requires_grad)
     finish = partial(_finish, mean=1 / max(batch, 1))
     loss = contrast(pairs, finish, [logits, is_one, counted, more])
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
-    told = rows.gather(_findings(loss, more, logits, near, far))
-    limits = wrong[:batch] if select else None
-    owed = _owed_as_keys(anchors, others[:batch] / tau, limits, told, own)
+    told, limits = _findings(loss, more, logits, near, far), wrong[:batch] if select else None
+    owed = _owed_as_keys(anchors, others[:batch] / tau, limits, rows.gather(told), own)
     return loss + (owed - owed.detach())
 
 
