@@ -106,7 +106,7 @@ def product(shape: Shape, dim: int, dtype: torch.dtype, device: str) -> float:
 def prepare(device: str, threads: int) -> None:
     """What every method has: its threads, tf32 where products are of float32, freed memory kept.
 
-    The last as in a run on CPUs; else a third of a term's time is page faults, of products less.
+    The last as in a run on CPUs; else a fifth of L_s's time is page faults, of products less.
     """
     torch.set_num_threads(threads)
     if device == "cpu":
