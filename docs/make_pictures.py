@@ -30,7 +30,7 @@ from PIL import Image
 from heron.launch.studies.halving import goes_on
 from heron.launch.studies.study import Study
 from heron.pipeline.config.augmentations import Blur, Color, Crop
-from heron.pipeline.data import views as augment
+from heron.pipeline.data import augment
 from heron.pipeline.data.plan import Listed, Stream, share
 from heron.shards.sources import make
 

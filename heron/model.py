@@ -25,7 +25,7 @@ from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.layers import LayerModel, refuse_options
-from heron.pipeline.training import pretrained, saved
+from heron.pipeline.training import hub, pretrained, saved
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.pipeline.training.signature import Signature
 from heron.shards.errors import ShardError
@@ -178,13 +178,13 @@ class Model:
             CheckpointError: the hub refuses it: it needs a token (`HF_TOKEN`, or `hf auth login`).
             MissingPackage: `huggingface_hub` is not installed.
         """
-        saved.parse(repository)
+        hub.parse(repository)
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
-            where = f"{saved.SCHEME}{repository.removeprefix(saved.SCHEME)}"
+            where = f"{hub.SCHEME}{repository.removeprefix(hub.SCHEME)}"
             known = self.config, self.signature, self._origin
             saved.save(folder, self.network, *known, where)
-            saved.publish(folder, repository, private)
+            hub.publish(folder, repository, private)
 
     def export(
         self,
@@ -274,9 +274,7 @@ def from_pretrained(
             a data set says what its inputs are.
         MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
-    folder = pretrained.locate(
-        saved.fetch(str(path)) if str(path).startswith(saved.SCHEME) else path
-    )
+    folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
     network = pretrained.from_pretrained(folder)
     config, signature = load_run_config(folder / "config.yaml"), Signature.read(folder)
     if not signature.inputs:

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from heron.launch.arguments import UsageError
 from heron.pipeline.config.errors import ConfigError, StudyError, TrainingError
-from heron.pipeline.config.experiment import move_renamed
+from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.config.sections import leaves, read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result

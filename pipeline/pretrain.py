@@ -26,7 +26,7 @@ from heron.pipeline.config.errors import (
 )
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.shipped import find_config
-from heron.pipeline.data.dataset import readers
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.launch import end, fail, settle
 from heron.pipeline.distributed.watchdog import Watchdog, leave

@@ -16,13 +16,17 @@ LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorbo
 LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inductor.compile_fx"]
 LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]
 LATER += ["deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload"]
-LATER += ["heron.pipeline.pretrain", "heron.launch.cli", "heron.pipeline.retrieval.query"]
-LATER += ["heron.pipeline.distributed.zero", "accelerate.commands.launch", "torch.testing"]
-LATER += ["pytest", "setuptools", "tests.experiments", "tests.forked", "tests.ranks"]
+LATER += ["accelerate.commands.launch", "torch.testing", "pytest", "setuptools"]
+OWN = ["heron.pipeline.pretrain", "heron.launch.cli", "heron.pipeline.retrieval.query"]
+OWN += ["tests.experiments", "tests.forked", "tests.ranks"]
 
 for name in LATER:
     with suppress(ImportError):  # of a library that is not installed: what needs it will say so
         import_module(name)
+for name in OWN:
+    import_module(name)
+with suppress(ImportError):  # where DeepSpeed is not installed
+    import_module("heron.pipeline.distributed.zero")
 vars(launch)["cores"] = lambda: 1  # as in the tests' own process: see `conftest`
 named_terms()  # loads every objective
 for name in ("base.html", "run.html"):

@@ -17,7 +17,7 @@ from heron.launch.studies.trials import LINEAGE, Taken, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
 from heron.pipeline.config.sections import Plain
-from heron.pipeline.data.blend import MINED
+from heron.pipeline.data.mined import MINED
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training import checkpoint
 from heron.pipeline.training.run_lock import RunLock

@@ -3,24 +3,20 @@
 import os
 from pathlib import Path
 
-import torch
-
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.decoders import needed_decoder
-from heron.pipeline.data.pictures import AUGMENTATIONS
 from heron.pipeline.data.plan import MOST_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import OPEN, Reader
 from heron.pipeline.data.roles import read_roles
+from heron.pipeline.data.workers import readers
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.mixture import MixedStore
 from heron.shards.sources import make
 from heron.shards.store import Store, is_remote, open_store
-
-MOST = 16  # reading processes of a training process, where their number is chosen for it
 
 
 def build_data(data: Data, progress: bool = True) -> None:
@@ -92,29 +88,6 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
             f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
-
-
-def cores() -> int:
-    """Returns the cores that each process of this machine has to itself, one at least."""
-    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (all_cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def readers(data: Data) -> int:
-    """Returns `data.workers`; for `auto`, of pictures, as many as have a core to decode on.
-
-    Beside a GPU these are all cores but one, beside a CPU, which computes on them too, a quarter.
-    What is no picture is copied, not decoded.
-    """
-    if data.workers != "auto":
-        return data.workers
-    decoded = any(
-        view.size is not None or any(one.name in AUGMENTATIONS["image"] for one in view.augment)
-        for view in data.views
-    )
-    if not torch.cuda.is_available():
-        return min(MOST, cores() // 4) if decoded else 0
-    return min(MOST, max(1, cores() - 1)) if decoded else 1
 
 
 def _most_open(reader: Reader, data: Data, limit: int) -> int:

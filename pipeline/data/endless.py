@@ -15,7 +15,8 @@ from heron.pipeline.data.dataset import open_reader, prepare_decoders
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import Skipped, Streams, refuse_unscored
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import Streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, shown
 from heron.shards.foreign import draft

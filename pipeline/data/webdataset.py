@@ -13,11 +13,12 @@ from torch.utils.data import get_worker_info
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, ArraySpec, Buffer, array_specs
-from heron.pipeline.data.dataset import readers
+from heron.pipeline.data.batches import VIEW, array_specs
+from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.endless import EndlessStreams, Sample
 from heron.pipeline.data.plan import share
 from heron.pipeline.data.random_keys import rng_keys
+from heron.pipeline.data.workers import readers
 from heron.shards.errors import ShardError
 
 MOST_BAD = 1000  # faults with no sample between them: then there is none to come

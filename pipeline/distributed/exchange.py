@@ -152,10 +152,10 @@ def exchange(
         needs: what is wanted of them.
         sizes: the rows of every process.
         targets: labels of the labelled rows.
-        inputs: see `GlobalBatch`, as of what is not named here.
-        indices: as there.
-        rng_keys: as there.
-        epoch: as there.
+        inputs: a tensor a view.
+        indices: numbers of the rows in the data set.
+        rng_keys: of the rows' random numbers.
+        epoch: now; a fraction of it counts.
         present: which views each row has; None: all of them.
         types: in which features travel, by name, and to which they are rounded on any number of
             processes, one too; of others, their own.

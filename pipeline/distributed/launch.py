@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Precision
-from heron.pipeline.data.dataset import cores
+from heron.pipeline.data.workers import cores
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.agreement import agree, meeting, run_facts
 from heron.pipeline.distributed.strategy import Strategy

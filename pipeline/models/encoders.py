@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.extras import require
 from heron.pipeline.config.model import (
     Cnn,
     Convnet,
@@ -22,8 +19,8 @@ from heron.pipeline.config.model import (
     Vgg,
 )
 from heron.pipeline.config.model import Encoder as Asked
-from heron.pipeline.data.graphs import NONE, parted
 from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
+from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network
 
 
@@ -97,75 +94,6 @@ class PooledResNet(nn.Module):
         """The mean over places [rows, width] of images [rows, channels, height, width]."""
         pooled: Tensor = self.network(x).pooler_output
         return pooled.flatten(1)
-
-
-class GinEncoder(nn.Module):
-    r"""A graph isomorphism network (Xu et al. 2019), as InfoGraph's (Sun et al. 2020).
-
-    Layer k is, of the features h of nodes v with neighbours N(v),
-
-    .. math:: h_v^{(k)} = BN(ReLU(MLP^{(k)}(h_v^{(k-1)} + \sum_{u \in N(v)} h_u^{(k-1)})))
-
-    with h^(0) the node's label as 0 and 1 (all 0 where it is hidden), and MLP two linear layers
-    with a ReLU between. A node has the features of all layers side by side, a graph the sum of its
-    nodes'. Batch norm is over the nodes of a stream's rows on all processes.
-
-    Attributes:
-        width: of the features.
-    """
-
-    def __init__(self, options: Gin, shape: Sequence[int], key: str) -> None:
-        """Draws the weights; `shape` is (nodes, edges, 2, labels), `key` is for errors."""
-        super().__init__()
-        geometric: Any = require("torch_geometric.nn", key)
-        self.most_nodes, _, _, self.labels = shape
-        self.width = options.width * options.layers
-        width, layers = self.labels, []
-        for _ in range(options.layers):
-            layers.append(
-                nn.Sequential(
-                    nn.Linear(width, options.width),
-                    nn.ReLU(),
-                    nn.Linear(options.width, options.width),
-                )
-            )
-            width = options.width
-        self.convolutions = nn.ModuleList(map(geometric.GINConv, layers))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(options.width) for _ in layers)
-
-    def forward(self, x: Int[Tensor, "rows numbers"], keys: Tensor) -> Float[Tensor, "rows width"]:
-        """Returns the sum over its nodes of each graph: see `data.graphs` for its row."""
-        there, features = self._features(x)
-        graph = there.nonzero()[:, 0]
-        return features.new_zeros(len(x), self.width).index_add(0, graph, features)
-
-    def nodes(
-        self, x: Int[Tensor, "rows numbers"], keys: Tensor
-    ) -> Float[Tensor, "rows nodes width"]:
-        """Returns features of the nodes of each graph, 0 where there is none."""
-        there, features = self._features(x)
-        out = features.new_zeros(*there.shape, self.width)
-        return out.masked_scatter(there[..., None], features)
-
-    def _features(
-        self, x: Int[Tensor, "rows numbers"]
-    ) -> tuple[Bool[Tensor, "rows nodes"], Float[Tensor, "all_nodes width"]]:
-        """Returns where there is a node, and the features of these, row after row."""
-        labels, edges = parted(x, self.most_nodes)
-        there = labels != NONE
-        number = (there.flatten().cumsum(0) - 1).view(there.shape)  # of a node among all
-        rows, places = edges[..., 0].ge(0).nonzero(as_tuple=True)
-        ends = number[rows[:, None], edges[rows, places].long()]
-        both = torch.cat([ends, ends.flip(1)]).T
-        first: Any = self.norms[0].weight
-        h = torch.zeros(int(there.sum()), self.labels, dtype=first.dtype, device=x.device)
-        seen = labels[there].long()
-        h[seen >= 0, seen[seen >= 0]] = 1
-        found = []
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            h = norm(torch.relu(convolution(h, both)))
-            found.append(h)
-        return there, torch.cat(found, 1)
 
 
 def mlp(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from heron.pipeline.config.errors import CheckpointError, TrainingError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Negatives
-from heron.pipeline.data.blend import MinedStream, table_name
+from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.distributed.collectives import from_first, gather_told, rank
 from heron.pipeline.evaluation.evaluator import Evaluator

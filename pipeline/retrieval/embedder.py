@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, ArraySpec, Buffer, array_specs, batches
-from heron.pipeline.data.dataset import readers
+from heron.pipeline.data.batches import VIEW, array_specs, batches
+from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel

@@ -2,9 +2,9 @@
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.dataset import readers
 from heron.pipeline.data.streams import Streams
 from heron.pipeline.data.views import Views
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective

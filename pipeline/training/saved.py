@@ -1,10 +1,6 @@
-"""A model's folder that can be copied, sent and published: weights, signature, experiment, card.
-
-Hugging Face's hub has it under `hf://org/name`.
-"""
+"""A model's folder that can be copied, sent and published: weights, signature, experiment, card."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -17,7 +13,6 @@ from safetensors.torch import save_file
 from heron.pipeline.config.data import Cache
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, RunFolder, dump_config
-from heron.pipeline.config.extras import require
 from heron.pipeline.distributed.agreement import versions
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.models.networks import without_weights
@@ -38,9 +33,6 @@ from heron.shards.artefact import (
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
 LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
 READ = WEIGHTS, CONFIG, SIGNATURE  # what makes a model; its card is for people, who may edit it
-SCHEME = "hf://"
-NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-REPOSITORY = re.compile(rf"({NAME}/{NAME})(?:@({NAME}(?:/{NAME})*))?")
 
 
 class SavedModel(Artefact):
@@ -240,75 +232,3 @@ def portable(config: Config) -> Config:
             "tracking": [],
         }
     )
-
-
-def parse(text: str) -> tuple[str, str | None]:
-    """Returns repository and revision of `org/name@revision`, with `hf://` before it or not.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
-    found = REPOSITORY.fullmatch(text.removeprefix(SCHEME))
-    if found is None:
-        raise CheckpointError(
-            f"'{text}' names no model of the hub; expected {SCHEME}org/name or "
-            f"{SCHEME}org/name@revision, a branch, a tag or a commit; give one of these"
-        )
-    return found[1], found[2]
-
-
-def fetch(address: str) -> Path:
-    """Returns a local folder with a model of the hub, in the cache of `huggingface_hub`.
-
-    Only the files that a saved model has are fetched, whatever else the repository holds.
-
-    Raises:
-        CheckpointError: it cannot be fetched, or was not saved by Heron.
-        MissingPackage: `huggingface_hub` is not installed.
-    """
-    hub, (name, revision) = require("huggingface_hub", address), parse(address)
-    try:
-        found = Path(
-            hub.snapshot_download(name, revision=revision, allow_patterns=[MANIFEST, *READ])
-        )
-    except Exception as error:  # its own, those of the network, and those of the disk
-        raise CheckpointError(
-            f"{address} cannot be fetched: {_line(error)}; expected a model that is published, or "
-            "that your token (HF_TOKEN) may read; look at the name, the revision and the network"
-        ) from error
-    if not (found / MANIFEST).exists():
-        raise CheckpointError(
-            f"{address} has no {MANIFEST}; expected a model that Heron saved; publish it with "
-            "heron save RUN --push ORG/NAME"
-        )
-    return found
-
-
-def publish(folder: Path, repository: str, private: bool | None = None) -> None:
-    """Uploads a saved model's folder in one commit; a card that is there already stays.
-
-    Raises:
-        CheckpointError: the name is none, or the hub refuses it.
-        MissingPackage: `huggingface_hub` is not installed.
-    """
-    name, revision = parse(repository)
-    api = require("huggingface_hub", f"{SCHEME}{name}").HfApi()
-    try:
-        api.create_repo(name, private=private, exist_ok=True)
-        edited = [CARD] if api.file_exists(name, CARD, revision=revision) else None
-        api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            revision=revision,
-            ignore_patterns=edited,
-            commit_message="Upload a model of Heron",
-        )
-    except Exception as error:  # its own, and those of the network
-        raise CheckpointError(
-            f"{SCHEME}{name} cannot be written: {_line(error)}; expected a repository that your "
-            "token (HF_TOKEN) may write; look at the name, the token and the network"
-        ) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,11 +13,12 @@ from heron import __version__
 from heron.pipeline.config.errors import CheckpointError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data.batches import Batch, batches, share_of
-from heron.pipeline.data.blend import MinedStream
-from heron.pipeline.data.dataset import build_data, readers
+from heron.pipeline.data.dataset import build_data
+from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.views import Views
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed import collectives, strategy
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch, uses_ring
@@ -27,7 +28,7 @@ from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.models.networks import described
 from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.negatives.mine import Miner
@@ -44,13 +45,10 @@ from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
-from heron.pipeline.training.values import StepValues, refuse_nonfinite
+from heron.pipeline.training.values import StepValues, Unread, refuse_nonfinite
 from heron.shards.terminal import say, say_table
 
 COMPILER = "inductor"  # behind torch.compile
-# Of a step whose numbers are on their way: its number, these, the others by name, the features of
-# this process's rows, for the error of one that is not finite, and why rows could not be read.
-Unread = tuple[int, StepValues, dict[str, float], Features, dict[int, str]]
 
 
 def train(
@@ -241,7 +239,7 @@ class Trainer:
         given = features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
         whole = gather_batch(*given)
         loss, terms = objective(whole)
-        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.came != ""}
+        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.asked()}
         scalars |= {f"loss/{name}": x for name, x in terms.items()}
         numbers = StepValues(scalars, self.device)
         backward(loss)
@@ -261,7 +259,7 @@ class Trainer:
         values |= {"lr": rate, "samples_per_s": self.rows / seconds}
         values |= {"data_wait_s": waited, "seconds": seconds}
         features = {name: [x.detach() for x in tensors] for name, tensors in features.items()}
-        self.unread = t, numbers, values, features, batch.lost
+        self.unread = Unread(t, numbers, values, features, batch.lost)
 
     def read(self) -> None:
         """Reads and records the numbers of the last step; stops where one is not finite."""

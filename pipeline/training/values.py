@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,24 @@ class StepValues:
     def _stack(self, scalars: Mapping[str, Any]) -> Tensor:
         numbers = [torch.as_tensor(x, device=self.device) for x in scalars.values()]
         return torch.stack([x.detach().double() for x in numbers])
+
+
+class Unread(NamedTuple):
+    """What is known of a step while its numbers are on their way.
+
+    Attributes:
+        step: its number.
+        numbers: that are on their way.
+        values: the others, by name.
+        features: of this process's rows, for the error of one that is not finite.
+        lost: rows that could not be read, and why.
+    """
+
+    step: int
+    numbers: StepValues
+    values: dict[str, float]
+    features: Features
+    lost: dict[int, str]
 
 
 def refuse_nonfinite(

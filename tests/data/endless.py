@@ -9,9 +9,9 @@ import torch
 
 from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.batches import Batch, batches, share_of
-from heron.pipeline.data.dataset import readers
 from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import open_data
+from heron.pipeline.data.workers import readers
 from tests.experiments import merge
 from tests.shards import others
 

@@ -15,7 +15,8 @@ from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.plan import Listed
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import Skipped, Streams, open_streams
+from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.build import build

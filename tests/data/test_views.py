@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.data import Data
+from heron.pipeline.data.augment import fit
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.views import SALTS, Views, fit
+from heron.pipeline.data.views import SALTS, Views
 from heron.shards.build import build
 from heron.shards.sources import make
 

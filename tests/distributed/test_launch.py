@@ -18,6 +18,18 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
         launch.start_processes(load_config(FACES))
 
 
+@pytest.mark.parametrize(("said", "expected"), [("null", 3), ("2", 2)])
+def test_threads_are_the_cores_of_a_process_unless_it_is_said(
+    said: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(launch, "cores", lambda: 3)
+    monkeypatch.setattr(launch, "keep_freed_memory", lambda: False)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    launch.start_processes(load_config(FACES, [f"train.cpu_threads={said}"]))
+    assert threads == [expected]
+
+
 def test_a_process_alone_ends_as_programs_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs at the interpreter's end, such as a tracker's last lines, still does."""
     monkeypatch.setattr(launch, "leave", lambda _: pytest.fail("it left at once"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.dataset import readers
+from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.launch import settle
 from tests.experiments import FRAMES, merge
 

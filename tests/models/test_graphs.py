@@ -14,7 +14,7 @@ from heron.pipeline.config.errors import ConfigError, InputError
 from heron.pipeline.config.model import Gin
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
-from heron.pipeline.models.encoders import GinEncoder
+from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks

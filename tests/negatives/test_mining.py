@@ -15,8 +15,8 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.batches import ProcessBatches, batches
-from heron.pipeline.data.blend import MinedStream, table_name
 from heron.pipeline.data.dataset import build_data
+from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Listed, Stream
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.negatives import mine as miner_of

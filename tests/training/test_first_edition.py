@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import load_config, load_run_config, move_renamed
+from heron.pipeline.config.experiment import load_config, load_run_config
+from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.objectives.deepmtmv import TaskGroups
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.pretrained import from_pretrained
