@@ -11,7 +11,7 @@ from heron.pipeline.config.terms import named_terms
 from heron.pipeline.distributed import launch
 from heron.pipeline.report import pages
 
-LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "webdataset"]
+LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "webdataset"]
 LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
 LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inductor.compile_fx"]
 LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]

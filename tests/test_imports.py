@@ -13,6 +13,16 @@ LATE = {  # loaded by the functions that need them: most take as long as half of
 }
 HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(SystemExit): cli.main"
 
+RUN = """
+import tempfile
+from pathlib import Path
+from heron.pipeline.pretrain import pretrain
+from tests import reference_runs
+with tempfile.TemporaryDirectory() as folder:
+    reference_runs.data(Path(folder))
+    pretrain(reference_runs.experiment(Path(folder), "herocon", "herocon", steps=1))
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "needed", "late"),
@@ -20,8 +30,9 @@ HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(Sys
         ("import heron.pipeline.pretrain", {"torch", "accelerate"}, LATE),
         ("import heron.losses.functional", {"torch"}, LATE | {"accelerate", "PIL"}),
         (f"{HELP}(['--help'])", {"argparse"}, LATE | {"torch", "accelerate"}),
+        (RUN, {"torch._dynamo"}, LATE - {"fsspec", "tensorboard"}),
     ],
-    ids=["pretrain", "losses", "help"],
+    ids=["pretrain", "losses", "help", "a run of a step"],
 )
 def test_libraries_are_loaded_late(code: str, needed: set[str], late: set[str]) -> None:
     tell = "import sys; print(*sys.modules, file=sys.stderr)"

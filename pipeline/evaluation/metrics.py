@@ -1,5 +1,8 @@
 """Scores of predictions against labels; exact, because every row is counted once."""
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,15 +41,20 @@ def _f1_of_labels(true: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDAr
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    """Returns scores of exclusive classes: the most probable one is predicted; see the above."""
-    from sklearn.metrics import accuracy_score, f1_score
+    """Returns scores of exclusive classes: the most probable one is predicted; see the above.
 
-    true, predicted = y.argmax(1), probability.argmax(1)
+    The macro F1 is the mean over the classes that some row has or is predicted.
+    """
+    classes = np.arange(y.shape[1])
+    true, predicted = (x.argmax(1, keepdims=True) == classes for x in (y, probability))
+    f1, support = _f1_of_labels(true, predicted), true.sum(0)
+    micro = _f1_of_labels(true.reshape(-1, 1), predicted.reshape(-1, 1)).item()
     scores = {
-        f"f1_{average}": float(f1_score(true, predicted, average=average, zero_division=0))
-        for average in ("weighted", "macro", "micro")
+        "f1_weighted": float((f1 * support).sum() / max(1, support.sum())),
+        "f1_macro": float(f1[(true | predicted).any(0)].mean()),
+        "f1_micro": micro,
+        "accuracy": micro,  # the same where a row has one class: each error is missed and wrong
     }
-    scores["accuracy"] = float(accuracy_score(true, predicted))
     return scores | _ranking(probability, y)
 
 
@@ -72,16 +80,41 @@ def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -
 
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:
-    """Returns the AUC of every label over the rows where it is known; NaN where all agree."""
-    from sklearn.metrics import roc_auc_score  # here: it loads scipy, before a run's first step
+    """Returns the AUC of every label over the rows where it is known; NaN where all agree.
 
-    both, known = (y == 0).any(0) & (y == 1).any(0), ~np.isnan(y)
-    return [
-        float(roc_auc_score(y[known[:, a], a], probability[known[:, a], a]))
-        if both[a]
-        else float("nan")
-        for a in range(y.shape[1])
-    ]
+    It is the share of pairs of a row that has the label and one that has not whose order is right;
+    half of a pair with equal probabilities is.
+
+    Raises:
+        ValueError: a probability is NaN.
+    """
+    return [auc for auc, _ in _by_label(probability, y)]
+
+
+def _by_label(
+    probability: NDArray[np.float32], y: NDArray[np.float32]
+) -> Iterator[tuple[float, float]]:
+    """Yields AUC and average precision of every label; NaN where its known rows all agree.
+
+    Average precision is the mean over the rows that have the label of the share that has it among
+    the rows at least as probable.
+    """
+    if np.isnan(probability).any():
+        rows = np.flatnonzero(np.isnan(probability).any(1))
+        raise ValueError(
+            f"{len(rows)} of {len(probability)} rows have NaN as a probability, the first is row "
+            f"{rows[0]}; expected numbers: the model's weights or its inputs are not finite"
+        )
+    for scores, label in zip(probability.T, y.T, strict=True):
+        positive, negative = np.sort(scores[label == 1]), np.sort(scores[label == 0])
+        if not len(positive) or not len(negative):
+            yield math.nan, math.nan
+            continue
+        below, up_to = (np.searchsorted(negative, positive, side) for side in ("left", "right"))
+        auc = (below + up_to).sum() / (2 * len(positive) * len(negative))
+        found = len(positive) - np.searchsorted(positive, positive)
+        precision = found / (found + len(negative) - below)
+        yield float(auc), float(precision.mean())
 
 
 def label_f1(
@@ -100,17 +133,6 @@ def label_f1(
 
 
 def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    from sklearn.metrics import average_precision_score
-
-    auc, known = np.array(label_auc(probability, y)), ~np.isnan(y)
-    precision = [
-        average_precision_score(y[known[:, a], a], probability[known[:, a], a])
-        for a in np.flatnonzero(~np.isnan(auc))
-    ]
-    if not precision:
-        return {"auc_macro": float("nan"), "map": float("nan"), "auc_labels": 0.0}
-    return {
-        "auc_macro": float(np.nanmean(auc)),
-        "map": float(np.mean(precision)),
-        "auc_labels": float(len(precision)),
-    }
+    both = [found for found in _by_label(probability, y) if not math.isnan(found[0])]
+    auc, precision = np.mean(both, axis=0).tolist() if both else (math.nan, math.nan)
+    return {"auc_macro": auc, "map": precision, "auc_labels": float(len(both))}

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from heron.pipeline.evaluation.metrics import (
     fitted_threshold,
@@ -46,6 +47,40 @@ def test_a_label_that_never_varies_has_no_auc() -> None:
     assert (scores["auc_macro"], scores["auc_labels"]) == (1.0, 1.0)
     nothing = multi_label_scores(p, np.zeros((2, 2), np.float32), 0.4)
     assert math.isnan(nothing["auc_macro"])
+
+
+@pytest.mark.parametrize("levels", [3, 1 << 20], ids=["many ties", "few ties"])
+def test_scores_are_those_of_scikit_learn(levels: int) -> None:
+    draw = np.random.default_rng(levels)
+    p = (draw.integers(levels, size=(70, 5)) / levels).astype(np.float32)
+    y = (draw.random((70, 5)) < 0.3).astype(np.float32)
+    y[draw.random((70, 5)) < 0.2] = np.nan
+    known = ~np.isnan(y)
+    auc = [metrics.roc_auc_score(y[k, a], p[k, a]) for a, k in enumerate(known.T)]
+    precision = [metrics.average_precision_score(y[k, a], p[k, a]) for a, k in enumerate(known.T)]
+    scores = multi_label_scores(p, y, 0.5)
+    assert label_auc(p, y) == pytest.approx(auc, rel=1e-14)
+    assert scores["auc_macro"] == pytest.approx(np.mean(auc), rel=1e-14)
+    assert scores["map"] == pytest.approx(np.mean(precision), rel=1e-14)
+
+
+def test_scores_of_classes_are_those_of_scikit_learn() -> None:
+    """Class 3 is predicted and never there, class 4 neither: the macro mean is over the others."""
+    draw = np.random.default_rng(0)
+    p, true = draw.random((50, 5)).astype(np.float32), draw.integers(3, size=50)
+    p[:, 4] = 0
+    scores, predicted = multi_class_scores(p, np.eye(5, dtype=np.float32)[true]), p.argmax(1)
+    for average in ("weighted", "macro", "micro"):
+        f1 = metrics.f1_score(true, predicted, average=average, zero_division=0)
+        assert scores[f"f1_{average}"] == pytest.approx(f1, rel=1e-14)
+    assert scores["accuracy"] == metrics.accuracy_score(true, predicted)
+
+
+def test_probabilities_that_are_no_numbers() -> None:
+    p, y = np.full((3, 2), 0.5, np.float32), np.eye(3, 2, dtype=np.float32)
+    p[1, 1] = np.nan
+    with pytest.raises(ValueError, match="1 of 3 rows have NaN as a probability, the first is row"):
+        multi_label_scores(p, y, 0.5)
 
 
 def test_a_threshold_is_fitted_to_the_best_weighted_f1() -> None:
