@@ -5,15 +5,15 @@ whichever process it falls to and whatever its neighbours are.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from heron.pipeline.config.augmentations import OwnAugmentation
+from heron.pipeline.config.augmentations import Augmentation, OwnAugmentation
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
@@ -70,6 +70,7 @@ class Views:
             for view in config.views
         ]
         self._pictures = PICTURES
+        self._changes = [_salted(view.augment, place) for place, view in enumerate(config.views)]
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         for view in config.views:
             stored = known.view(view.stored)
@@ -101,18 +102,13 @@ class Views:
             x = decoded[view.stored]  # nothing below writes into it
             image = x.dim() == 4
             size = self.shapes[number][:2] if image else (0, 0)
-            augmentations = view.augment if train else []
-            if image and all(augmentation.crop is None for augmentation in augmentations):
+            changes = self._changes[number] if train else []
+            if image and all(name != "crop" for name, *_ in changes):
                 x = fit(x, size)
-            for place, augmentation in enumerate(augmentations):
-                name, options = augmentation.name, cast(Any, augmentation.options)
-                # One that is there again draws other numbers than before.
-                again = REPEAT_SALT * [one.name for one in augmentations[:place]].count(name)
+            for name, options, salt in changes:
                 if isinstance(options, OwnAugmentation):
-                    salt = zlib.crc32(f"{number} {name}".encode()) + again
                     x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))
                     continue
-                salt = 10 * number + SALTS[name] + again
                 if name == "noise":
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
                     continue
@@ -136,6 +132,20 @@ class Views:
             return stored
         mean, std = self.statistics[name]
         return (stored - mean) / std
+
+
+def _salted(augmentations: Sequence[Augmentation], view: int) -> list[tuple[str, Any, int]]:
+    """Returns name, options and salt of the augmentations of a view of this number.
+
+    Salts keep their random numbers apart: one that is there again draws others than before.
+    """
+    found: list[tuple[str, Any, int]] = []
+    for name, options in ((one.name, one.options) for one in augmentations):
+        own = isinstance(options, OwnAugmentation)
+        salt = zlib.crc32(f"{view} {name}".encode()) if own else 10 * view + SALTS[name]
+        again = [earlier for earlier, *_ in found].count(name)
+        found.append((name, options, salt + REPEAT_SALT * again))
+    return found
 
 
 def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:

@@ -168,8 +168,8 @@ class Objective:
 
     def _loss(self, name: str, term: Term, batch: GlobalBatch) -> Any:
         """Returns a term's loss, the mean over the widths where it compares projections."""
-        memory, names = self.memories.get(name), term.requires().features & set(term.nested or ())
-        if not (self.matryoshka and names):
+        memory, nested = self.memories.get(name), set(term.nested or ())
+        if not self.matryoshka or not (names := nested & term.requires().features):
             return term.loss(batch, memory)
         losses: list[Any] = [
             term.loss(batch.prefix(names, width), memory) for width in self.matryoshka
