@@ -23,7 +23,6 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
-multiprocessing.set_forkserver_preload(["tests.preloaded"])  # for `tests.ranks`, `tests.forked`
 
 # Each of these takes half a minute and more, the longest first. A worker takes a file at a time:
 # begun last, they would leave the other worker idle.
@@ -32,6 +31,14 @@ SLOW += ["test_notebooks", "test_compile", "test_pretrain_verb", "test_fused", "
 SLOW += ["test_on_ray", "test_distribution", "test_kills", "test_references", "test_face"]
 SLOW += ["test_model", "test_slurm", "test_scaling_benchmark", "test_screenshots", "test_page"]
 SLOW += ["test_export", "test_tutorial", "test_map_and_facets", "test_trackers", "test_embed"]
+
+
+def pytest_collection_finish() -> None:
+    """Says what the server loads that `tests.ranks` and `tests.forked` fork from.
+
+    Only now: benchmarks, which tests import, say at their import what theirs is to load.
+    """
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.isolation  # which asks for a server of its own for its processes
+from tests import ranks
+
 ROOT = Path(__file__).parent.parent
 LATE = {  # loaded by the functions that need them: most take as long as half of torch
     *("deepspeed", "faiss", "fsspec", "h5py", "kornia", "matplotlib", "pandas", "pyarrow", "ray"),
@@ -43,3 +46,12 @@ def test_libraries_are_loaded_late(code: str, needed: set[str], late: set[str]) 
     loaded = set(done.stderr.split())
     assert needed <= loaded
     assert not loaded & late
+
+
+def _is_loaded() -> bool:
+    return {"tests.preloaded", "sklearn.linear_model", "torch._dynamo"} <= set(sys.modules)
+
+
+def test_processes_of_tests_are_forked_with_their_libraries() -> None:
+    assert benchmarks.isolation.CONTEXT.get_start_method() == "forkserver"
+    assert ranks.run(2, _is_loaded) == [True, True]
