@@ -4,11 +4,11 @@ import asyncio
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
@@ -21,7 +21,7 @@ from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
+from heron.pipeline.serve.guard import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import ShardError
 
 MOST_HITS = 200
@@ -41,26 +41,16 @@ Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
 Outline = Annotated[str, Query(max_length=12 * CORNERS)]
 
 
-@dataclass(frozen=True)
 class Bounds:
     """What all indexes of a server share: how much of each kind of work runs at once."""
 
-    limits: Limits
-    searching: Admission
-    drawing: Admission
-    encoding: Admission
-    uploaded: Uploads
-
-    @classmethod
-    def of(cls, limits: Limits) -> Self:
+    def __init__(self, limits: Limits) -> None:
         """Begins with nothing under way."""
-        return cls(
-            limits,
-            Admission("searches", limits.searches, limits.waiting),
-            Admission("pictures", limits.searches, limits.waiting * 10),  # a page asks for 200
-            Admission("uploads", 1, limits.waiting),
-            Uploads(limits),
-        )
+        self.limits, self.uploaded = limits, Uploads(limits)
+        self.searching = Admission("searches", limits.searches, limits.waiting)
+        # A page asks for 200 pictures.
+        self.drawing = Admission("pictures", limits.searches, limits.waiting * 10)
+        self.encoding = Admission("uploads", 1, limits.waiting)
 
 
 def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -> APIRouter:
@@ -187,11 +177,8 @@ def _add_choices(routes: APIRouter, samples: Samples, bounds: Bounds, chosen: "C
     async def facets(where: Text = "", lasso: Outline = "") -> dict[str, Any]:
         def count() -> dict[str, Any]:
             flags = chosen.flags(where, lasso)
-            counts = samples.label_counts(flags)[:FACETS]
-            return {
-                "allowed": len(samples) if flags is None else int(flags.sum()),
-                "counts": counts,
-            }
+            allowed = len(samples) if flags is None else int(flags.sum())
+            return {"allowed": allowed, "counts": samples.label_counts(flags)[:FACETS]}
 
         async with bounds.searching():
             return await threaded(count)
@@ -275,14 +262,13 @@ def classes(counts: Sequence[int]) -> list[int]:
 
 def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[str]:
     """Yields keys as a column of CSV or a list of JSON, some at a time."""
-    writer, first = csv.writer(out := StringIO()), True
+    writer = csv.writer(out := StringIO())
     out.write("[" if format == "json" else "key\r\n")
     for number, key in enumerate(keys, 1):
         if format == "csv":
             writer.writerow([key])
         else:
-            out.write(f"{'' if first else ','}\n{json.dumps(key)}")
-        first = False
+            out.write(f"{',' if number > 1 else ''}\n{json.dumps(key)}")
         if number % EXPORTED == 0:
             yield out.getvalue()
             out.seek(0)
@@ -301,14 +287,11 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
     measured = "not measured"
     if recall is not None:
         measured = f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
-    try:
+    pictures = texts = False
+    with suppress(*EXPECTED):
         pictures = retriever.picture(0) is not None
-    except EXPECTED:
-        pictures = False
-    try:
+    with suppress(*EXPECTED):
         texts = retriever.takes_text
-    except EXPECTED:
-        texts = False
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
         "data": Path(retriever.data).name,
         "recall": measured,

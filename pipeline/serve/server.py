@@ -9,36 +9,22 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException as RouteError
 
 from heron.pipeline.config.errors import ConfigError, RetrievalError
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.admission import Limits
-from heron.pipeline.serve.guard import HEADERS, BoundedConnection, Gate
+from heron.pipeline.serve.guard import HEADERS, BoundedConnection, Gate, Limits
 from heron.pipeline.serve.routes import EXPECTED, Bounds, index_routes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-FILES = [
-    *("index.html", "page.css", "icon.svg", "page.js", "elements.js", "address.js", "results.js"),
-    *("query.js", "facets.js", "map.js", "points.js", "export.js"),
-]
-PAGE = {  # all files that are served, and what they are
-    "/" if name == "index.html" else f"/{name}": (name, TYPES[name.rpartition(".")[2]])
-    for name in FILES
-}
+PAGE = Path(__file__).parent / "page"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
@@ -59,9 +45,9 @@ def make_app(
     limits = limits or Limits()
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
     named = retrievers if isinstance(retrievers, Mapping) else {"": retrievers}
-    bounds = Bounds.of(limits)
-    for path, (name, kind) in PAGE.items():
-        app.get(path)(_page_file(name, kind))
+    bounds = Bounds(limits)
+    for file in PAGE.iterdir():
+        app.get("/" if file.name == "index.html" else f"/{file.name}")(_page_file(file))
     for number, retriever in enumerate(named.values()):
         routes = index_routes(retriever, bounds, [*named])
         app.include_router(routes, prefix=f"/api/{number}" if number else "/api")
@@ -70,12 +56,11 @@ def make_app(
     return app
 
 
-def _page_file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+def _page_file(file: Path) -> Callable[[], Awaitable[Response]]:
     """A route that answers with a file of the page; the browser asks anew each time."""
-    data = (files("heron.pipeline.serve") / "page" / name).read_bytes()
 
     async def answer() -> Response:
-        return Response(data, 200, {"Cache-Control": "no-cache"}, kind)
+        return FileResponse(file, headers={"Cache-Control": "no-cache"})
 
     return answer
 

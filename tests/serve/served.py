@@ -24,7 +24,7 @@ from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.encode import FileEncoder
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.guard import BINARY, Limits
 from heron.pipeline.serve.server import address, listen, make_server
 from heron.shards.build import build
 from heron.shards.sources import make

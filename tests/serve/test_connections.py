@@ -14,8 +14,7 @@ import h11
 import pytest
 
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.admission import BINARY, Limits
-from heron.pipeline.serve.guard import BoundedConnection, WholeAnswers
+from heron.pipeline.serve.guard import BINARY, BoundedConnection, Limits, WholeAnswers
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
 GET = "GET /page.js HTTP/1.1", "Host: localhost"

@@ -3,11 +3,10 @@
 
 import { address, asked, go, limitCounts, RELATIONS, state } from "./address.js";
 import { api, ask, at, counted, make, page, remember, remembered, source } from "./elements.js";
-import { listenForExports, offer } from "./export.js";
 import { drawFacets } from "./facets.js";
 import { beginMap, fetchMap, light } from "./map.js";
 import { drawQuery, listenForFiles, uploads } from "./query.js";
-import { drawHits } from "./results.js";
+import { drawHits, listenForExports, offer } from "./results.js";
 
 let asking = new AbortController();
 let drawnFor = null; // what the query that stands on the page was asked by

@@ -1,12 +1,13 @@
 // The results: pictures with their score and what differs in their labels, or a table of samples
-// that have no pictures.
+// that have no pictures; and files of them, or of the keys of all that pass.
 
 import { address, asked, go } from "./address.js";
-import { at, counted, make, page, source } from "./elements.js";
+import { api, at, counted, make, page, source } from "./elements.js";
 
 const WHAT = { neighbours: "neighbour", hard: "hard negative", false: "false negative" };
 const SCORES = { cosine: "cosine", inner_product: "product", euclidean: "distance" };
 const DIFFERENCES = 3; // labels of a result that are shown
+let shown = null; // the answer that is on the page
 
 /** Draw an answer of the server. */
 export function drawHits(answer) {
@@ -137,4 +138,32 @@ function move(event, links, place) {
   if (!(wanted in links)) return;
   event.preventDefault();
   links[wanted].focus();
+}
+
+/** A field of CSV, in quotes where it needs some. */
+const field = (value) => /[",\r\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
+
+function save(name, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/** Offer an answer, and what passes the same filter and outline. */
+export function offer(answer) {
+  shown = answer;
+  at("export").hidden = answer === null;
+  const { where, lasso } = asked();
+  for (const format of ["csv", "json"]) at(`keys-${format}`).href = api("export", { format, where, lasso });
+}
+
+/** Write the results to a file at a click. */
+export function listenForExports() {
+  at("results-csv").addEventListener("click", () => {
+    const rows = shown.hits.map((hit) =>
+      [hit.key, hit.score, hit.label_distance ?? "", hit.labels.join("; ")].map(field).join(","));
+    save("results.csv", "text/csv", ["key,score,label_distance,labels", ...rows, ""].join("\r\n"));
+  });
+  at("results-json").addEventListener("click", () =>
+    save("results.json", "application/json", JSON.stringify(shown, null, 1)));
 }
