@@ -1,9 +1,8 @@
-"""The report on negatives: one HTML page, its numbers as JSON, and the pairs as Parquet."""
+"""The report on negatives: one HTML page with charts, its numbers as JSON, the pairs as Parquet."""
 
-import base64
 import math
 from collections import Counter
-from io import BytesIO
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pydantic_core
+from numpy.typing import NDArray
 from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.evaluation.collapse import collapsed
-from heron.pipeline.negatives import figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
-from heron.pipeline.negatives.links import ADDRESS, PageLinks
 from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
-from heron.pipeline.report import pages
+from heron.pipeline.report.charts import Chart, heat_map
+from heron.pipeline.report.pages import ADDRESS, PageLinks, png
+from heron.pipeline.report.pages import render as render_page
 from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
 from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 LARGEST = 200  # labels whose matrix is written to the JSON
 SIDE = 192  # of a picture, in pixels, at most
 PAGE = Path(__file__).parent / "page"
+FEW = 30  # pairs that a point of a curve is of, at least
+LARGEST = 40  # labels on a heat map
+BLUE_TO_RED = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]
+BLUE, ORANGE, GREEN, RED, GREY = "#2f80d6", "#d9730d", "#1f9d57", "#d6455d", "#888"
 
 
 def report(
@@ -125,14 +129,14 @@ def render(
     """Returns the whole page: each figure and table with what it says, in sentences."""
     precision, base = numbers["confusion"]["precision"], numbers["confusion"]["random"]
     lift = precision.value / np.where(base > 0, base, np.nan)
-    return pages.render(
+    return render_page(
         "report.html",
         PAGE,
         {"percent": percent, "number": number},
         name=f"Negatives of {near.embeddings.folder.resolve().name}",
         exclusive=near.pairs.exclusive,
         expected=EXPECTED,
-        figures=figures.draw(numbers, near.pairs.exclusive, links),
+        figures=draw(numbers, near.pairs.exclusive, links),
         sheets={relation: _sheet(near, relation, pictures) for relation in ("hard", "false")},
         common=lambda pairs: Counter(n for p in pairs for n in p["both"]).most_common(1),
         collapsed=collapsed(numbers["collapse"]),
@@ -148,7 +152,7 @@ def _ends(weight: dict[str, Any] | None) -> list[float]:
     """Returns the mean g of the least and of the most alike pairs."""
     if weight is None:
         return []
-    points = np.flatnonzero(weight["pairs"] >= min(figures.FEW, weight["pairs"].max()))
+    points = np.flatnonzero(weight["pairs"] >= min(FEW, weight["pairs"].max()))
     return list(weight["by_label"].value[points[[-1, 0]]].tolist())
 
 
@@ -159,10 +163,13 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
         numbers = int(near.pairs.anchors[row]), int(near.numbers[row, column])
         left, right = (samples.label_names(number) for number in numbers)
         shown = [pictures.of(samples, number) for number in numbers] if pictures else []
+        small = [picture for picture in shown if picture]
+        for picture in small:
+            picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
         pairs.append(
             {
                 "keys": [samples.key(number) for number in numbers],
-                "pictures": [_thumbnail(picture) for picture in shown if picture],
+                "pictures": list(map(png, small)),
                 "cosine": float(near.cosine[row, column]),
                 "distance": float(near.difference[row, column] / near.pairs.largest),
                 "rank": column + 1,
@@ -172,14 +179,6 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
             }
         )
     return pairs
-
-
-def _thumbnail(picture: Image.Image) -> str:
-    """Returns a small picture as a PNG in base64."""
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    out = BytesIO()
-    picture.save(out, "PNG")
-    return base64.b64encode(out.getvalue()).decode()
 
 
 def find_pictures(
@@ -215,3 +214,129 @@ def number(estimate: Estimate, digits: int = 3) -> str:
         return "–"
     value, low, high = (f"{v:.{digits}f}" for v in (estimate.value, estimate.low, estimate.high))
     return f"{value} ({low} to {high})"
+
+
+def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[str, Chart]:
+    """Returns every chart of the numbers of `negatives.json`, by name."""
+    close, question = numbers["thresholds"]["close"] > 0, numbers["question"]
+    charts = {
+        "rates": _rates(numbers["false_negatives"], ["close", "same"] if close else ["same"]),
+        "similarity": _similarity(numbers["similarity"], question.layer, close),
+        "confusion": _confusion(numbers["confusion"], numbers["labels"]["names"], exclusive, links),
+    }
+    if (weight := numbers["weight"]) is not None:
+        alike, bins = "label similarity (1 − label distance)", len(weight["counts"])
+        middles = (np.arange(bins) + 0.5) * (2 / bins) - 1
+        for name, x, at, pairs in (
+            ("by_label", alike, 1 - weight["distance"], weight["pairs"]),
+            ("by_cosine", "cosine of the projections", middles, weight["counts"]),
+        ):
+            charts[f"g_{name}"] = _mean_g(x, at[pairs >= FEW], weight[name][pairs >= FEW])
+    return charts
+
+
+def _axes(x: str, y: str, **more: Any) -> dict[str, Any]:
+    return {"height": 320, "xaxis": {"title": {"text": x}} | more, "yaxis": {"title": {"text": y}}}
+
+
+def _curve(x: Any, found: Estimate, color: str, name: str) -> dict[str, Any]:
+    """Returns a line with the interval of each point."""
+    bars = {"array": found.high - found.value, "arrayminus": found.value - found.low}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(x),
+        "y": found.value.tolist(),
+        "line": {"color": color},
+        "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
+        | {side: ends.tolist() for side, ends in bars.items()},
+    }
+
+
+def _rates(rates: Mapping[str, Any], kinds: list[str]) -> Chart:
+    """Draws false negatives among the k nearest, by k, above those of random pairs."""
+    traces = []
+    for kind, color in zip(kinds, (BLUE, ORANGE), strict=False):
+        near, chance = rates[kind]["near"], 100 * float(rates[kind]["random"].value)
+        in_percent = Estimate(100 * near.value, 100 * near.low, 100 * near.high)
+        traces.append(_curve(rates["k"], in_percent, color, f"{kind} labels"))
+        level: dict[str, Any] = {"x": list(rates["k"]), "y": [chance] * len(rates["k"])}
+        level |= {"type": "scatter", "mode": "lines", "name": f"{kind} labels, random pairs"}
+        traces.append(level | {"line": {"color": color, "dash": "dot"}})
+    ticks = {"type": "log", "tickvals": rates["k"], "ticktext": [str(k) for k in rates["k"]]}
+    layout = _axes("k nearest neighbours", "false negatives, %", **ticks)
+    layout["yaxis"]["rangemode"] = "tozero"
+    return Chart("False negatives among the nearest, by k; dotted: random pairs", traces, layout)
+
+
+def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart:
+    """Draws shares of pairs by their cosine: of positives, negatives and hard negatives."""
+    traces, ends = [], []
+    for name, label, color in (
+        ("close", "close labels" if close else "same labels", GREEN),
+        ("others", "other labels", GREY),
+        ("hard", "hard negatives", RED),
+    ):
+        counts = similarity[name]["histogram"]
+        if counts.any():
+            edges, share = np.linspace(-1, 1, len(counts) + 1), 100 * counts / counts.sum()
+            area: dict[str, Any] = {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label,
+                "fill": "tozeroy",
+            }
+            area |= {"x": edges.tolist(), "y": [*share.tolist(), float(share[-1])]}
+            traces.append(area | {"line": {"shape": "hv", "color": color, "width": 1.5}})
+            visible = np.flatnonzero(share > 0.05)
+            ends += [float(edges[visible[0]]), float(edges[visible[-1] + 1])]
+    layout = _axes(f"cosine in '{layer}'", "share of pairs, %", range=[min(ends), max(ends)])
+    return Chart("Cosine similarity of pairs by their labels", traces, layout)
+
+
+def _confusion(
+    confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
+) -> Chart:
+    """Draws which labels take whose place: times as often as by chance, or of classes the share.
+
+    A cell is a link to such samples.
+    """
+    counts, chance = confusion["swapped"], confusion["expected"]
+    shown = np.arange(len(counts))
+    if len(counts) > LARGEST:  # those with most in the wrong place
+        wrong = counts - np.diag(np.diag(counts))
+        shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:LARGEST])
+    of_shown, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
+    base: NDArray[np.float64] = chance[of_shown]
+    enough, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
+    x, y = "the neighbour has, the anchor has not", "the anchor has, the neighbour has not"
+    unit = "times as often as random pairs (grey: too few)"
+    if exclusive:
+        base = np.broadcast_to(counts.sum(1)[shown][:, None] / 100, values.shape)
+        enough, colors = base > 0, {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
+        x, y, unit = "the neighbour's class", "the anchor's class", "% of the anchor's neighbours"
+    np.divide(counts[of_shown], base, out=values, where=enough)
+    labels = [names[i] for i in shown]
+    there = [
+        [links.confused(a, b) if enough[row, column] else "" for column, b in enumerate(labels)]
+        for row, a in enumerate(labels)
+    ]
+    hover = "%{y}, %{x}: %{customdata} pairs, %{z:.3g} " + unit.partition(" (")[0]
+    return heat_map(
+        f"Which labels are confused: {unit}",
+        labels,
+        values,
+        counts[of_shown],
+        (x, y),
+        there,
+        hovertemplate=f"{hover}<extra></extra>",
+        showscale=True,
+        **colors,
+    )
+
+
+def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> Chart:
+    """Draws the mean of HeroCon's g where a point is of enough pairs."""
+    title = f"Mean g by {x}; points of {FEW} pairs or more"
+    return Chart(title, [_curve(at.tolist(), curve, BLUE, "g")], _axes(x, "mean g"))

@@ -1,20 +1,30 @@
-"""Pages whose charts Plotly draws, from disk: one file holds all of it, and fetches nothing."""
+"""Pages whose charts Plotly draws, from disk, and links from them to the page of `heron serve`.
+
+One file holds all of a page, and fetches nothing.
+"""
 
 import base64
 import gzip
 import html
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import jinja2
+from PIL import Image
 from pydantic_core import to_json
 
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.report.charts import Chart
+from heron.pipeline.retrieval.filters import quoted
 
 PAGE = Path(__file__).parent / "page"
+ADDRESS = "http://127.0.0.1:8000/"  # of `heron serve`, by default
 
 
 def render(
@@ -67,3 +77,47 @@ def _plotly() -> str:
 def _inline(value: Any) -> str:
     """Returns JSON that may stand in a script element: nothing in it ends the element."""
     return to_json(value, inf_nan_mode="null").decode().replace("<", "\\u003c")
+
+
+def png(picture: Image.Image) -> str:
+    """Returns a picture as base64 of a PNG."""
+    picture.save(out := BytesIO(), "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+@dataclass(frozen=True)
+class PageLinks:
+    """Addresses on the page of an index of the samples that the report is of.
+
+    Raises:
+        RetrievalError: the address is none of a web page.
+    """
+
+    address: str = ADDRESS
+
+    def __post_init__(self) -> None:
+        """Refuses what a browser would not open as a page."""
+        if urlsplit(self.address).scheme not in ("http", "https"):
+            raise RetrievalError(
+                f"'{self.address}' is no address of a page; expected one such as {ADDRESS}; give "
+                "--page what `heron serve` prints"
+            )
+
+    def sample(self, key: str, relation: str) -> str:
+        """Returns where a sample is shown with its `hard` or `false` negatives."""
+        return self._with(key=key, relation=relation)
+
+    def confused(self, anchor: str, neighbour: str) -> str:
+        """Returns where a random sample with one label alone is shown among those with the other.
+
+        Of one label twice, among others that have it.
+        """
+        if anchor == neighbour:
+            return self._with(among=quoted(anchor), where=quoted(anchor))
+        pair = quoted(anchor), quoted(neighbour)
+        return self._with(
+            among=f"{pair[0]} and not {pair[1]}", where=f"{pair[1]} and not {pair[0]}"
+        )
+
+    def _with(self, **asked: str) -> str:
+        return f"{self.address}{'&' if '?' in self.address else '?'}{urlencode(asked)}"

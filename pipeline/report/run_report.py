@@ -8,20 +8,25 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
+from PIL import Image
 
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_auc, label_f1
-from heron.pipeline.negatives.links import ADDRESS, PageLinks
-from heron.pipeline.report import charts, examples, pages
+from heron.pipeline.report import charts, pages
+from heron.pipeline.report.pages import ADDRESS, PageLinks
 from heron.pipeline.training.tracking import START, read_metrics, read_result
 from heron.shards.atomic import atomic_write
+from heron.shards.show import DRAWN
 
 LONG = 120.0  # seconds of training, beside which the seconds of a map are little
 SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several labels a row
 SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
 FEWEST_ROWS = 5  # that a map and neighbours are of
+ANCHORS, NEIGHBOURS = 6, 5  # rows that are shown, and the nearest of each
+SIDE = 96  # of their pictures, in pixels
 Seeds = Sequence[Mapping[str, Any]]  # results of the run, and of it with other seeds
 CONFUSED = 8  # pairs of classes that are listed
 
@@ -62,7 +67,7 @@ def write_report(
     labels = _labels(predictions, reader, threshold)
     scatter, near = None, []
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
-        near = examples.nearest_rows(embedding, reader, examples.picture_view(reader))
+        near = nearest_rows(embedding, reader)
         keys, names = reader.sample_keys(embedding.rows), reader.manifest.labels.names
         order = [row["number"] for row in labels] or range(len(names))
         scatter = charts.label_map(embedding.hidden, keys, embedding.y, names, order)
@@ -208,3 +213,52 @@ def _facts(
         f"{result['contrast']}",
         "skipped rows": str(result["skipped_rows"]),
     }
+
+
+def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[dict[str, Any]]]:
+    """Returns a few rows spread over those embedded, each followed by its nearest by cosine.
+
+    Each has its key, its `picture` as base64 of a PNG ("" where the data have none) and its labels;
+    the cosine of its features with the anchor's, and what labels it has `more` and `fewer`.
+    """
+    hidden = embedding.hidden
+    assert hidden is not None
+    length = np.linalg.norm(hidden, axis=1, keepdims=True)
+    vectors = hidden / np.where(length > 0, length, 1)
+    count = min(ANCHORS, len(vectors))
+    anchors = np.unique(np.linspace(0, len(vectors) - 1, count + 2).astype(int)[1:-1])
+    names, found = reader.manifest.labels.names, []
+    views = reader.manifest.views
+    stored = next((v.name for v in views if v.kind == "image" and v.shape[2] in DRAWN), None)
+    for anchor in anchors.tolist():
+        cosine = vectors @ vectors[anchor]
+        cosine[anchor] = np.inf
+        near = np.argsort(-cosine)[: NEIGHBOURS + 1]
+        cosine[anchor] = 1
+        rows, held = embedding.rows[near], embedding.y[near] == 1
+        labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in held]
+        pictures = map(_png, reader.read(stored, rows)) if stored else [""] * len(rows)
+        found.append(
+            [
+                {
+                    "key": key,
+                    "picture": picture,
+                    "labels": has,
+                    "cosine": float(cosine[row]),
+                    "more": [name for name in has if name not in labels[0]],
+                    "fewer": [name for name in labels[0] if name not in has],
+                }
+                for key, picture, has, row in zip(
+                    reader.sample_keys(rows), pictures, labels, near, strict=True
+                )
+            ]
+        )
+    return found
+
+
+def _png(pixels: NDArray[np.uint8]) -> str:
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    scale = SIDE / max(image.size)
+    # Small pictures are enlarged without smoothing, so that a reader sees what the encoder saw.
+    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    return pages.png(image.resize([max(1, round(side * scale)) for side in image.size], how))

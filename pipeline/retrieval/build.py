@@ -17,9 +17,8 @@ import numpy as np
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
 from heron.pipeline.evaluation.knn import require_gpus
-from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
+from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer, VectorsInMemory
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
-from heron.pipeline.retrieval.in_memory import VectorsInMemory
 from heron.pipeline.retrieval.index import Index, prepared, set_default
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, Prefix, rotation
 from heron.pipeline.retrieval.kinds import (

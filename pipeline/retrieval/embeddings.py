@@ -1,23 +1,27 @@
-"""Embeddings on disk: arrays of vectors in parts, whose they are, and what made them."""
+"""Embeddings: vectors on disk in parts, or in memory, whose they are, and what made them."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.samples import FILES, Samples, mapped_array
 from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.shards.manifest import Labels
 from heron.shards.store import is_remote
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
 AGAIN = "embed again, into an empty folder"
 PLAN = "plan.json"  # what an unfinished embedding is to become
 BLOCK = 65_536  # vectors read at a time
+MOST_CLASSES = 1 << 20  # each has a name, and a column in which every vector has a byte
+ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
 Layer = Literal["hidden", "projection", "weight"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
@@ -187,6 +191,117 @@ class Embeddings:
             mine = parts == number
             out[mine] = self._part(layer, number)[numbers[mine] - self._starts[number]]
         return out
+
+
+@dataclass(frozen=True)
+class VectorsInMemory:
+    """An array of vectors, and whose they are.
+
+    Attributes:
+        array: [N, dim], real numbers.
+        samples: the sample of each vector.
+    """
+
+    array: NDArray[Any]
+    samples: Samples
+    folder: str = "the array"  # what messages call it
+
+    def __len__(self) -> int:
+        """Returns how many vectors there are."""
+        return len(self.array)
+
+    def layer(self, name: Layer) -> LayerRecord:
+        """Returns what is known of the vectors, whatever layer they are of."""
+        return LayerRecord(dim=self.array.shape[1], dtype="float32", views=1)
+
+    def part_bytes(self, name: Layer) -> int:
+        """Returns the bytes of the largest file that is mapped while it is read: there is none."""
+        return 0
+
+    def blocks(self, name: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
+        for first in range(0, len(self), rows):
+            yield first, _float32(self.array[first : first + rows])
+
+    def take(self, name: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
+        return _float32(self.array[numbers])
+
+    def origin(self) -> dict[str, Any]:
+        """Returns what an index's manifest says of where its vectors come from: nothing."""
+        return dict.fromkeys(ORIGINS, "")
+
+    def copy_samples(self, folder: Path) -> dict[str, FileSum]:
+        """Writes keys and labels to a folder, and returns what was written by name."""
+        return self.samples.save(folder)
+
+
+def vectors_in_memory(
+    vectors: ArrayLike,
+    labels: ArrayLike | None = None,
+    label_names: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+) -> VectorsInMemory:
+    """Returns vectors with their samples; see `Index.build`.
+
+    Raises:
+        RetrievalError: vectors, labels, names or keys do not fit each other.
+    """
+    array = np.asarray(vectors)
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
+        raise RetrievalError(
+            f"vectors are {array.dtype} {list(array.shape)}; expected numbers [rows, dim], a "
+            "vector for each sample, such as `Model.encode` returns"
+        )
+    named = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
+    if len(named) != len(array):
+        raise RetrievalError(f"{len(named):,} keys; expected {len(array):,}, one for each vector")
+    return VectorsInMemory(array, _samples(named, labels, label_names))
+
+
+def _samples(
+    keys: Sequence[str], labels: ArrayLike | None, label_names: Sequence[str] | None
+) -> Samples:
+    """Returns samples with labels of classes [rows], 0/1 columns [rows, names], or none."""
+    count = len(keys)
+    given = np.asarray(np.full(count, -1) if labels is None else labels)
+    expected = (
+        f"expected {count:,} class numbers [rows], -1 where none is known, or 0 and 1 "
+        "[rows, names], a column for each label; `label_names` names them in order"
+    )
+    whole = given.dtype.kind in "biu" or (given.dtype.kind == "f" and (given % 1 == 0).all())
+    if not whole or given.ndim not in (1, 2) or len(given) != count:
+        raise RetrievalError(f"labels are {given.dtype} {list(given.shape)}; {expected}")
+    width = given.shape[1] if given.ndim == 2 else int(given.max(initial=-1)) + 1
+    if label_names is None and width > MOST_CLASSES:
+        raise RetrievalError(
+            f"labels: class {width - 1:,} is the largest; expected {MOST_CLASSES - 1:,} at most; "
+            "number the classes from 0 on: np.unique(labels, return_inverse=True)"
+        )
+    names = [str(n) for n in range(width)] if label_names is None else list(label_names)
+    kind = "multi_label" if given.ndim == 2 else "multi_class" if names else "none"
+    try:
+        known = Labels.model_validate({"kind": kind, "names": names})
+        stored = given.astype(known.dtype)
+        if (stored != given).any():
+            raise ValueError("not all are 0 or 1")
+        if fault := known.fault(stored, count):
+            raise ValueError(fault)
+    except ValueError as fault:
+        raise RetrievalError(f"labels: {fault}; {expected}") from None
+    labelled = known.known(stored)
+    targets = np.zeros((count, len(names)), np.uint8)
+    if given.ndim == 2:
+        targets[labelled] = stored[labelled]
+    else:
+        targets[labelled, stored[labelled]] = 1
+    as_bytes = np.array([key.encode() for key in keys], np.bytes_)
+    return Samples(as_bytes, np.arange(count, dtype=np.int64), targets, labelled, names, kind)
+
+
+def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+        return vectors.astype(np.float32)
 
 
 def shards_of(given: str | None, named: str, by: Path) -> str:

@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
 from heron.pipeline.evaluation.knn import require_gpus
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer, vectors_in_memory
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.filters import passing
-from heron.pipeline.retrieval.in_memory import vectors_in_memory
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
 from heron.pipeline.retrieval.recall import Numbers, Vectors

@@ -92,21 +92,21 @@ class Retriever:
             RetrievalError: there is no sound index, its embeddings were altered, or `embeddings`
                 are not those of the index.
         """
-        opened = Index.open(Path(index), verify, gpu)
-        if embeddings is None and not opened.manifest.embeddings:
-            return cls(opened, None, "it was built of vectors in memory", run, data)
+        opened, found, without = Index.open(Path(index), verify, gpu), None, ""
         where = Path(embeddings or opened.manifest.embeddings)
-        if embeddings is None and not (where / MANIFEST).exists():
-            gone = f"{where / MANIFEST} cannot be read: it is not there"
-            return cls(opened, None, gone, run, data)
-        found = Embeddings.open(where, verify)
-        try:
-            opened.check(found)
-        except RetrievalError as fault:
-            if embeddings is not None:
-                raise
-            return cls(opened, None, str(fault), run, data)
-        return cls(opened, found, "", run, data)
+        if embeddings is None and not opened.manifest.embeddings:
+            without = "it was built of vectors in memory"
+        elif embeddings is None and not (where / MANIFEST).exists():
+            without = f"{where / MANIFEST} cannot be read: it is not there"
+        else:
+            found = Embeddings.open(where, verify)
+            try:
+                opened.check(found)
+            except RetrievalError as fault:
+                if embeddings is not None:
+                    raise
+                found, without = None, str(fault)
+        return cls(opened, found, without, run, data)
 
     @property
     def samples(self) -> Samples:
@@ -115,15 +115,16 @@ class Retriever:
 
     def by_key(
         self,
-        key: str,
+        key: str | Sequence[str],
         k: int = 10,
         where: str = "",
         relation: Relation = "neighbours",
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        """Returns the samples nearest to one of them.
+        """Returns the samples nearest to one of them, or to the mean of several.
 
+        Under cosine each of several counts as a unit vector; they have the labels that all have.
         `far` is the label distance from which on a neighbour is hard; by default that of
         `pipeline.negatives.definition`.
 
@@ -131,35 +132,25 @@ class Retriever:
             RetrievalError: no such sample, k or filter; nothing passes the filter; or the relation
                 needs labels that the query has not.
         """
-        number = self.samples.find(key)
-        vector, origin = self.vector(number)
-        query = Query(number, key, self.samples.label_names(number), origin)
-        return self._answer(query, vector, k, where, relation, far, among)
-
-    def by_keys(
-        self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
-    ) -> Answer:
-        """Returns the samples nearest to the mean of some of them, which are not among the hits.
-
-        Under cosine each example counts as a unit vector. The query has the labels that all have.
-
-        Raises:
-            RetrievalError: no such sample, k or filter; or nothing passes the filter.
-        """
-        numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
-        rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
+        keys = [key] if isinstance(key, str) else key
+        numbers = list(dict.fromkeys(map(self.samples.find, keys)))
+        rows, origins = zip(*map(self.vector, numbers), strict=True)
+        if len(numbers) == 1:
+            labels = self.samples.label_names(numbers[0])
+            query = Query(numbers[0], keys[0], labels, origins[0])
+            return self._answer(query, rows[0], k, where, relation, far, among)
         vectors = np.stack(rows)
         if self.index.manifest.normalised:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
         shared = self.samples.targets[numbers].all(0)
         query = Query(
             None,
-            ", ".join(self.samples.key(number) for number in numbers),
+            ", ".join(map(self.samples.key, numbers)),
             [self.samples.names[i] for i in np.flatnonzero(shared)],
             f"the mean of {len(numbers)} samples, from {origins[0]}",
             numbers,
         )
-        return self._answer(query, vectors.mean(0), k, where, "neighbours", None, among)
+        return self._answer(query, vectors.mean(0), k, where, relation, far, among)
 
     def by_text(
         self,
@@ -321,14 +312,14 @@ class Retriever:
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        own = query.examples if query.number is None else (query.number,)  # among the samples
+        own = query.own
         others = len(self.samples) - len(own)
         if not 1 <= k <= others:
             raise RetrievalError(
                 f"k is {k:,}; expected 1 to {others:,}, as the index holds {len(self.samples):,} "
                 f"samples{' with the query' if own else ''}"
             )
-        chosen = allowed_samples(self.samples, query, own, where, relation, far, among)
+        chosen = allowed_samples(self.samples, query, where, relation, far, among)
         if instead := chosen.apart is not None:
             hits = self._nearest_labels(query, vector, k, chosen)
         else:
@@ -363,15 +354,10 @@ class Retriever:
         apart = np.full(len(numbers), np.nan, np.float32)
         if query.number is not None:
             apart = samples.label_distance(np.array([query.number]), numbers)
-        return [
-            Hit(
-                number,
-                samples.key(number),
-                score,
-                samples.label_names(number),
-                None if np.isnan(distance) else distance,
+        hits = []
+        for number, score, far in zip(*(a.tolist() for a in (numbers, scores, apart)), strict=True):
+            labels = samples.label_names(number)
+            hits.append(
+                Hit(number, samples.key(number), score, labels, None if np.isnan(far) else far)
             )
-            for number, score, distance in zip(
-                numbers.tolist(), scores.tolist(), apart.tolist(), strict=True
-            )
-        ]
+        return hits

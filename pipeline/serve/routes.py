@@ -117,7 +117,7 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
     def plain(answer: Answer) -> dict[str, Any]:
         """The answer for JSON; the query says whether it has labels, be it none of them."""
         found, query = answer.plain(), answer.query
-        own = query.examples or ([] if query.number is None else [query.number])
+        own = query.own
         found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         found["query"]["keys"] = [samples.key(number) for number in query.examples]
         return found
@@ -137,14 +137,7 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
         lasso: Outline = "",
     ) -> dict[str, Any]:
         def find(among: Flags | None) -> Answer:
-            if len(key) == 1:
-                return retriever.by_key(key[0], k, where, relation, among=among)
-            if relation != "neighbours":
-                raise RetrievalError(
-                    f"relation '{relation}' with {len(key)} keys; expected one key; ask for "
-                    "neighbours, or by one of them"
-                )
-            return retriever.by_keys(key, k, where, among)
+            return retriever.by_key(key, k, where, relation, among=among)
 
         return await answered(bounds.searching, lasso, find)
 

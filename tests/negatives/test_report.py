@@ -18,13 +18,12 @@ from heron.launch.retrieval import negatives
 from heron.launch.studies.text import table
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import RELATIONS
-from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.negatives.measure import EXPECTED
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
 from heron.pipeline.report.charts import Chart
-from heron.pipeline.report.pages import figure, render
+from heron.pipeline.report.pages import PageLinks, figure, render
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.shards.build import build

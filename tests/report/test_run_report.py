@@ -15,12 +15,11 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed import collectives
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_f1
-from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.report import charts, run_report
 from heron.pipeline.report.charts import MOST_POINTS, confusion, curves
-from heron.pipeline.report.examples import nearest_rows
-from heron.pipeline.report.run_report import LONG, confused_classes, wants_map
+from heron.pipeline.report.pages import PageLinks
+from heron.pipeline.report.run_report import LONG, confused_classes, nearest_rows, wants_map
 from tests import ranks
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
@@ -122,12 +121,12 @@ def test_neighbours_are_the_nearest_with_what_tells_them_apart(tmp_path: Path) -
     hidden = np.eye(12, dtype=np.float32)
     hidden[6] = hidden[1] + 0.1  # row 6 lies beside row 1
     embedding = Predictions(None, hidden, reader.truth(rows), rows)
-    lines = nearest_rows(embedding, reader, None)
-    (line,) = [line for line in lines if line[0].key == reader.sample_key(1)]
-    assert line[1].key == reader.sample_key(6) and line[1].cosine > 0.9
+    lines = nearest_rows(embedding, reader)
+    (line,) = [line for line in lines if line[0]["key"] == reader.sample_key(1)]
+    assert line[1]["key"] == reader.sample_key(6) and line[1]["cosine"] > 0.9
     names = np.array(reader.manifest.labels.names)
     a, b = (embedding.y[row] == 1 for row in (1, 6))
-    assert (line[1].more, line[1].fewer) == (names[b & ~a].tolist(), names[a & ~b].tolist())
+    assert (line[1]["more"], line[1]["fewer"]) == (names[b & ~a].tolist(), names[a & ~b].tolist())
 
 
 def note(seen: list[str], event: Any) -> None:

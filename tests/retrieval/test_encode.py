@@ -293,7 +293,7 @@ def test_files_that_are_no_vectors(frames: Retriever, data: bytes, row: int, mes
 
 def test_a_file_has_no_labels(faces: Retriever) -> None:
     with pytest.raises(
-        RetrievalError, match="'x' is no sample, and has no labels; relation 'hard'"
+        RetrievalError, match="'x' is no single sample, and has no labels; relation 'hard'"
     ):
         faces.by_file(PICTURE, 3, relation="hard", name="x")
     answer = faces.by_file(PICTURE, 4, "Male")

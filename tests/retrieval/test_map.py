@@ -7,7 +7,7 @@ import pytest
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.in_memory import vectors_in_memory
+from heron.pipeline.retrieval.embeddings import vectors_in_memory
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.map import GRID, MAP, SampleMap
 

@@ -136,11 +136,11 @@ def test_several_samples_are_one_query(stored: Embeddings, retriever: Retriever)
     x, y = all_vectors(stored), stored.samples.targets
     own = [3, 8, 5]
     mean = (x[own] / np.linalg.norm(x[own], axis=1, keepdims=True)).mean(0)
-    answer = retriever.by_keys(["s003", "s008", "s003", "s005"], 9)
+    answer = retriever.by_key(["s003", "s008", "s003", "s005"], 9)
     same(answer, by_a_loop(stored, mean, "cosine", lambda i: i not in own, 9))
     assert answer.query.examples == own and answer.allowed == N - 3
     assert answer.query.labels == [n for i, n in enumerate(NAMES) if y[own, i].all()]
-    some = retriever.by_keys(["s003", "s008"], 9, "a")
+    some = retriever.by_key(["s003", "s008"], 9, "a")
     same(
         some,
         by_a_loop(
@@ -152,7 +152,7 @@ def test_several_samples_are_one_query(stored: Embeddings, retriever: Retriever)
         ),
     )
     with pytest.raises(RetrievalError, match="no sample has the key 's7000'"):
-        retriever.by_keys(["s003", "s7000"])
+        retriever.by_key(["s003", "s7000"])
 
 
 def test_labels_are_predicted_from_the_nearest(stored: Embeddings, retriever: Retriever) -> None:
@@ -221,7 +221,9 @@ def test_vectors_that_are_none(retriever: Retriever, vector: Any, message: str) 
 
 
 def test_a_vector_has_no_labels_to_be_related_by(retriever: Retriever) -> None:
-    with pytest.raises(RetrievalError, match="'a vector' is no sample, and has no labels; relat"):
+    with pytest.raises(
+        RetrievalError, match="'a vector' is no single sample, and has no labels; relat"
+    ):
         retriever.by_vector(np.ones(DIM), 3, relation="false")
     answer = retriever.by_vector(np.ones(DIM), N)
     assert {hit.label_distance for hit in answer.hits} == {None}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.pipeline.negatives.links import PageLinks
+from heron.pipeline.report.pages import PageLinks
 from heron.pipeline.retrieval.map import SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from tests.serve.browsing import (
@@ -218,7 +218,7 @@ def test_several_examples(context: BrowserContext, faces: Site) -> None:
     second = keys(page)[1]
     page.get_by_label(f"Ask for {second} as well").click()
     expect(page.locator("#query-title")).to_have_text("2 samples")
-    wanted = [hit.key for hit in faces.found.by_keys(["000007", second], 24).hits]
+    wanted = [hit.key for hit in faces.found.by_key(["000007", second], 24).hits]
     assert keys(page) == wanted
     expect(page.locator("#query img")).to_have_count(2)
     expect(page.locator("#tab-hard")).to_have_attribute("aria-disabled", "true")

@@ -91,13 +91,13 @@ def test_a_selection_is_exported(faces: Site) -> None:
 
 def test_several_keys_are_one_query(faces: Site) -> None:
     found = faces.json("/api/neighbours?key=000007&key=000009&k=5")
-    wanted = faces.found.by_keys(["000007", "000009"], 5)
+    wanted = faces.found.by_key(["000007", "000009"], 5)
     assert [hit["number"] for hit in found["hits"]] == [hit.number for hit in wanted.hits]
     assert found["query"]["keys"] == ["000007", "000009"] and found["query"]["labelled"] is True
     many = "&".join(f"key={n:06d}" for n in range(1, 22))
     assert "key is" in faces.error(f"/api/neighbours?{many}")  # 20 at most
     told = faces.error("/api/neighbours?key=000007&key=000009&relation=hard")
-    assert "relation 'hard' with 2 keys" in told
+    assert "'000007, 000009' is no single sample, and has no labels; relation 'hard'" in told
 
 
 def test_where_none_is_a_false_negative_the_nearest_in_label_space_are_shown(faces: Site) -> None:
