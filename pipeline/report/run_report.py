@@ -40,24 +40,14 @@ def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float)
 
 
 def write_report(
-    folder: Path,
+    folder: Path,  # the run's, with metrics.jsonl, run.json and the results of other seeds
     config: Config,
-    result: Mapping[str, Any],
-    predictions: Predictions,
-    embedding: Predictions | None,
-    reader: Reader,
+    result: Mapping[str, Any],  # what result.json holds
+    predictions: Predictions,  # of all test rows
+    embedding: Predictions | None,  # features of some of them; None draws no map, no neighbours
+    reader: Reader,  # names the labels, and reads pictures
 ) -> Path:
-    """Writes report.html, which opens from disk and fetches nothing.
-
-    Args:
-        folder: the run's folder; its metrics.jsonl and run.json are read, and the results of the
-            same run with other seeds (see `evaluate.seeds`).
-        config: of the run.
-        result: what result.json holds.
-        predictions: of all test rows.
-        embedding: hidden features of some of them; None draws no map and no neighbours.
-        reader: names the labels, and reads pictures.
-    """
+    """Writes report.html, which opens from disk and fetches nothing."""
     rows, name = read_metrics(folder / "metrics.jsonl"), folder.resolve().name
     seeds = [result, *map(read_result, sorted(folder.glob("seed-*/result.json")))]
     chosen, stride = charts.curves(rows)

@@ -89,13 +89,7 @@ class EmbeddingsManifest(Artefact):
 
 
 class Embeddings:
-    """A folder that `heron embed` wrote; vectors are mapped, not read.
-
-    Attributes:
-        folder: where they are.
-        manifest: what it holds.
-        samples: the sample of each vector.
-    """
+    """A folder that `heron embed` wrote; vectors are mapped, not read."""
 
     def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
         """Maps the samples; see `open`."""
@@ -195,15 +189,10 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class VectorsInMemory:
-    """An array of vectors, and whose they are.
+    """An array of vectors, and whose they are."""
 
-    Attributes:
-        array: [N, dim], real numbers.
-        samples: the sample of each vector.
-    """
-
-    array: NDArray[Any]
-    samples: Samples
+    array: NDArray[Any]  # [N, dim], real numbers
+    samples: Samples  # of each vector
     folder: str = "the array"  # what messages call it
 
     def __len__(self) -> int:

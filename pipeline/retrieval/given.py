@@ -1,5 +1,6 @@
 """Files that someone gives, a picture or rows of vectors: decoded with limits, never unpickled."""
 
+import math
 import struct
 from io import BytesIO
 from pathlib import Path
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.shards.errors import RESTORE, ShardError
+from heron.shards.errors import RESTORE, ShardError, times
 from heron.shards.index import array_at
 from heron.shards.picture import PILLOWS, read_header
 
@@ -44,15 +45,12 @@ def read(file: File) -> tuple[bytes, str]:
 
 
 def vector_row(
-    data: NDArray[np.uint8], name: str, row: int = 0, width: int | None = None
+    data: NDArray[np.uint8],  # the file's bytes, read or mapped
+    name: str,  # of the file, for messages
+    row: int = 0,  # of an array [rows, width]; one [width] has but row 0
+    width: int | None = None,  # that is expected, if any
 ) -> NDArray[np.float32]:
     """A row of an npy file of numbers, float32 [width]; nothing of it is unpickled.
-
-    Args:
-        data: the file's bytes, read or mapped.
-        name: of the file, for messages.
-        row: of an array [rows, width]; one [width] has but row 0.
-        width: that is expected, if any.
 
     Raises:
         RetrievalError: it is no such array, has no such row, or one that is not finite.
@@ -97,11 +95,7 @@ def mapped(path: Path) -> NDArray[np.uint8]:
 def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     """Height and width of a picture as it is stored, and whether EXIF says that it lies otherwise.
 
-    Nothing is decoded yet: what is too large is refused here.
-
-    Args:
-        data: of a JPEG or a PNG.
-        name: of the file, for messages.
+    Nothing is decoded yet: what is too large is refused here. `name` is for messages.
 
     Raises:
         RetrievalError: it is neither, or too large.
@@ -113,11 +107,9 @@ def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     try:
         header = read_header(data)
         size = header.height, header.width
-        if size[0] * size[1] > MOST_PIXELS:
-            raise ValueError(
-                f"is {size[0]} × {size[1]}; expected {MOST_PIXELS:,} pixels at most; "
-                "make it smaller"
-            )
+        if math.prod(size) > MOST_PIXELS:
+            most = f"{MOST_PIXELS:,} pixels at most"
+            raise ValueError(f"is {times(size)}; expected {most}; make it smaller")
         with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
             if (image.height, image.width) != size:  # Pillow would decode the other one
                 raise ValueError("has two headers, of two sizes; expected one picture")

@@ -32,23 +32,14 @@ class LabelNames(Record):
 
 @dataclass(frozen=True)
 class Samples:
-    """N samples, in the order of their vectors.
+    """N samples, in the order of their vectors."""
 
-    Attributes:
-        keys: of each, UTF-8, [N]; no two are the same.
-        rows: their numbers in the data set, int64 [N].
-        targets: labels as 0/1, uint8 [N, names]: a class is one-hot, a row without a label zeros.
-        known: which have labels, bool [N].
-        names: of the labels.
-        kind: of the labels: see `heron.shards.manifest.Labels`.
-    """
-
-    keys: NDArray[np.bytes_]
-    rows: NDArray[np.int64]
-    targets: NDArray[np.uint8]
-    known: NDArray[np.bool_]
-    names: list[str]
-    kind: str
+    keys: NDArray[np.bytes_]  # UTF-8, [N]; no two are the same
+    rows: NDArray[np.int64]  # their numbers in the data set, [N]
+    targets: NDArray[np.uint8]  # 0/1, [N, names]: a class is one-hot, a row without a label zeros
+    known: NDArray[np.bool_]  # which have labels, [N]
+    names: list[str]  # of the labels
+    kind: str  # of the labels: see `heron.shards.manifest.Labels`
 
     def __len__(self) -> int:
         """Returns how many samples there are."""

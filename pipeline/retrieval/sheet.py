@@ -19,17 +19,11 @@ INK, SAME, MORE, LESS, MARK = "#1d2433", "#5b6270", "#1a6b3c", "#a3262a", "#1f5f
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture on a sheet, with what is written below it.
+    """A picture on a sheet, with what is written below it."""
 
-    Attributes:
-        picture: to draw; None leaves its place empty.
-        lines: texts and their colours, each broken to the width.
-        marked: with a frame, as a query is.
-    """
-
-    picture: Image.Image | None
-    lines: Sequence[tuple[str, str]]
-    marked: bool = False
+    picture: Image.Image | None  # None leaves its place empty
+    lines: Sequence[tuple[str, str]]  # texts and their colours, each broken to the width
+    marked: bool = False  # with a frame, as a query is
 
 
 def draw_tiles(tiles: Sequence[Tile], across: int) -> Image.Image:
@@ -90,10 +84,7 @@ def draw_answer(
 ) -> Image.Image:
     """An answer as a sheet: the query, framed, then the hits with score, key and labels.
 
-    Args:
-        retriever: that gave the answer.
-        answer: to draw.
-        picture: of a query that is no sample.
+    `picture` is of a query that is no sample.
 
     Raises:
         RetrievalError: the samples have no pictures, or as `SamplePictures.of`.
