@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from heron.launch.arguments import Override, UsageError
-from heron.launch.retrieval import Role
 from heron.pipeline.config.errors import InputError
+from heron.pipeline.retrieval.embeddings import Role
 from heron.shards.atomic import atomic_write
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def predict(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out is {out}; expected a file that ends with {' or '.join(FORMATS)}")
-    from heron.pipeline.retrieval.predict import predict_rows
+    from heron.pipeline.retrieval.embed import predict_rows
 
     keys, found, labels = predict_rows(run, overrides, data, split, role)
     _write(out, keys, found, labels)

@@ -6,6 +6,7 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,14 +15,13 @@ from pydantic import BeforeValidator
 from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
-from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.retrieval.embeddings import Layer, Role
 from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
-Role = Literal["labelled", "unlabelled", "test", "validation"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
 IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
 OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
@@ -186,7 +186,7 @@ def query(
     manifest = retriever.index.manifest
     if format == "json":
         about = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
-        shown = answer.plain() | {"index": {"folder": str(index)} | about}
+        shown = asdict(answer) | {"index": {"folder": str(index)} | about}
         print(json.dumps(shown, indent=1, allow_nan=False))
     else:
         number = answer.query.number

@@ -1,7 +1,7 @@
 """What pushes pairs apart: HeroCon's learnt weight g, and which samples bear the repulsion."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -181,7 +181,8 @@ def _block_sums(
     """
     views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
     difference, itself = near.pairs.differences(block), near.pairs.largest + 1
-    by_relation = _summer(relation(difference, near.close, itself))
+    relations = relation(difference, near.close, itself)  # 3 is the anchor itself: in no sum
+    members = np.stack([relations == place for place in range(3)]).astype(np.float32)
     sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
     mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
     for u, j in product(range(views), repeat=2):
@@ -196,7 +197,7 @@ def _block_sums(
                 mean_g += g / len(repelled)
                 mean_cosine += cosine / len(repelled)
         for name, value in values.items():
-            sums[name][:, u] += by_relation(value)
+            sums[name][:, u] += np.einsum("rao,ao->ar", members, value)
     for name in {"counts", "f", "gf"} & set(sums):
         sums[name] = sums[name][:, : 1 if temperatures.first else views]
     if "gf" in sums:
@@ -207,23 +208,6 @@ def _block_sums(
         sums["by_cosine"] = _curve(bins, COSINES, mean_g)
         sums["drawn"] = np.stack(drawn, 1)
     return sums
-
-
-def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
-    """Returns a function that sums values [anchors, others] by group, and sets some to 0.
-
-    Groups are 0 to 3; 2 is large, and is summed without being sorted; 3, the anchor itself, is not.
-    """
-    few = np.flatnonzero(groups != 2)
-    cells = groups.flat[few] + 4 * (few // groups.shape[1])
-
-    def total(values: Vectors) -> Sums:
-        sums = np.bincount(cells, values.flat[few], 4 * len(values)).reshape(-1, 4)
-        values.flat[few] = 0
-        sums[:, 2] = values.sum(1, dtype=np.float64)
-        return np.asarray(sums[:, :3])
-
-    return total
 
 
 def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:

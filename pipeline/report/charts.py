@@ -121,19 +121,6 @@ def heat_map(
     return Chart(title, [heat | cells | more], layout, links, 240 + 16 * len(names))
 
 
-def confusion(
-    cells: NDArray[np.int64], names: Sequence[str], links: Sequence[Sequence[str]]
-) -> Chart:
-    """Returns the confusion matrix of exclusive classes, coloured by the share of a class's rows.
-
-    `cells` says how many rows of each class (first) were taken for each.
-    """
-    share = cells / np.maximum(cells.sum(1, keepdims=True), 1)
-    text = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
-    known = {"hovertemplate": text, "colorscale": "Viridis", "zmin": 0, "zmax": 1}
-    return heat_map("Confusion", names, share, cells, ("predicted", "true"), links, **known)
-
-
 def label_map(
     hidden: NDArray[np.float32],  # features of the rows, [rows, width]
     keys: Sequence[str],  # of the rows

@@ -182,7 +182,19 @@ def confused_classes(predictions: Predictions, reader: Reader, links: PageLinks)
         [links.confused(names[a], names[b]) if cells[a, b] else "" for b in range(len(names))]
         for a in range(len(names))
     ]
-    return {"chart": charts.confusion(cells, names, there), "worst": worst}
+    chart = charts.heat_map(
+        "Confusion",
+        names,
+        cells / np.maximum(cells.sum(1, keepdims=True), 1),  # the share of a class's rows
+        cells,
+        ("predicted", "true"),
+        there,
+        hovertemplate="%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>",
+        colorscale="Viridis",
+        zmin=0,
+        zmax=1,
+    )
+    return {"chart": chart, "worst": worst}
 
 
 def _facts(

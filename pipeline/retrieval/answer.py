@@ -1,7 +1,7 @@
 """What was asked of an index, which samples it may find, and what was found."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +59,6 @@ class Answer:
     metric: str  # of the scores
     close: float | None = None  # label distance up to which labels are close; None: as `far`
     instead: bool = False  # no sample has close labels: the hits are the nearest in label space
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the answer as plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

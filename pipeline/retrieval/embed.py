@@ -1,4 +1,6 @@
-"""A checkpoint over a data set: every row once, on any number of processes; a crash resumes.
+"""A checkpoint over a data set: embeddings of every row once, or predictions.
+
+Any number of processes share the work, and a crash resumes.
 
 accelerate launch --num_processes 8 -m heron.launch.cli embed runs/celeba --out embeddings/celeba
 """
@@ -13,14 +15,21 @@ import numpy as np
 import torch
 
 from heron.pipeline.config.data import Data
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.config.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    RetrievalError,
+)
 from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.data.dataset import roles_of
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.agreement import differences
 from heron.pipeline.distributed.collectives import gather_objects, rank
 from heron.pipeline.distributed.launch import start_processes
+from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
 from heron.pipeline.retrieval.embedder import Choice, Embedder, PartManifest
 from heron.pipeline.retrieval.embeddings import (
     FORMAT,
@@ -30,6 +39,7 @@ from heron.pipeline.retrieval.embeddings import (
     EmbeddingsManifest,
     Layer,
     LayerRecord,
+    Role,
 )
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.retrieval.samples import Samples
@@ -39,7 +49,6 @@ from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError, shown
 from heron.shards.store import is_remote
 
-ROLES = "labelled", "unlabelled", "test", "validation"
 T = TypeVar("T")
 
 
@@ -159,8 +168,6 @@ def check_data(data: Data, overrides: Sequence[str]) -> None:
 
 def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     if choice.role is not None:
-        if choice.role not in ROLES:
-            raise RetrievalError(f"unknown role '{choice.role}'; expected {', '.join(ROLES)}")
         split = choice.split or config.data.split
         rows = getattr(assign(reader, split, config.data.protocol), choice.role)
     elif choice.split is not None:
@@ -177,16 +184,17 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     """Returns the layers to write, with their widths."""
-    if choice.dtype not in ("float32", "float16"):
-        raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
-    widths, known = model.widths, {"dtype": choice.dtype, "views": model.model.classified}
+    widths = model.widths
     for name in choice.layers or ():
         if name not in widths:
             raise RetrievalError(
                 f"the model has no layer '{name}'; found {', '.join(widths)}; expected one of them"
             )
     asked = [name for name in LAYERS if name in (choice.layers or widths)]
-    return {name: LayerRecord.model_validate({"dim": widths[name]} | known) for name in asked}
+    return {
+        name: LayerRecord(dim=widths[name], dtype=choice.dtype, views=model.model.classified)
+        for name in asked
+    }
 
 
 def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
@@ -259,3 +267,45 @@ def samples_of(reader: Reader, rows: Rows) -> Samples:
         targets[known] = reader.truth(rows[known])
     keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
     return Samples(keys, rows, targets, known, labels.names, labels.kind)
+
+
+def predict_rows(
+    run: str | Path,  # folder of a run or of a checkpoint; it may be of others: see `embed`
+    overrides: Sequence[str] = (),  # of its configuration
+    data: str | None = None,  # folder of shards, or a URL; None: the run's data set
+    split: str | None = None,  # rows of one split; None: of all
+    role: Role | None = None,  # rows of one role by the run's protocol, in its split; None: all
+) -> tuple[list[str], Predictions, list[str]]:
+    """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
+
+    Returns keys of the rows, what is predicted of them, and the names of the labels.
+
+    Raises:
+        InputError: there is no classifier, and the data set is not the run's, which trains a probe.
+        CheckpointError, ConfigError, RetrievalError, ShardError: see `embed`.
+    """
+    checkpoint = locate(run)
+    given = [*overrides, *([] if data is None else [f"data.path={data}"])]
+    if other := any(one.startswith("data.path=") for one in given):  # its manifest says all
+        given += ALONE
+    config = load_run_config(checkpoint / "config.yaml", given)
+    check_data(config.data, given)
+    device = start_processes(config).device
+    known = EmbeddingModel.open(checkpoint, config, device)
+    reader, model = known.reader, known.model
+    if model.classifier is None and other:
+        raise InputError(
+            f"the model of {checkpoint} has no classifier, and a probe is trained on the run's own "
+            "data set; expected rows of that, or a run with a term such as cross_entropy"
+        )
+    if role is not None:
+        roles = roles_of(reader, config.data, split)
+        rows = getattr(roles, role)
+    else:
+        rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
+    labelled = np.empty(0, np.int64)
+    if model.classifier is None:
+        labelled = roles_of(reader, config.data).labelled
+    plain = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
+    found = Evaluator(reader, known.views, plain).predictors(model, labelled, rows)[0][""]
+    return reader.sample_keys(found.rows), found, reader.manifest.labels.names

@@ -23,6 +23,7 @@ BLOCK = 65_536  # vectors read at a time
 MOST_CLASSES = 1 << 20  # each has a name, and a column in which every vector has a byte
 ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
 Layer = Literal["hidden", "projection", "weight"]
+Role = Literal["labelled", "unlabelled", "test", "validation"]  # of rows in a run
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
 

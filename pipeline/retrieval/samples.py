@@ -143,9 +143,7 @@ class Samples:
         `these` and `those` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, these, those, self.exclusive)
-        distance = (differ if self.exclusive else differ / max(1, len(self.names))).astype(
-            np.float32
-        )
+        distance = (differ / self.largest).astype(np.float32)
         return np.where(self.known[these] & self.known[those], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:

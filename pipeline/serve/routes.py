@@ -5,6 +5,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import lru_cache
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -116,7 +117,7 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
 
     def plain(answer: Answer) -> dict[str, Any]:
         """The answer for JSON; the query says whether it has labels, be it none of them."""
-        found, query = answer.plain(), answer.query
+        found, query = asdict(answer), answer.query
         own = query.own
         found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         found["query"]["keys"] = [samples.key(number) for number in query.examples]

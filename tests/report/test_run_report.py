@@ -17,7 +17,7 @@ from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_f1
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.report import charts, run_report
-from heron.pipeline.report.charts import MOST_POINTS, confusion, curves
+from heron.pipeline.report.charts import MOST_POINTS, curves
 from heron.pipeline.report.pages import PageLinks
 from heron.pipeline.report.run_report import LONG, confused_classes, nearest_rows, wants_map
 from tests import ranks
@@ -73,12 +73,6 @@ def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
     assert by_title["F1, weighted (test rows)"][0]["y"] == [0.5]
 
 
-def test_confusion_counts_rows_of_the_true_class() -> None:
-    (heat,) = confusion(np.array([[2, 1], [0, 1]]), ["a", "b"], [["/", "/"], ["", "/"]]).traces
-    assert heat["customdata"] == [[2, 1], [0, 1]]
-    assert heat["z"] == [[0.6667, 0.3333], [0.0, 1.0]]
-
-
 def test_confused_classes_open_the_page_of_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +86,9 @@ def test_confused_classes_open_the_page_of_an_index(
     found = confused_classes(predictions, reader, PageLinks())
     there = PageLinks().confused(names[0], names[1])
     assert found["worst"] == [(names[0], names[1], 2, there)]
-    links = found["chart"].plot["links"]
+    (heat,), links = found["chart"].traces, found["chart"].links
+    assert [row[:2] for row in heat["customdata"][:2]] == [[1, 2], [0, 1]]  # of the true class
+    assert [row[:2] for row in heat["z"][:2]] == [[0.3333, 0.6667], [0.0, 1.0]]
     assert links[0][:2] == [PageLinks().confused(names[0], names[0]), there]
     assert links[1][0] == "" and links[1][1] != ""
     text = (tmp_path / "run" / "report.html").read_text()

@@ -2,6 +2,7 @@
 
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -344,8 +345,8 @@ def test_threads_get_what_one_would(faces: Retriever) -> None:
     def ask_all(number: int) -> tuple[Any, Any, bytes]:
         picture = faces.picture(number)
         assert picture is not None
-        by_file = faces.by_file(file_of(faces, number), 5).plain()
-        return faces.by_key(faces.samples.key(number), 5).plain(), by_file, picture.tobytes()
+        by_file = asdict(faces.by_file(file_of(faces, number), 5))
+        return asdict(faces.by_key(faces.samples.key(number), 5)), by_file, picture.tobytes()
 
     numbers = [i % 6 for i in range(18)]
     with ThreadPoolExecutor(4) as pool:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -301,14 +302,14 @@ def test_the_verb_prints_json_in_full(
     ask(retriever.index.folder, "--key", "s001", "--k", 4, "--format", "json")
     found = json.loads(capsys.readouterr().out)
     index = found.pop("index")
-    assert found == retriever.by_key("s001", 4).plain()
+    assert found == asdict(retriever.by_key("s001", 4))
     assert index["checkpoint"] == "c" * 64
     rows = np.random.default_rng(4).normal(size=(3, DIM))
     np.save(tmp_path / "rows.npy", rows)
     vector = ("--vector", tmp_path / "rows.npy")
     ask(retriever.index.folder, *vector, "--row", 2, "--format", "json", "--where", "not a")
     found = json.loads(capsys.readouterr().out)
-    expected = retriever.by_vector(rows[2], 10, "not a").plain()
+    expected = asdict(retriever.by_vector(rows[2], 10, "not a"))
     assert found["hits"] == expected["hits"]
     assert found["query"] == {
         "number": None,
