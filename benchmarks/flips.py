@@ -26,7 +26,7 @@ from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.retrieval.embedder import Choice
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.pipeline.retrieval.index_files import INDEX
 from heron.pipeline.retrieval.kinds import KINDS
 from heron.pipeline.training.pretrained import locate
 from heron.shards.artefact import MANIFEST, parse_json

@@ -19,7 +19,7 @@ from heron.pipeline.retrieval.embeddings import Layer, Role
 from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
 
 if TYPE_CHECKING:
-    from heron.pipeline.retrieval.index_manifest import IndexManifest
+    from heron.pipeline.retrieval.index_files import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]

@@ -15,13 +15,13 @@ from heron.pipeline.config.experiment import CLASSIFIERS, Config
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
+from heron.pipeline.evaluation.baselines import Inputs, Kind, candidate, fit, raw_inputs
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.evaluation.scikit import Kind, Matrix, candidate, fit, raw_inputs
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.shards.artefact import Artefact, Fingerprint, parse_json
 
 RAW = "raw features"
-Part = tuple[Matrix, Matrix]  # inputs [rows, columns] and labels [rows, labels]
+Part = tuple[Inputs, Inputs]  # inputs [rows, columns] and labels [rows, labels]
 
 
 @dataclass(frozen=True)
@@ -146,5 +146,5 @@ def _hidden(predictions: Predictions) -> Part:
     return predictions.hidden, predictions.y
 
 
-def _predictions(probability: Matrix, y: Matrix) -> Predictions:
+def _predictions(probability: Inputs, y: Inputs) -> Predictions:
     return Predictions(probability, None, y, np.arange(len(y)))

@@ -27,9 +27,9 @@ from heron.pipeline.distributed.collectives import (
 )
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.evaluation import collapse
-from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.metrics import (
     Scores,
+    cross_view_recalls,
     fitted_threshold,
     multi_class_scores,
     multi_label_scores,
@@ -127,9 +127,9 @@ class Evaluator:
         found, measured = {"": own}, Scores()
         if self.config.cross_view:
             names = self.views.names[: model.classified]
-            projections = [torch.from_numpy(view) for view in own.projections]
             present = self._present(own.rows, len(names))
-            measured |= cross_view_recalls(projections, names, present)
+            there = None if present is None else present.numpy()
+            measured |= cross_view_recalls(own.projections, names, there)
         if voted and own.hidden is not None and own.hidden.size:
             hidden = torch.from_numpy(own.hidden).double()
             measured |= {"rankme": collapse.effective_rank(hidden)}

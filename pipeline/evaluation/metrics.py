@@ -1,10 +1,15 @@
 """Scores of predictions against labels; exact, because every row is counted once."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 Scores = dict[str, float]
 THRESHOLDS = 200  # that are tried, at most
+AT = 1, 5, 10  # k of the recall between views
+STRIP = 1 << 22  # cosines at a time
+TIE = 1e-6  # cosines so near are equal: rounding, which hangs on the batch, decides nothing
 
 
 def multi_label_scores(
@@ -114,3 +119,43 @@ def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores
         "map": float(np.mean(precision)),
         "auc_labels": float(len(precision)),
     }
+
+
+def cross_view_recalls(
+    views: Sequence[NDArray[np.float32]],  # projections [rows, dim], an array a view
+    names: Sequence[str],  # of the views
+    present: NDArray[np.bool_] | None = None,  # which views each row has, [rows, views]
+) -> dict[str, float]:
+    """Returns recall@k of each view's rows by each other view's, as `recall@10_caption_image`.
+
+    A row's query (its projection in the first view) finds the row where fewer than k other rows
+    have a cosine with it, in the second view, that is as large as the row's own: of ties none
+    counts for it, so that equal vectors find nothing. By chance it is k / rows. Queries are rows
+    with both views, among rows with the second.
+    """
+    wide = [view.astype(np.float64) for view in views]
+    unit = [x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in wide]
+    found = {}
+    for u, name in enumerate(names):
+        for v, other in enumerate(names):
+            queries, keys = unit[u], unit[v]
+            if present is not None:  # the keys of the queries come first
+                both, alone = present[:, u] & present[:, v], present[:, v] & ~present[:, u]
+                queries, keys = queries[both], np.concatenate([keys[both], keys[alone]])
+            if u != v and len(queries):
+                ranks = _ranks(queries, keys)
+                for k in AT:
+                    found[f"recall@{k}_{name}_{other}"] = float((ranks < k).mean())
+    return found
+
+
+def _ranks(queries: NDArray[np.float64], keys: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns how many other keys are as near to each query as its own, the first keys."""
+    own = (queries * keys[: len(queries)]).sum(1)
+    ranks, size = np.empty(len(queries), np.int64), max(1, STRIP // len(keys))
+    for start in range(0, len(queries), size):
+        rows = np.arange(start, min(start + size, len(queries)))
+        cosines = queries[rows] @ keys.T
+        cosines[np.arange(len(rows)), rows] = -np.inf
+        ranks[rows] = (cosines >= own[rows, None] - TIE).sum(1)
+    return ranks

@@ -1,8 +1,12 @@
-"""The nearest samples of anchors, exact or as an index has them, and how they relate by labels."""
+"""The nearest samples of anchors, exact or by an index, and what their labels say.
 
+That is rates of false and hard negatives, similarity, and confused labels.
+"""
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.evaluation.knn import exact_nearest, without_own
 from heron.pipeline.negatives.definition import (
+    CELLS,
     RELATIONS,
     LabelPairs,
     Numbers,
@@ -17,6 +22,15 @@ from heron.pipeline.negatives.definition import (
     hard_difference,
     label_difference,
     relation,
+)
+from heron.pipeline.negatives.estimates import (
+    BINS,
+    MIDDLES,
+    Estimate,
+    bins,
+    bootstrap,
+    more_similar,
+    quantiles,
 )
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.samples import Samples
@@ -26,6 +40,10 @@ if TYPE_CHECKING:
 
 KS = 1, 2, 5, 10, 20, 50
 EXAMPLES = 12  # pairs that are shown
+SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # quantiles of a cosine
+COARSE = 20  # bins of a histogram that are drawn as one
+EXPECTED = 10  # random pairs that two labels are swapped in, at least, to compare with
+LISTED = 12  # pairs of labels
 
 Vectors = NDArray[np.float32]
 
@@ -221,3 +239,122 @@ def _of_index(
         vectors = unit_vectors(embeddings, layer, near[:, column])[0]
         cosine[:, column] = np.einsum("nd,nd->n", queries, vectors)
     return near, cosine
+
+
+def measure_labels(near: NearPairs) -> dict[str, Any]:
+    """Returns near pairs beside random ones, by the names of `negatives.json`; see `docs`."""
+    pairs, k = near.pairs, near.question.k
+    is_hard = near.relation[:, :k] == RELATIONS.index("hard")
+    histograms = _histograms(near)
+    histograms["hard"] = np.bincount(bins(near.cosine[:, :k][is_hard]), minlength=BINS)
+    similarity = {name: _describe(counts) for name, counts in histograms.items()}
+    hard_median, positives = similarity["hard"]["quantiles"][0.5], histograms["close"]
+    return {
+        "thresholds": {
+            "close": near.close / pairs.largest,
+            "far": float(np.median(near.hard)) / pairs.largest,
+        },
+        "random_pairs_by_distance": {
+            "distance": np.arange(pairs.largest + 1) / pairs.largest,
+            "pairs": near.counts.sum(0),
+        },
+        "false_negatives": {"k": near.ks} | _rates(near),
+        "hard_share": float(is_hard.mean()),
+        "similarity": similarity,
+        "closer_than_random": more_similar(histograms["close"], histograms["others"]),
+        "positives_below_hard": positives[hard_median > MIDDLES].sum() / max(positives.sum(), 1),
+        "confusion": _confusion(near, near.numbers[:, :k]),
+    }
+
+
+def _histograms(near: NearPairs) -> dict[str, Numbers]:
+    """Returns cosines of anchors and others by their labels: pairs in each of `BINS`."""
+    pairs, layer = near.pairs, near.question.layer
+    anchors, others = (
+        unit_vectors(near.embeddings, layer, n)[0] for n in (pairs.anchors, pairs.others)
+    )
+    counts = np.zeros(4 * BINS, np.int64)
+    for block in pairs.blocks():
+        group = relation(pairs.differences(block), near.close, pairs.largest + 1)
+        cells = BINS * group + bins(anchors[block] @ others.T)
+        counts += np.bincount(cells.reshape(-1), minlength=4 * BINS)
+    same, close, far, _ = counts.reshape(4, BINS)
+    return {"same": same, "close": same + close, "others": far}
+
+
+def _describe(counts: Numbers) -> dict[str, Any]:
+    return {
+        "pairs": int(counts.sum()),
+        "mean": float(np.average(MIDDLES, weights=counts)) if counts.any() else math.nan,
+        "quantiles": dict(zip(SHARES.tolist(), quantiles(counts, SHARES).tolist(), strict=True)),
+        "histogram": counts.reshape(-1, COARSE).sum(1),
+    }
+
+
+def _rates(near: NearPairs) -> dict[str, dict[str, Estimate]]:
+    """Returns shares of false negatives and mean label distances, of the nearest and of others."""
+    every, seed = np.arange(near.pairs.largest + 1), near.question.seed
+    measures = {"same": every == 0, "close": every <= near.close, "distance": every / every[-1]}
+    at = np.array(near.ks)
+    size = np.tile(at.astype(np.float64), (len(near.counts), 1))
+    rates = {}
+    for name, value in measures.items():
+        sums = np.cumsum(value[near.difference], axis=1, dtype=np.float64)[:, at - 1]
+        chance = near.counts @ value.astype(np.float64), near.counts.sum(1)
+        rates[name] = {"near": bootstrap(sums, size, seed), "random": bootstrap(*chance, seed)}
+    return rates
+
+
+def _confusion(near: NearPairs, numbers: Numbers) -> dict[str, Any]:
+    """Returns which labels neighbours lack, and which they have instead.
+
+    `precision` [labels] is the share of the k nearest of anchors with a label that have it too,
+    `random` the same of random others. `swapped` [a, b] counts pairs whose anchor has a and not b,
+    and whose neighbour has b and not a (of classes, the diagonal holds those that agree), and
+    `expected` is its value for as many random pairs.
+    """
+    pairs, targets = near.pairs, near.pairs.targets
+    anchors, others = (targets[n].astype(np.float32) for n in (pairs.anchors, pairs.others))
+    k, labels = numbers.shape[1], targets.shape[1]
+    kept, swapped = np.zeros((len(anchors), labels), np.float32), np.zeros((labels, labels))
+    size = max(1, CELLS // (k * labels))
+    for start in range(0, len(anchors), size):
+        block = slice(start, start + size)
+        y, its = anchors[block, None], targets[numbers[block]].astype(np.float32)
+        kept[block] = (y * its).sum(1)
+        swapped += (y * (1 - its)).reshape(-1, labels).T @ (its * (1 - y)).reshape(-1, labels)
+    among = np.isin(pairs.anchors, pairs.others)  # where the anchor itself does not count
+    size_of_others = len(others) - among
+    share = (others.sum(0) - anchors * among[:, None]) / size_of_others[:, None]
+    kept_by_chance, count = (anchors * share).sum(0, dtype=np.float64), anchors.sum(0)
+    expected = ((anchors.T @ (1 - anchors)) * (others.T @ (1 - others)).T).astype(np.float64)
+    expected *= numbers.size / size_of_others.sum()
+    if pairs.exclusive:
+        np.fill_diagonal(swapped, kept.sum(0))
+        np.fill_diagonal(expected, kept_by_chance * k)
+    return {
+        "precision": bootstrap(kept, anchors * k, near.question.seed),
+        "random": np.divide(kept_by_chance, count, out=np.full(labels, np.nan), where=count > 0),
+        "swapped": np.rint(swapped).astype(np.int64),
+        "expected": expected,
+        "worst": _worst(near, swapped, expected),
+    }
+
+
+def _worst(near: NearPairs, swapped: Any, expected: Any) -> list[dict[str, Any]]:
+    """Returns the labels that are swapped most above chance."""
+    names, enough = near.embeddings.samples.names, expected >= EXPECTED
+    if near.pairs.exclusive:
+        np.fill_diagonal(enough, False)
+    ratio = np.divide(swapped, expected, out=np.full(expected.shape, -1.0), where=enough)
+    order = np.argsort(-ratio, axis=None, kind="stable")[:LISTED].tolist()
+    return [
+        {
+            "anchor": names[a],
+            "neighbour": names[b],
+            "pairs": round(swapped[a, b]),
+            "expected": expected[a, b],
+        }
+        for a, b in (divmod(place, len(names)) for place in order)
+        if enough[a, b]
+    ]

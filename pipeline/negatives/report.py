@@ -17,8 +17,13 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.evaluation.collapse import collapsed
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
-from heron.pipeline.negatives.measure import EXPECTED, measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.pipeline.negatives.neighbours import (
+    EXPECTED,
+    NearPairs,
+    Question,
+    find_neighbours,
+    measure_labels,
+)
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.report.charts import Chart, heat_map
 from heron.pipeline.report.pages import ADDRESS, PageLinks, png

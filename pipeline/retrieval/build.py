@@ -18,9 +18,15 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
 from heron.pipeline.evaluation.knn import require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer, VectorsInMemory
-from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.index import Index, prepared, set_default
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, Prefix, rotation
+from heron.pipeline.retrieval.index_files import (
+    FAISS_METRICS,
+    INDEX,
+    IndexManifest,
+    Prefix,
+    read_faiss,
+    rotation,
+)
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     CODED,
@@ -56,7 +62,7 @@ class LayerVectors:
     metric: Metric
     progress: bool = False  # show a bar where a pass has a name
     prefix: Prefix | None = None  # the numbers of each that count; None: all
-    rotation: Vectors | None = None  # see `index_manifest.rotation`
+    rotation: Vectors | None = None  # see `index_files.rotation`
 
     @property
     def dim(self) -> int:
@@ -64,16 +70,6 @@ class LayerVectors:
         if self.prefix is not None:
             return self.prefix.width * self.prefix.views
         return self.embeddings.layer(self.layer).dim
-
-    def measures(self, held_out: int) -> VectorSet:
-        """Returns what a plan depends on."""
-        return VectorSet(
-            count=len(self.embeddings),
-            dim=self.dim,
-            part_bytes=self.embeddings.part_bytes(self.layer),
-            held_out=held_out,
-            euclidean=self.metric != "inner_product",
-        )
 
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields the number of the first and the vectors, some at a time, checked."""
@@ -142,14 +138,21 @@ def build_index(
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, vectors.measures(held_out), memory_bytes)
+    measures = VectorSet(
+        count=count,
+        dim=vectors.dim,
+        part_bytes=embeddings.part_bytes(layer),
+        held_out=held_out,
+        euclidean=metric != "inner_product",
+    )
+    plan = choose(kind, measures, memory_bytes)
     if plan.kind == "rabitq":
         vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
-    del order
+    del order  # 8 bytes a vector, which the plan has no room for
     with new_folder(out) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
@@ -238,7 +241,7 @@ def make(
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
     with _timed(seconds, "read"):
-        return read_faiss(path, plan, AGAIN)
+        return read_faiss(path, plan)
 
 
 def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:

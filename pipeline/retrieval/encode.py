@@ -19,7 +19,7 @@ from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
-from heron.pipeline.retrieval.index_manifest import IndexManifest
+from heron.pipeline.retrieval.index_files import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate, weights_sha256

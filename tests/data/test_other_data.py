@@ -13,8 +13,8 @@ from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
+from heron.pipeline.evaluation.baselines import raw_inputs
 from heron.pipeline.evaluation.evaluator import Evaluator, with_means
-from heron.pipeline.evaluation.scikit import raw_inputs
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.saved import portable
 from heron.shards.build import build

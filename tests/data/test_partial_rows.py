@@ -16,9 +16,8 @@ from heron.pipeline.data.protocol import hide_views
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.evaluation.collapse import measure
-from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.knn import vote
-from heron.pipeline.evaluation.metrics import multi_label_scores
+from heron.pipeline.evaluation.metrics import cross_view_recalls, multi_label_scores
 from heron.pipeline.evaluation.probe import fit_logistic
 from heron.pipeline.pretrain import pretrain
 from heron.shards.build import build
@@ -186,7 +185,7 @@ def test_measures_of_the_views_that_there_are() -> None:
     assert found["alignment"] == pytest.approx(measure([x[both] for x in z])["alignment"])
     alone = [measure([x[present[:, v]]]) for v, x in enumerate(z)]
     assert found["uniformity"] == pytest.approx(max(m["uniformity"] for m in alone))
-    recalls = cross_view_recalls(z, ["a", "b"], present)
+    recalls = cross_view_recalls([x.numpy() for x in z], ["a", "b"], present.numpy())
     unit = [x / x.norm(dim=1, keepdim=True) for x in z]
     hits = []
     for i in both.nonzero()[:, 0].tolist():

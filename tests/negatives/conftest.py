@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.negatives.measure import measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours, measure_labels
 from heron.pipeline.negatives.repulsion import (
     measure_repulsion,
 )

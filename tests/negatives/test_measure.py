@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from heron.pipeline.negatives import definition, repulsion
-from heron.pipeline.negatives import measure as statistics
+from heron.pipeline.negatives import neighbours as statistics
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
-from heron.pipeline.negatives.measure import SHARES, measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.pipeline.negatives.neighbours import (
+    SHARES,
+    NearPairs,
+    Question,
+    find_neighbours,
+    measure_labels,
+)
 from heron.pipeline.negatives.repulsion import (
     measure_repulsion,
     near_weights,

@@ -9,8 +9,7 @@ import pytest
 
 from heron.pipeline.negatives import neighbours
 from heron.pipeline.negatives.definition import close_difference, hard_difference
-from heron.pipeline.negatives.measure import measure_labels
-from heron.pipeline.negatives.neighbours import Question, find_neighbours
+from heron.pipeline.negatives.neighbours import Question, find_neighbours, measure_labels
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion
 from heron.pipeline.retrieval.embeddings import Embeddings
 from tests.retrieval import made

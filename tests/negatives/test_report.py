@@ -18,8 +18,7 @@ from heron.launch.retrieval import negatives
 from heron.launch.studies.text import table
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import RELATIONS
-from heron.pipeline.negatives.measure import EXPECTED
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.pipeline.negatives.neighbours import EXPECTED, NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
 from heron.pipeline.report.charts import Chart

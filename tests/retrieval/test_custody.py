@@ -19,7 +19,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.pipeline.retrieval.index_files import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, Kind
 from heron.shards.artefact import MANIFEST, FileSum
 from tests.retrieval.made import clustered, embeddings, unlabelled

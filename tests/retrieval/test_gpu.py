@@ -15,7 +15,7 @@ from heron.pipeline.negatives.mine import mine
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.pipeline.retrieval.index_files import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, Kind
 from tests.retrieval.made import clustered, unlabelled
 

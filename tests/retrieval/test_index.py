@@ -13,7 +13,7 @@ from heron.pipeline.retrieval import build
 from heron.pipeline.retrieval.build import LayerVectors, build_index, train, write_lists
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index, Neighbours
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.pipeline.retrieval.index_files import INDEX
 from heron.pipeline.retrieval.kinds import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
 from heron.pipeline.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled

@@ -14,7 +14,7 @@ from heron.pipeline.retrieval import build
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.pipeline.retrieval.index_files import INDEX
 from tests.retrieval.made import clustered, unlabelled
 from tests.sealed import seal
 

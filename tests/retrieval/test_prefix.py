@@ -11,7 +11,7 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import rotation
+from heron.pipeline.retrieval.index_files import rotation
 from heron.pipeline.retrieval.query import Retriever
 from tests.retrieval.made import clustered, embeddings
 
