@@ -1,6 +1,7 @@
 """Exact nearest neighbours: the one search of mining, reports, recall and the kNN classifier."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +30,14 @@ def exact_nearest(
     Raises:
         RetrievalError: FAISS sees no GPU, and one was asked for.
     """
+    knn = faiss.knn
     if gpu:
         require_gpus()
-        resources = faiss.StandardGpuResources()
+        knn = partial(faiss.knn_gpu, faiss.StandardGpuResources())
     heap = faiss.ResultHeap(len(queries), k + 1, keep_max=faiss.is_similarity_metric(metric))
     for numbers, vectors in blocks:
         if len(numbers):
-            if gpu:
-                scores, rows = faiss.knn_gpu(resources, queries, vectors, k + 1, metric=metric)
-            else:
-                scores, rows = faiss.knn(queries, vectors, k + 1, metric)
+            scores, rows = knn(queries, vectors, k + 1, metric=metric)
             heap.add_result(scores, numbers[rows])  # of a short block, row -1 has the worst score
     heap.finalize()
     keep = without_own(heap.I, own)

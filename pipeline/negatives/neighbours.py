@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.evaluation.knn import exact_nearest, without_own
+from heron.pipeline.evaluation.knn import Vectors, exact_nearest, without_own
 from heron.pipeline.negatives.definition import (
     CELLS,
     RELATIONS,
@@ -44,8 +43,6 @@ SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # quantiles of a cosine
 COARSE = 20  # bins of a histogram that are drawn as one
 EXPECTED = 10  # random pairs that two labels are swapped in, at least, to compare with
 LISTED = 12  # pairs of labels
-
-Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,9 @@ def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[
             ("by_label", alike, 1 - weight["distance"], weight["pairs"]),
             ("by_cosine", "cosine of the projections", middles, weight["counts"]),
         ):
-            charts[f"g_{name}"] = _mean_g(x, at[pairs >= FEW], weight[name][pairs >= FEW])
+            curve = _curve(at[pairs >= FEW], weight[name][pairs >= FEW], BLUE, "g")
+            title = f"Mean g by {x}; points of {FEW} pairs or more"
+            charts[f"g_{name}"] = Chart(title, [curve], _axes(x, "mean g"))
     return charts
 
 
@@ -251,7 +253,7 @@ def _curve(x: Any, found: Estimate, color: str, name: str) -> dict[str, Any]:
         "type": "scatter",
         "mode": "lines+markers",
         "name": name,
-        "x": list(x),
+        "x": np.asarray(x).tolist(),
         "y": found.value.tolist(),
         "line": {"color": color},
         "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
@@ -339,9 +341,3 @@ def _confusion(
         showscale=True,
         **colors,
     )
-
-
-def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> Chart:
-    """Draws the mean of HeroCon's g where a point is of enough pairs."""
-    title = f"Mean g by {x}; points of {FEW} pairs or more"
-    return Chart(title, [_curve(at.tolist(), curve, BLUE, "g")], _axes(x, "mean g"))

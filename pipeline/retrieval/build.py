@@ -16,7 +16,7 @@ import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.evaluation.knn import require_gpus
+from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer, VectorsInMemory
 from heron.pipeline.retrieval.index import Index, prepared, set_default
 from heron.pipeline.retrieval.index_files import (
@@ -42,7 +42,7 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
-from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
+from heron.pipeline.retrieval.recall import ExactSearch, Recall
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.show import DRAWN
-
-G = TypeVar("G", str, File)
 
 
 @dataclass(frozen=True)
@@ -74,25 +72,24 @@ class FileEncoder:
         """Reads `PATH`, or `VIEW=PATH` of each view, as a file of each view that is seen.
 
         Raises:
-            RetrievalError: they are not of the views that the model sees, each once.
+            RetrievalError: one is of no view that the model sees, or of the same as another.
         """
         found: dict[str, Path] = {}
-        lone = [text for text in asked if text.partition("=")[0] not in self.model.stored]
-        if len(asked) == 1 and lone:
-            return {name: Path(path) for name, path in self._by_view(asked[0]).items()}
         for text in asked:
             name, _, path = text.partition("=")
-            if text in lone or name in found:
-                what = "is given twice" if name in found else "names no view"
+            known = name in self.model.stored
+            if not known and len(asked) == 1:
+                return dict.fromkeys(self._by_view(text), Path(text))
+            if not known or name in found:
+                what = "is given twice" if known else "names no view"
                 raise RetrievalError(f"--file {text} {what}; expected {self._wanted()}")
             found[name] = Path(path)
-        self._by_view(found)
         return found
 
     def _wanted(self) -> str:
         return " ".join(f"--file {name}=PATH" for name in self.model.stored)
 
-    def _by_view(self, given: G | Mapping[str, G]) -> Mapping[str, G]:
+    def _by_view(self, given: File | Mapping[str, File]) -> Mapping[str, File]:
         """Returns the file of each view."""
         stored = self.model.stored
         if not isinstance(given, Mapping):

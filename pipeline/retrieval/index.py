@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.evaluation.knn import require_gpus
+from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer, vectors_in_memory
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.index_files import (
@@ -26,7 +26,6 @@ from heron.pipeline.retrieval.index_files import (
     rotation,
 )
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
-from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 

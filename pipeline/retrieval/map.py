@@ -16,8 +16,8 @@ from pydantic import Field
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
+from heron.pipeline.evaluation.knn import Numbers, Vectors
 from heron.pipeline.retrieval.kinds import MapKind
-from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import AGAIN, Samples, mapped_array
 from heron.shards.artefact import Record
 

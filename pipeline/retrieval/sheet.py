@@ -120,18 +120,14 @@ def _of_hit(answer: Answer, place: int, hit: Hit) -> Iterator[tuple[str, str]]:
     if hit.label_distance is None:  # one of the two has no labels to compare
         yield ", ".join(hit.labels) or "no labels", SAME
         return
-    same, more, less = compare(answer, hit)
-    for sign, names, ink in (("=", same, SAME), ("+", more, MORE), ("−", less, LESS)):
+    ours, theirs = answer.query.labels, hit.labels
+    for sign, names, ink in (
+        ("=", [name for name in theirs if name in ours], SAME),
+        ("+", [name for name in theirs if name not in ours], MORE),
+        ("−", [name for name in ours if name not in theirs], LESS),
+    ):
         if names:
             yield f"{sign} {', '.join(names)}", ink
-
-
-def compare(answer: Answer, hit: Hit) -> tuple[list[str], list[str], list[str]]:
-    """The labels that query and hit both have, those of the hit alone, and of the query alone."""
-    ours, theirs = set(answer.query.labels), set(hit.labels)
-    same = [name for name in hit.labels if name in ours]
-    more = [name for name in hit.labels if name not in ours]
-    return same, more, [name for name in answer.query.labels if name not in theirs]
 
 
 def check_sheet(path: Path) -> None:
