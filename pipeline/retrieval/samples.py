@@ -75,19 +75,15 @@ class Samples:
             f"{', '.join(near) or 'none'}; expected one of them"
         )
 
-    def keys_with_prefix(self, prefix: str, most: int) -> list[str]:
-        """Returns the first keys, in order, that begin with a text; at most `most`."""
-        at = self._position(prefix.encode())
-        near = (self.key(int(i)) for i in self._order[at : at + most])
-        return [key for key in near if key.startswith(prefix)]
-
     def keys_with(self, part: str, most: int) -> list[str]:
         """Returns keys that begin with a text, in order, then others that hold it; at most `most`.
 
         The others come in the order of the samples.
         """
-        found = dict.fromkeys(self.keys_with_prefix(part, most))
         width, wanted = self.keys.dtype.itemsize, part.encode()
+        at = self._position(wanted)
+        near = (self.key(int(i)) for i in self._order[at : at + most])
+        found = dict.fromkeys(key for key in near if key.startswith(part))
         data = np.ascontiguousarray(self.keys).view(np.uint8).data
         for match in re.finditer(re.escape(wanted), data) if wanted.strip(b"\0") else ():
             if len(found) >= most:

@@ -58,7 +58,7 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
     """Returns the routes of one index; `indexes` are the names of all that are served."""
     routes, samples, chosen = APIRouter(), retriever.samples, Chosen(retriever)
     facts = about(retriever, bounds.limits, chosen.map) | {"indexes": indexes}
-    samples.keys_with_prefix("", 1)  # sorts the keys now: a first request would stop all others
+    samples.keys_with("", 1)  # sorts the keys now: a first request would stop all others
     _ = samples.close  # compares pairs of labels, for seconds
 
     @routes.get("/about")
