@@ -223,18 +223,14 @@ class Evaluator:
             return 0.5
         return fitted_threshold(validation.probability, validation.y)
 
-    def score(self, predictions: Predictions, threshold: float | None = None) -> Scores:
-        """Returns scores; none without probabilities, or where no row has a label.
-
-        `threshold` None is that of the configuration; a fitted one is among the scores.
-        """
+    def score(self, predictions: Predictions, threshold: float) -> Scores:
+        """Returns scores, a fitted threshold among them; none without probabilities or labels."""
         if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
             return multi_class_scores(predictions.probability, predictions.y)
-        used = self.threshold(None) if threshold is None else threshold
-        scores = multi_label_scores(predictions.probability, predictions.y, used)
-        return scores | ({"threshold": used} if self.fits else {})
+        scores = multi_label_scores(predictions.probability, predictions.y, threshold)
+        return scores | ({"threshold": threshold} if self.fits else {})
 
     def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what a probe on the labelled rows predicts; the main process trains it."""

@@ -1,7 +1,7 @@
 """What was asked of an index, which samples it may find, and what was found."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from heron.pipeline.retrieval.samples import Samples
 
 Flags = NDArray[np.bool_]
 Relation = Literal["neighbours", "hard", "false"]
-RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,6 @@ def allowed_samples(
         masks["lie in the outline"] = among.copy()
     for mask in masks.values():
         mask[query.own] = False
-    if relation not in RELATIONS:
-        raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
     if far is not None and (relation != "hard" or not 0 < far <= 1):
         raise RetrievalError(
             f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "

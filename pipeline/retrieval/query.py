@@ -230,11 +230,6 @@ class Retriever:
         Raises:
             RetrievalError: it is no such vector, or as `by_key`.
         """
-        if vector.ndim != 1 or vector.dtype.kind not in "fiu":
-            raise RetrievalError(
-                f"{name} is {vector.dtype} {vector.shape}; expected "
-                f"({self.index.manifest.dim},), numbers; give one row"
-            )
         return self._answer(Query(None, name, [], "as given"), vector, k, where, relation)
 
     def vector(self, number: int) -> tuple[NDArray[np.float32], str]:
