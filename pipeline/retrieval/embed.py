@@ -15,12 +15,7 @@ import numpy as np
 import torch
 
 from heron.pipeline.config.data import Data
-from heron.pipeline.config.errors import (
-    CheckpointError,
-    ConfigError,
-    InputError,
-    RetrievalError,
-)
+from heron.pipeline.config.errors import InputError, RetrievalError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.dataset import roles_of
 from heron.pipeline.data.plan import Rows
@@ -46,7 +41,7 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import save_json
-from heron.shards.errors import ShardError, shown
+from heron.shards.errors import HeronError, shown
 from heron.shards.store import is_remote
 
 T = TypeVar("T")
@@ -99,7 +94,7 @@ def together(work: Callable[[], T]) -> T:
     fault: Exception | None = None
     try:
         found = work()
-    except (RetrievalError, CheckpointError, ConfigError, ShardError, OSError) as error:
+    except (HeronError, OSError) as error:
         fault = error
     texts = gather_objects("" if fault is None else str(fault))
     if fault is not None:
@@ -120,8 +115,7 @@ def _open(
     """Opens model, data and rows; the plan is what tells this embedding from others."""
     model = EmbeddingModel.open(checkpoint, config, device)
     rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
-    seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
-    seen["canvas"] = config.data.decode_size  # the name in plans on disk
+    shown_as = {"views", "standardise", "draft", "decode_size"}
     plan = {
         "checkpoint": weights_sha256(checkpoint),
         "data_fingerprint": model.reader.manifest.fingerprint,
@@ -129,7 +123,7 @@ def _open(
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
         "split": choice.split,
         "role": choice.role,
-        "seen": seen,
+        "seen": config.data.model_dump(mode="json", include=shown_as),
         "batch": config.evaluate.batch,
         "dtype": choice.dtype,
         "layers": list(layers),

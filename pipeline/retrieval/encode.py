@@ -18,7 +18,7 @@ from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.given import File, look, read, upright, vector_row
+from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
 from heron.pipeline.retrieval.index_files import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.training.checkpoint import complete
@@ -145,6 +145,11 @@ class FileEncoder:
             return self._picture(view, data, name)
         if view.kind in ("text", "graph"):
             return self._decoded(view, data, name)
+        if not data.startswith(NPY):
+            raise RetrievalError(
+                f"{name} begins with {data[:8]!r}; expected an npy file, as view '{view.name}' "
+                f"holds vectors of {view.shape[0]:,}"
+            )
         return vector_row(np.frombuffer(data, np.uint8), name, row, view.shape[0])
 
     def _decoded(self, view: View, data: bytes, name: str) -> NDArray[np.int32]:

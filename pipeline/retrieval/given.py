@@ -29,19 +29,18 @@ def read(file: File) -> tuple[bytes, str]:
         RetrievalError: there is no file, or it is too large.
     """
     if isinstance(file, bytes):
-        return file, "the file"
-    path = Path(file)
-    if not path.is_file():
-        what = "is no file" if path.exists() else "is not there"
-        raise RetrievalError(f"{path} {what}; expected a JPEG, a PNG or an npy file")
-    with path.open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        name, size = "the file", len(file)
+    else:
+        path = Path(file)
+        if not path.is_file():
+            what = "is no file" if path.exists() else "is not there"
+            raise RetrievalError(f"{path} {what}; expected a JPEG, a PNG or an npy file")
+        name, size = str(path), path.stat().st_size
+    if size > MOST_BYTES:
         raise RetrievalError(
-            f"{path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}; make it "
-            "smaller"
+            f"{name} has {size:,} bytes; expected at most {MOST_BYTES:,}; make it smaller"
         )
-    return data, str(path)
+    return (file if isinstance(file, bytes) else path.read_bytes()), name
 
 
 def vector_row(
@@ -100,10 +99,6 @@ def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     Raises:
         RetrievalError: it is neither, or too large.
     """
-    if len(data) > MOST_BYTES:
-        raise RetrievalError(
-            f"{name} has {len(data):,} bytes; expected at most {MOST_BYTES:,}; make it smaller"
-        )
     try:
         header = read_header(data)
         size = header.height, header.width

@@ -16,14 +16,14 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Flags, Relation
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.guard import BINARY, Admission, Limits, Uploads
-from heron.shards.errors import ShardError
+from heron.shards.errors import HeronError
 
 MOST_HITS = 200
 LONGEST = 500  # characters of a key or a filter
@@ -35,7 +35,7 @@ OUTLINES = 4  # whose samples are kept
 FACETS = 300  # labels that are counted
 COLOURS = 11  # classes that have a colour of their own on the map
 EXPORTED = 4096  # keys of an export that are sent at a time
-EXPECTED = (RetrievalError, ConfigError, CheckpointError, ShardError, OSError)
+EXPECTED = (HeronError, OSError)
 Text = Annotated[str, Query(max_length=LONGEST)]
 Keys = Annotated[list[Text], Query(min_length=1, max_length=EXAMPLES)]
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]

@@ -46,7 +46,7 @@ def hostile(site: Site) -> dict[str, tuple[bytes, str]]:
         "gif": (gif.getvalue(), "expected"),
         "polyglot": (jpeg[:2] + b"/*<html><script>alert(1)</script>*/" + jpeg[20:], "the file"),
         "png, then jpeg": (png[:8] + jpeg, "the file"),
-        "array": (npy(np.zeros(5)), "npy file"),
+        "array": (npy(np.zeros(5)), "expected a JPEG or a PNG"),
         "empty": (b"", "empty"),
     }
 
