@@ -16,12 +16,12 @@ import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.evaluation.knn import require_gpus
+from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
 from heron.pipeline.retrieval.index import Index, prepared, set_default
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, Prefix, rotation
+from heron.pipeline.retrieval.index_manifest import INDEX, IndexManifest, Prefix, rotation
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     CODED,
@@ -37,7 +37,7 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
-from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
+from heron.pipeline.retrieval.recall import ExactSearch, Recall
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
@@ -65,16 +65,6 @@ class LayerVectors:
         if self.prefix is not None:
             return self.prefix.width * self.prefix.views
         return self.embeddings.layer(self.layer).dim
-
-    def measures(self, held_out: int) -> VectorSet:
-        """Returns what a plan depends on."""
-        return VectorSet(
-            count=len(self.embeddings),
-            dim=self.dim,
-            part_bytes=self.embeddings.part_bytes(self.layer),
-            held_out=held_out,
-            euclidean=self.metric != "inner_product",
-        )
 
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields the number of the first and the vectors, some at a time, checked."""
@@ -143,14 +133,21 @@ def build_index(
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, vectors.measures(held_out), memory_bytes)
+    measures = VectorSet(
+        count=count,
+        dim=vectors.dim,
+        part_bytes=embeddings.part_bytes(layer),
+        held_out=held_out,
+        euclidean=metric != "inner_product",
+    )
+    plan = choose(kind, measures, memory_bytes)
     if plan.kind == "rabitq":
         vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
     order = np.random.default_rng(seed).permutation(count)
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
-    del order
+    del order  # 8 bytes a vector, which the plan has no room for
     with new_folder(out) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
@@ -239,7 +236,7 @@ def make(
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
     with _timed(seconds, "read"):
-        return read_faiss(path, plan, AGAIN)
+        return read_faiss(path, plan)
 
 
 def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:

@@ -17,7 +17,7 @@ from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.collectives import rank, world_size
-from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
+from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, Role, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.shards.artefact import Artefact, Count, FileSum
 from heron.shards.atomic import atomic_write
@@ -29,11 +29,9 @@ class Choice:
     """What of a data set to embed, and how."""
 
     split: str | None = None  # of the data set; None: all
-    role: str | None = (
-        None  # labelled, unlabelled, test or validation, by the run's protocol; None: all rows
-    )
+    role: Role | None = None  # of the rows by the run's protocol; None: all rows
     layers: Sequence[Layer] | None = None  # to write; None: those that the model has
-    dtype: str = "float32"  # of the files
+    dtype: Literal["float32", "float16"] = "float32"  # of the files
     part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most
 
 

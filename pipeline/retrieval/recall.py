@@ -4,16 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.sections import Share
-from heron.pipeline.evaluation.knn import exact_nearest, without_own
+from heron.pipeline.evaluation.knn import Numbers, Vectors, exact_nearest, without_own
 from heron.shards.artefact import Count, Record
 
 faiss = require("faiss", "an index")
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
 GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
 NEAR_BEST = 0.005  # where the target is out of reach
 STEP = 1.15  # settings nearer than this are not told apart
