@@ -147,7 +147,7 @@ def build_index(
     order = np.random.default_rng(seed).permutation(count)
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
-    del order  # 8 bytes a vector, which the plan has no room for
+    del order
     with new_folder(out) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)

@@ -119,6 +119,8 @@ def test_a_crash_costs_the_parts_that_were_not_written(
         embed(run, out, SMALL, progress=False)
     with pytest.raises(RetrievalError, match="an unfinished `heron embed`; run the same again"):
         Embeddings.open(out)
+    seen = json.loads((out / "plan.json").read_text())["seen"]  # or one of before is not gone on
+    assert sorted(seen) == ["canvas", "draft", "standardise", "views"]
     (out / "hidden" / "00001.npy").write_bytes(b"cut short")
     altered = bytearray((out / "hidden" / "00002.npy").read_bytes())
     altered[-1] ^= 1  # of its size and shape
