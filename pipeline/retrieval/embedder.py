@@ -72,12 +72,7 @@ class _PartBatches:
 
 
 class Embedder:
-    """Embeds parts of `rows` and writes their `layers` to `out`.
-
-    Attributes:
-        parts: the rows of each part, of all processes.
-        mine: numbers of the parts of this process.
-    """
+    """Embeds parts of `rows` and writes their `layers` to `out`."""
 
     def __init__(
         self,
@@ -91,6 +86,7 @@ class Embedder:
         """Takes this process's share of the parts."""
         self.model, self.reader, self.config = model, model.reader, config
         self.rows, self.out, self.layers = rows, out, layers
+        # The rows of each part, of all processes, and the numbers of this process's parts.
         self.parts = [rows[at : at + part_rows] for at in range(0, len(rows), part_rows)]
         self.mine = range(rank(), len(self.parts), world_size())
 

@@ -44,10 +44,6 @@ class ExactSearch:
 
     The vector of a query lies in the index, for every sample must be found: it is taken out of
     both answers, and k + 1 are asked for. "Held out" is of what trains k-means and codes.
-
-    Attributes:
-        numbers: of the k nearest of each query, [queries, k].
-        scores: inner products, or squared distances, [queries, k].
     """
 
     def __init__(
@@ -64,6 +60,7 @@ class ExactSearch:
         self.product = faiss.is_similarity_metric(metric)
         self.queries = take(query_numbers)
         numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
+        # Of the k nearest of each query; scores are inner products or squared distances.
         self.numbers, self.scores = exact_nearest(
             numbered, self.queries, query_numbers, k, metric, gpu
         )
