@@ -66,6 +66,16 @@ class LayerVectors:
             return self.prefix.width * self.prefix.views
         return self.embeddings.layer(self.layer).dim
 
+    def measures(self, held_out: int) -> VectorSet:
+        """Returns what a plan depends on."""
+        return VectorSet(
+            count=len(self.embeddings),
+            dim=self.dim,
+            part_bytes=self.embeddings.part_bytes(self.layer),
+            held_out=held_out,
+            euclidean=self.metric != "inner_product",
+        )
+
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields the number of the first and the vectors, some at a time, checked."""
         hidden, count = not (name and self.progress), len(self.embeddings)
@@ -133,14 +143,7 @@ def build_index(
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
-    measures = VectorSet(
-        count=count,
-        dim=vectors.dim,
-        part_bytes=embeddings.part_bytes(layer),
-        held_out=held_out,
-        euclidean=metric != "inner_product",
-    )
-    plan = choose(kind, measures, memory_bytes)
+    plan = choose(kind, vectors.measures(held_out), memory_bytes)
     if plan.kind == "rabitq":
         vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
