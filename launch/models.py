@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from heron.launch.arguments import Override, UsageError
-from heron.launch.retrieval import Role
 from heron.pipeline.config.errors import InputError
+from heron.pipeline.retrieval.embeddings import Role
 from heron.shards.atomic import atomic_write
 
 FORMATS = (".csv", ".parquet")

@@ -14,14 +14,13 @@ from pydantic import BeforeValidator
 from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
-from heron.pipeline.retrieval.embeddings import Layer
+from heron.pipeline.retrieval.embeddings import Layer, Role
 from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
-Role = Literal["labelled", "unlabelled", "test", "validation"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
 IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
 OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]

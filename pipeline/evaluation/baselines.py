@@ -29,25 +29,16 @@ Choice = tuple[bool, int, float]  # whether views share weights, components, C
 def compare(
     config: Config,
     evaluator: Evaluator,
-    roles: Roles,
-    scores: Scores,
-    train: Callable[[Config], Mapping[str, Any]],
+    roles: Roles,  # the labelled rows train, the test rows are scored
+    scores: Scores,  # of the run itself
+    train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
 ) -> Scores:
     """Returns scores of the baselines on a run's test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
     in the run's folder `plain`. It is left out where the experiment has no such term, and is the
-    run itself where it has no other.
-
-    Args:
-        config: of the run.
-        evaluator: of the run.
-        roles: the run's rows: the labelled ones train, the test rows are scored.
-        scores: of the run itself.
-        train: trains by a configuration, and returns what result.json holds.
-
-    Returns:
-        Scores named `plain_...` and `logistic_...`, and what cross-validation chose.
+    run itself where it has no other. Scores are named `plain_...` and `logistic_...`, beside what
+    cross-validation chose.
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
@@ -118,23 +109,18 @@ def _mean_std(values: Sequence[float]) -> str:
 
 
 def logistic_regression(
-    x: NDArray[Any], y: NDArray[np.float32], others: NDArray[Any], exclusive: bool
+    x: NDArray[Any],  # of the training rows, [rows, views, width]; of unlike widths one view
+    y: NDArray[np.float32],  # 0/1, [rows, labels]; one that all rows share is predicted as it is
+    others: NDArray[Any],  # of the rows to predict, [others, views, width]
+    exclusive: bool,  # of the labels a row has one: one multinomial classifier
 ) -> tuple[NDArray[np.float32], dict[str, float]]:
     """Trains logistic regression on the principal components of standardised inputs.
 
     A row is its views side by side, or each view is a row of its own and the mean of their
     probabilities is the row's: the views then share the weights, as they may share an encoder. This
     choice, the number of components and C are those of the best mean AUC over labels of the rows
-    that each of 5 folds of the training rows holds out; all is fitted without them.
-
-    Args:
-        x: inputs of the training rows, [rows, views, width]; views of unlike widths are one view.
-        y: their labels as 0/1, [rows, labels]. One that all rows share is predicted as it is.
-        others: inputs of the rows to predict, [others, views, width].
-        exclusive: of the labels a row has one: one multinomial classifier.
-
-    Returns:
-        Probabilities [others, labels]; `components`, `c` and `shared` (0 or 1) as chosen.
+    that each of 5 folds of the training rows holds out; all is fitted without them. Returns
+    probabilities [others, labels], and `components`, `c` and `shared` (0 or 1) as chosen.
     """
     from sklearn.model_selection import KFold  # here and below: it takes as long as half of torch
 

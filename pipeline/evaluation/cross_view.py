@@ -13,20 +13,16 @@ TIE = 1e-6  # cosines so near are equal: rounding, which hangs on the batch, dec
 
 
 def cross_view_recalls(
-    views: Sequence[Float[Tensor, "rows dim"]],
-    names: Sequence[str],
-    present: Bool[Tensor, "rows views"] | None = None,
+    views: Sequence[Float[Tensor, "rows dim"]],  # projections, a tensor a view
+    names: Sequence[str],  # of the views
+    present: Bool[Tensor, "rows views"] | None = None,  # which views each row has
 ) -> dict[str, float]:
     """Returns recall@k of each view's rows by each other view's, as `recall@10_caption_image`.
 
     A row's query (its projection in the first view) finds the row where fewer than k other rows
     have a cosine with it, in the second view, that is as large as the row's own: of ties none
-    counts for it, so that equal vectors find nothing. By chance it is k / rows.
-
-    Args:
-        views: projections, a tensor a view.
-        names: of the views.
-        present: which views each row has; queries are rows with both, among rows with the second.
+    counts for it, so that equal vectors find nothing. By chance it is k / rows. Queries are rows
+    that have both views, among rows that have the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     found = {}

@@ -42,31 +42,18 @@ Columns = Callable[[NDArray[Any]], NDArray[Any]]  # of some numbers of each row,
 
 @dataclass(frozen=True)
 class Predictions:
-    """The model's outputs of some rows, on every process.
+    """The model's outputs of some rows, on every process."""
 
-    Attributes:
-        probability: [rows, labels], or None without a classifier and a probe.
-        hidden: S of the rows, of the views that are classified, [rows, width]; None: not asked for.
-        y: their labels as 0/1, [rows, labels].
-        rows: their numbers, [rows]: those asked for, without what could not be read.
-        projections: z of each view that is classified, when asked for.
-    """
-
-    probability: NDArray[np.float32] | None
-    hidden: NDArray[np.float32] | None
-    y: NDArray[np.float32]
-    rows: Rows
-    projections: list[NDArray[np.float32]] = field(default_factory=list)
+    probability: NDArray[np.float32] | None  # [rows, labels]; None: no classifier and no probe
+    hidden: NDArray[np.float32] | None  # S of the classified views, [rows, width]; None: not asked
+    y: NDArray[np.float32]  # their labels as 0/1, [rows, labels]
+    rows: Rows  # their numbers, [rows]: those asked for, without what could not be read
+    projections: list[NDArray[np.float32]] = field(default_factory=list)  # z of each, if asked for
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a model on rows of a data set.
-
-    Attributes:
-        config: threshold, rows a process reads at a time, and whether a linear probe is trained.
-        watchdog: is told of progress.
-    """
+    """Scores a model on rows of a data set, as `config` says; tells `watchdog` of its progress."""
 
     reader: Reader
     views: Views
@@ -131,10 +118,7 @@ class Evaluator:
     ) -> tuple[dict[str, Predictions], Scores]:
         """Returns what predicts some rows, by the prefix of its scores, and what needs no label.
 
-        Args:
-            model: to predict with.
-            known: labelled rows, for the probe and the vote.
-            rows: to predict.
+        `known` are labelled rows, for the probe and the vote.
         """
         alone = model.classifier is None
         probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
@@ -239,18 +223,14 @@ class Evaluator:
             return 0.5
         return fitted_threshold(validation.probability, validation.y)
 
-    def score(self, predictions: Predictions, threshold: float | None = None) -> Scores:
-        """Returns scores; none without probabilities, or where no row has a label.
-
-        `threshold` None is that of the configuration; a fitted one is among the scores.
-        """
+    def score(self, predictions: Predictions, threshold: float) -> Scores:
+        """Returns scores, a fitted threshold among them; none without probabilities or labels."""
         if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
             return multi_class_scores(predictions.probability, predictions.y)
-        used = self.threshold(None) if threshold is None else threshold
-        scores = multi_label_scores(predictions.probability, predictions.y, used)
-        return scores | ({"threshold": used} if self.fits else {})
+        scores = multi_label_scores(predictions.probability, predictions.y, threshold)
+        return scores | ({"threshold": threshold} if self.fits else {})
 
     def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what a probe on the labelled rows predicts; the main process trains it."""

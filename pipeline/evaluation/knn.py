@@ -1,6 +1,7 @@
 """Exact nearest neighbours: the one search of mining, reports, recall and the kNN classifier."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,54 +16,38 @@ Vectors = NDArray[np.float32]
 
 
 def exact_nearest(
-    blocks: Iterable[tuple[Numbers, Vectors]],
-    queries: Vectors,
-    own: Numbers,
-    k: int,
+    blocks: Iterable[tuple[Numbers, Vectors]],  # numbers of samples [rows], vectors [rows, dim]
+    queries: Vectors,  # [queries, dim]
+    own: Numbers,  # number of the sample that each query is, [queries]
+    k: int,  # at most the number of vectors less one
     metric: int = faiss.METRIC_INNER_PRODUCT,
-    gpu: bool = False,
+    gpu: bool = False,  # search on the first GPU that FAISS sees (unmeasured)
 ) -> tuple[Numbers, Vectors]:
     """Returns the k nearest of each query, by comparison with all vectors but its own.
 
-    Args:
-        blocks: numbers of samples [rows], and their vectors [rows, dim].
-        queries: [queries, dim].
-        own: number of the sample that each query is, [queries].
-        k: at most the number of vectors less one.
-        metric: of FAISS.
-        gpu: search on the first GPU that FAISS sees (unmeasured).
-
-    Returns:
-        Numbers and scores (inner products, or squared distances), [queries, k], the nearest first.
+    Numbers and scores (inner products, or squared distances) are [queries, k], the nearest first.
 
     Raises:
         RetrievalError: FAISS sees no GPU, and one was asked for.
     """
+    knn = faiss.knn
     if gpu:
         require_gpus()
-        resources = faiss.StandardGpuResources()
+        knn = partial(faiss.knn_gpu, faiss.StandardGpuResources())
     heap = faiss.ResultHeap(len(queries), k + 1, keep_max=faiss.is_similarity_metric(metric))
     for numbers, vectors in blocks:
         if len(numbers):
-            if gpu:
-                scores, rows = faiss.knn_gpu(resources, queries, vectors, k + 1, metric=metric)
-            else:
-                scores, rows = faiss.knn(queries, vectors, k + 1, metric)
+            scores, rows = knn(queries, vectors, k + 1, metric=metric)
             heap.add_result(scores, numbers[rows])  # of a short block, row -1 has the worst score
     heap.finalize()
     keep = without_own(heap.I, own)
     return heap.I[keep].reshape(len(own), k), heap.D[keep].reshape(len(own), k)
 
 
-def gpus() -> int:
-    """Returns how many GPUs FAISS can use: none unless faiss-gpu is installed."""
-    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
-
-
 def require_gpus() -> None:
     """Raises a RetrievalError where FAISS can use no GPU."""
-    if not gpus():
-        built = hasattr(faiss, "StandardGpuResources")
+    built = hasattr(faiss, "StandardGpuResources")  # by faiss-gpu
+    if not (built and faiss.get_num_gpus()):
         why = "sees none" if built else f"{faiss.__version__} is built without them"
         raise RetrievalError(
             f"GPUs are asked for, and FAISS {why}; expected a GPU and faiss-gpu; install it with: "
@@ -71,10 +56,10 @@ def require_gpus() -> None:
 
 
 def vote(
-    labelled: tuple[Numbers, Vectors, Vectors],
-    test: tuple[Numbers, Vectors],
-    k: int,
-    tau: float,
+    labelled: tuple[Numbers, Vectors, Vectors],  # rows, features [rows, width], labels as 0/1
+    test: tuple[Numbers, Vectors],  # the same without labels
+    k: int,  # neighbours that vote; all that there are where they are fewer
+    tau: float,  # temperature, > 0
 ) -> Vectors:
     r"""Returns what the k nearest labelled rows of each test row vote for, [test rows, labels].
 
@@ -85,12 +70,6 @@ def vote(
     Of exclusive classes the p sum to 1, and the largest is the prediction; of several labels each
     is the weighted share of the neighbours that have it, scored as any probability. A row is never
     its own neighbour.
-
-    Args:
-        labelled: numbers of the labelled rows, their features [rows, width] and labels as 0/1.
-        test: numbers of the test rows and their features.
-        k: neighbours that vote; all that there are where they are fewer.
-        tau: temperature, > 0.
     """
     (numbers, features, y), (own, queries) = labelled, test
     # A test row that is labelled as well leaves one fewer to choose from.

@@ -81,18 +81,15 @@ def fit_logistic(
 
 
 def support_vectors(
-    features: NDArray[np.float32], y: NDArray[np.float32], others: NDArray[np.float32]
+    features: NDArray[np.float32],  # of the training rows, [rows, width]
+    y: NDArray[np.float32],  # their classes as 0/1, [rows, classes]
+    others: NDArray[np.float32],  # features of the rows to predict, [others, width]
 ) -> NDArray[np.float32]:
     """Trains support vector machines with an RBF kernel, and predicts other rows.
 
     Features are taken as they are. C is that of the best accuracy over 5 stratified folds of the
     training rows, or as many as the rarest class has rows; gamma is scikit-learn's `scale`. The
     same input gives the same numbers; all is computed in float64.
-
-    Args:
-        features: of the training rows, [rows, width].
-        y: their classes as 0/1, [rows, classes].
-        others: features of the rows to predict, [others, width].
 
     Returns:
         Scores that sum to 1 over the classes, the predicted one's the greatest, [others, classes]:

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from heron.pipeline.evaluation.evaluator import Columns, Evaluator
 from heron.pipeline.evaluation.probe import fit_logistic
 
 Kind = Literal["logistic", "forest"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Matrix = NDArray[np.float32]
 Predict = Callable[[Matrix], Matrix]
 ITERATIONS, TREES = 500, 200
@@ -38,16 +37,10 @@ def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
 
 
 def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bool) -> Predict:
-    """Fits a classifier, and returns what gives probabilities [rows, labels] of other rows.
+    """Fits a classifier with options of `candidate`: x [rows, columns], y 0/1 [rows, labels].
 
-    A label or a class that the rows tell nothing about is predicted as they have it.
-
-    Args:
-        kind: which classifier.
-        options: as `candidate` gives them.
-        x: of the training rows, [rows, columns].
-        y: their labels as 0/1, [rows, labels].
-        exclusive: of the labels a row has one.
+    Returns what gives probabilities [rows, labels] of other rows. A label or a class that the rows
+    tell nothing about is predicted as they have it; `exclusive` says that a row has one label.
     """
     classifier = _logistic if kind == "logistic" else _forest
     predict = classifier(x, y, exclusive, options)
@@ -100,15 +93,12 @@ def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> P
 
 
 def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
-    """Returns each stored view of some rows, side by side and each once, and the rows' labels.
+    """Returns each stored view, side by side and each once, [rows, columns], and labels as 0/1.
 
     Vectors are standardised where the experiment's are, pictures are of the size of their view and
     in [0, 1], a text is how often it has each token (numbers from 4,096 on begin anew). Rows that
     cannot be read are left out where `data.on_error` is "skip"; a view that a row lacks has the
     means over those that have it.
-
-    Returns:
-        [rows, columns] and the labels as 0/1, [rows, labels].
     """
     made: dict[str, tuple[int, Columns]] = {}
     for place, view in enumerate(evaluator.views.views):

@@ -32,7 +32,9 @@ def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[
             ("by_label", alike, 1 - weight["distance"], weight["pairs"]),
             ("by_cosine", "cosine of the projections", middles, weight["counts"]),
         ):
-            charts[f"g_{name}"] = _mean_g(x, at[pairs >= FEW], weight[name][pairs >= FEW])
+            curve = _curve(at[pairs >= FEW], weight[name][pairs >= FEW], BLUE, "g")
+            title = f"Mean g by {x}; points of {FEW} pairs or more"
+            charts[f"g_{name}"] = Chart(title, [curve], _axes(x, "mean g"))
     return charts
 
 
@@ -40,32 +42,30 @@ def _axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     return {"height": 320, "xaxis": {"title": {"text": x}} | more, "yaxis": {"title": {"text": y}}}
 
 
+def _line(x: Any, y: Any, name: str, color: str, **more: Any) -> dict[str, Any]:
+    """Returns a line as Plotly has it; `more` is how it is drawn."""
+    ends = {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), "name": name}
+    return {"type": "scatter", "mode": "lines", "line": {"color": color} | more} | ends
+
+
 def _curve(x: Any, found: Estimate, color: str, name: str) -> dict[str, Any]:
     """Returns a line with the interval of each point."""
-    bars = {"array": found.high - found.value, "arrayminus": found.value - found.low}
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": list(x),
-        "y": found.value.tolist(),
-        "line": {"color": color},
-        "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
-        | {side: ends.tolist() for side, ends in bars.items()},
-    }
+    bars: dict[str, Any] = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
+    bars["array"] = (found.high - found.value).tolist()
+    bars["arrayminus"] = (found.value - found.low).tolist()
+    return _line(x, found.value, name, color) | {"mode": "lines+markers", "error_y": bars}
 
 
 def _rates(rates: Mapping[str, Any], kinds: list[str]) -> Chart:
     """Draws false negatives among the k nearest, by k, above those of random pairs."""
-    traces = []
+    traces, k = [], rates["k"]
     for kind, color in zip(kinds, (BLUE, ORANGE), strict=False):
         near, chance = rates[kind]["near"], 100 * float(rates[kind]["random"].value)
         in_percent = Estimate(100 * near.value, 100 * near.low, 100 * near.high)
-        traces.append(_curve(rates["k"], in_percent, color, f"{kind} labels"))
-        level: dict[str, Any] = {"x": list(rates["k"]), "y": [chance] * len(rates["k"])}
-        level |= {"type": "scatter", "mode": "lines", "name": f"{kind} labels, random pairs"}
-        traces.append(level | {"line": {"color": color, "dash": "dot"}})
-    ticks = {"type": "log", "tickvals": rates["k"], "ticktext": [str(k) for k in rates["k"]]}
+        traces.append(_curve(k, in_percent, color, f"{kind} labels"))
+        name = f"{kind} labels, random pairs"
+        traces.append(_line(k, [chance] * len(k), name, color, dash="dot"))
+    ticks = {"type": "log", "tickvals": k, "ticktext": [str(one) for one in k]}
     layout = _axes("k nearest neighbours", "false negatives, %", **ticks)
     layout["yaxis"]["rangemode"] = "tozero"
     return Chart("False negatives among the nearest, by k; dotted: random pairs", traces, layout)
@@ -82,14 +82,8 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart
         counts = similarity[name]["histogram"]
         if counts.any():
             edges, share = np.linspace(-1, 1, len(counts) + 1), 100 * counts / counts.sum()
-            area: dict[str, Any] = {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label,
-                "fill": "tozeroy",
-            }
-            area |= {"x": edges.tolist(), "y": [*share.tolist(), float(share[-1])]}
-            traces.append(area | {"line": {"shape": "hv", "color": color, "width": 1.5}})
+            steps = _line(edges, [*share, share[-1]], label, color, shape="hv", width=1.5)
+            traces.append(steps | {"fill": "tozeroy"})
             visible = np.flatnonzero(share > 0.05)
             ends += [float(edges[visible[0]]), float(edges[visible[-1] + 1])]
     layout = _axes(f"cosine in '{layer}'", "share of pairs, %", range=[min(ends), max(ends)])
@@ -135,9 +129,3 @@ def _confusion(
         showscale=True,
         **colors,
     )
-
-
-def _mean_g(x: str, at: NDArray[np.float64], curve: Estimate) -> Chart:
-    """Draws the mean of HeroCon's g where a point is of enough pairs."""
-    title = f"Mean g by {x}; points of {FEW} pairs or more"
-    return Chart(title, [_curve(at.tolist(), curve, BLUE, "g")], _axes(x, "mean g"))

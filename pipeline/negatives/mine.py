@@ -35,18 +35,12 @@ class Miner:
 
     The labelled rows are embedded by all processes, by the weights of that step; a thread of the
     main process searches them while training goes on, and has `every_steps` steps for it.
-
-    Attributes:
-        config: how often, how many, how far.
-        stream: whose rows are embedded.
-        evaluator: embeds them.
-        checkpoints: of the run: tables that they may go on from stay.
     """
 
-    config: Negatives
-    stream: MinedStream
-    evaluator: Evaluator
-    checkpoints: Path
+    config: Negatives  # how often, how many, how far
+    stream: MinedStream  # whose rows are embedded
+    evaluator: Evaluator  # embeds them
+    checkpoints: Path  # of the run: tables that they may go on from stay
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _work: Future[None] | None = None
 
@@ -168,25 +162,17 @@ class Miner:
 
 
 def mine(
-    hidden: NDArray[np.float32],
-    y: NDArray[np.float32],
-    rows: Rows,
-    nearest: int,
-    exclusive: bool,
-    gpu: bool = False,
+    hidden: NDArray[np.float32],  # embeddings, [rows, dim]
+    y: NDArray[np.float32],  # labels as 0/1, [rows, labels]
+    rows: Rows,  # numbers of the rows, [rows]
+    nearest: int,  # how many a row
+    exclusive: bool,  # whether a row has one class
+    gpu: bool = False,  # search on a GPU: see `evaluation.knn.exact_nearest`
 ) -> Rows:
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
     `pipeline.negatives.definition` says what is hard; the median is over a fixed sample of the
     rows. -1 stands where there are no more among the `SEEN` times as many that are looked at.
-
-    Args:
-        hidden: embeddings, [rows, dim].
-        y: labels as 0/1, [rows, labels].
-        rows: numbers of the rows, [rows].
-        nearest: how many a row.
-        exclusive: whether a row has one class.
-        gpu: search on a GPU: see `evaluation.knn.exact_nearest`.
     """
     from heron.pipeline.evaluation.knn import exact_nearest, faiss  # here: only mining needs it
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.evaluation.knn import exact_nearest, without_own
+from heron.pipeline.evaluation.knn import Vectors, exact_nearest, without_own
 from heron.pipeline.negatives.definition import (
     RELATIONS,
     LabelPairs,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 KS = 1, 2, 5, 10, 20, 50
 EXAMPLES = 12  # pairs that are shown
-
-Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """The report on negatives: one HTML page, its numbers as JSON, and the pairs as Parquet."""
 
-import base64
 import math
 from collections import Counter
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,9 +175,7 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
 def _thumbnail(picture: Image.Image) -> str:
     """Returns a small picture as a PNG in base64."""
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    out = BytesIO()
-    picture.save(out, "PNG")
-    return base64.b64encode(out.getvalue()).decode()
+    return pages.png(picture)
 
 
 def find_pictures(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.evaluation import collapse
+from heron.pipeline.evaluation.knn import Vectors
 from heron.pipeline.negatives.definition import CELLS, LabelPairs, Numbers, relation, row_sums
 from heron.pipeline.negatives.estimates import (
     Estimate,
@@ -21,7 +22,7 @@ from heron.pipeline.negatives.estimates import (
     own_rank_correlation,
     rank_correlation,
 )
-from heron.pipeline.negatives.neighbours import NearPairs, Vectors, unit_vectors
+from heron.pipeline.negatives.neighbours import NearPairs, unit_vectors
 from heron.pipeline.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations

@@ -34,21 +34,13 @@ EVALUATED = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its title, Plotly's traces, and what its layout adds to that of all charts.
+    """A chart as Plotly has it."""
 
-    Attributes:
-        title: above it.
-        traces: as Plotly has them.
-        layout: what is added to that of all charts.
-        links: addresses that a click on a cell of a heat map opens, row by row; "" opens none.
-        least_width: in pixels; the chart scrolls where the page has less, and has twice at most.
-    """
-
-    title: str
+    title: str  # above it
     traces: list[dict[str, Any]]
-    layout: dict[str, Any] = field(default_factory=dict)
-    links: Sequence[Sequence[str]] = ()
-    least_width: int = 0
+    layout: dict[str, Any] = field(default_factory=dict)  # what is added to that of all charts
+    links: Sequence[Sequence[str]] = ()  # that a click on a cell of a heat map opens; "" opens none
+    least_width: int = 0  # in pixels; the chart scrolls where there is less, and has twice at most
 
     @property
     def plot(self) -> dict[str, Any]:
@@ -59,8 +51,7 @@ class Chart:
 def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
     """Returns a chart of each metric over the steps, and of how many steps a point is the mean.
 
-    Args:
-        rows: the lines of metrics.jsonl.
+    `rows` are the lines of metrics.jsonl.
     """
     steps = [row for row in rows if "loss" in row]
     stride = -(-len(steps) // MOST_POINTS) or 1
@@ -116,24 +107,14 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
 
 def heat_map(
     title: str,
-    names: Sequence[str],
-    z: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    axes: tuple[str, str],
-    links: Sequence[Sequence[str]],
-    **more: Any,
+    names: Sequence[str],  # of the rows, and of the columns
+    z: NDArray[np.float64],  # the values that are coloured, [rows, columns]; a cell of NaN is grey
+    counts: NDArray[np.int64],  # what `customdata` of the hover text is, [rows, columns]
+    axes: tuple[str, str],  # what the columns are, and what the rows are
+    links: Sequence[Sequence[str]],  # that the cells open; "" opens none
+    **more: Any,  # what Plotly's trace has besides
 ) -> Chart:
-    """Returns a square of cells as a chart.
-
-    Args:
-        title: above it.
-        names: of the rows, and of the columns.
-        z: the values that are coloured, [rows, columns]; a cell of NaN is grey.
-        counts: what `customdata` of the hover text is, [rows, columns].
-        axes: what the columns are, and what the rows are.
-        links: that the cells open; "" opens none.
-        more: what Plotly's trace has besides.
-    """
+    """Returns a square of cells as a chart."""
     x, y = ({"title": {"text": text}, "type": "category", "dtick": 1} for text in axes)
     cells = {"x": list(names), "y": list(names), "z": z.round(4).tolist()}
     heat = {"type": "heatmap", "customdata": counts.tolist(), "xgap": 1, "ygap": 1}
@@ -144,15 +125,11 @@ def heat_map(
 
 
 def confusion(
-    cells: NDArray[np.int64], names: Sequence[str], links: Sequence[Sequence[str]]
+    cells: NDArray[np.int64],  # how many rows of each class (first) were taken for each
+    names: Sequence[str],  # of the classes
+    links: Sequence[Sequence[str]],  # that the cells open
 ) -> Chart:
-    """Returns the confusion matrix of exclusive classes, coloured by the share of a class's rows.
-
-    Args:
-        cells: how many rows of each class (first) were taken for each.
-        names: of the classes.
-        links: that the cells open.
-    """
+    """Returns the confusion of exclusive classes, coloured by the share of a class's rows."""
     share = cells / np.maximum(cells.sum(1, keepdims=True), 1)
     text = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
     known = {"hovertemplate": text, "colorscale": "Viridis", "zmin": 0, "zmax": 1}
@@ -160,22 +137,16 @@ def confusion(
 
 
 def label_map(
-    hidden: NDArray[np.float32],
-    keys: Sequence[str],
-    y: NDArray[np.float32],
-    names: Sequence[str],
-    order: Sequence[int],
+    hidden: NDArray[np.float32],  # features of the rows, [rows, width]
+    keys: Sequence[str],  # of the rows
+    y: NDArray[np.float32],  # their labels as 0/1, NaN where unknown, [rows, labels]
+    names: Sequence[str],  # of the labels
+    order: Sequence[int],  # the labels, those that the model learnt best first
 ) -> dict[str, Any]:
     """Returns rows in two dimensions; the page makes the traces of the label that is chosen.
 
-    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA.
-
-    Args:
-        hidden: features of the rows, [rows, width].
-        keys: of the rows.
-        y: their labels as 0/1, NaN where unknown, [rows, labels].
-        names: of the labels.
-        order: the labels, those that the model learnt best first; the map has those that rows have.
+    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA. The map has
+    the labels that rows have.
     """
     from sklearn.manifold import TSNE  # here: it takes as long to load as half of torch
 

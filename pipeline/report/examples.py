@@ -1,8 +1,6 @@
 """Some test rows with their nearest neighbours, as pictures where the data have any."""
 
-import base64
 from dataclasses import dataclass
-from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +8,7 @@ from PIL import Image
 
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
+from heron.pipeline.report.pages import png
 from heron.shards.show import DRAWN
 
 ANCHORS, NEIGHBOURS = 6, 5
@@ -18,82 +17,60 @@ SIDE = 96  # of a picture, in pixels
 
 @dataclass(frozen=True)
 class Example:
-    """A row, its picture as base64 of a PNG, or "", and how it compares with its anchor.
-
-    Attributes:
-        key: of the row.
-        picture: base64 of a PNG; "" where there is none.
-        labels: those that the row has.
-        cosine: of its features with the anchor's; 1 of the anchor itself.
-        more: labels that the row has and the anchor has not.
-        fewer: labels that the anchor has and the row has not.
-    """
+    """A row, and how it compares with its anchor."""
 
     key: str
-    picture: str
-    labels: list[str]
-    cosine: float
-    more: list[str]
-    fewer: list[str]
+    picture: str  # base64 of a PNG; "" where there is none
+    labels: list[str]  # those that the row has
+    cosine: float  # of its features with the anchor's; 1 of the anchor itself
+    more: list[str]  # labels that the row has and the anchor has not
+    fewer: list[str]  # labels that the anchor has and the row has not
 
 
-def nearest_rows(embedding: Predictions, reader: Reader, stored: str | None) -> list[list[Example]]:
-    """Returns a few rows spread over those embedded, each followed by its nearest neighbours.
+def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[Example]]:
+    """Returns a few rows spread over those embedded, each followed by its nearest by cosine.
 
-    Args:
-        embedding: rows with features; the neighbours are the nearest of these by cosine.
-        reader: reads pictures and names labels.
-        stored: the view of pictures; None: there are none.
+    Pictures are those of the first stored view of pictures in 1 or 3 channels.
     """
-    hidden = embedding.hidden
+    hidden, views = embedding.hidden, reader.manifest.views
     assert hidden is not None
     length = np.linalg.norm(hidden, axis=1, keepdims=True)
     vectors = hidden / np.where(length > 0, length, 1)
     count = min(ANCHORS, len(vectors))
     anchors = np.unique(np.linspace(0, len(vectors) - 1, count + 2).astype(int)[1:-1])
+    stored = next((v.name for v in views if v.kind == "image" and v.shape[2] in DRAWN), None)
     found = []
     for anchor in anchors.tolist():
         cosine = vectors @ vectors[anchor]
         cosine[anchor] = np.inf
         near = np.argsort(-cosine)[: NEIGHBOURS + 1]
         cosine[anchor] = 1
-        found.append(_examples(near, cosine, embedding, reader, stored))
+        found.append(_examples(near, cosine[near], embedding, reader, stored))
     return found
 
 
 def _examples(
-    near: NDArray[np.int64],
-    cosine: NDArray[np.float32],
+    near: NDArray[np.int64],  # places of the anchor and of its nearest among those embedded
+    cosine: NDArray[np.float32],  # of each with the anchor
     embedding: Predictions,
     reader: Reader,
-    stored: str | None,
+    stored: str | None,  # the view of pictures; None: there are none
 ) -> list[Example]:
     rows, names = embedding.rows[near], reader.manifest.labels.names
-    held = embedding.y[near] == 1
-    pictures = reader.read(stored, rows) if stored else [None] * len(rows)
-
-    def called(chosen: NDArray[np.bool_]) -> list[str]:
-        return [names[a] for a in np.flatnonzero(chosen).tolist()]
-
+    labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in embedding.y[near] == 1]
+    pictures = map(_png, reader.read(stored, rows)) if stored else [""] * len(rows)
+    each = zip(reader.sample_keys(rows), pictures, labels, cosine.tolist(), strict=True)
     return [
         Example(
             key,
-            _png(pixels) if pixels is not None else "",
-            called(has),
-            float(cosine[near[i]]),
-            called(has & ~held[0]),
-            called(held[0] & ~has),
+            picture,
+            has,
+            score,
+            more=[name for name in has if name not in labels[0]],
+            fewer=[name for name in labels[0] if name not in has],
         )
-        for i, (key, pixels, has) in enumerate(
-            zip(reader.sample_keys(rows), pictures, held, strict=True)
-        )
+        for key, picture, has, score in each
     ]
-
-
-def picture_view(reader: Reader) -> str | None:
-    """Returns the first stored view of pictures in 1 or 3 channels; None where there is none."""
-    views = reader.manifest.views
-    return next((v.name for v in views if v.kind == "image" and v.shape[2] in DRAWN), None)
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:
@@ -101,7 +78,4 @@ def _png(pixels: NDArray[np.uint8]) -> str:
     scale = SIDE / max(image.size)
     # Small pictures are enlarged without smoothing, so that a reader sees what the encoder saw.
     how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    image = image.resize([max(1, round(side * scale)) for side in image.size], how)
-    out = BytesIO()
-    image.save(out, "PNG")
-    return base64.b64encode(out.getvalue()).decode()
+    return png(image.resize([max(1, round(side * scale)) for side in image.size], how))

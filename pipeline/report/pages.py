@@ -6,10 +6,12 @@ import html
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from PIL import Image
 from pydantic_core import to_json
 
 from heron.pipeline.report.charts import Chart
@@ -77,3 +79,10 @@ def _plotly() -> str:
 def _inline(value: Any) -> str:
     """Returns JSON that may stand in a script element: nothing in it ends the element."""
     return to_json(value, inf_nan_mode="null").decode().replace("<", "\\u003c")
+
+
+def png(picture: Image.Image) -> str:
+    """Returns a picture as base64 of a PNG."""
+    out = BytesIO()
+    picture.save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()

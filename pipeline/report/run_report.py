@@ -35,24 +35,14 @@ def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float)
 
 
 def write_report(
-    folder: Path,
+    folder: Path,  # of the run: metrics.jsonl, run.json, and results of other seeds are read
     config: Config,
-    result: Mapping[str, Any],
-    predictions: Predictions,
-    embedding: Predictions | None,
-    reader: Reader,
+    result: Mapping[str, Any],  # what result.json holds
+    predictions: Predictions,  # of all test rows
+    embedding: Predictions | None,  # features of some of them; None draws no map, no neighbours
+    reader: Reader,  # names the labels, and reads pictures
 ) -> Path:
-    """Writes report.html, which opens from disk and fetches nothing.
-
-    Args:
-        folder: the run's folder; its metrics.jsonl and run.json are read, and the results of the
-            same run with other seeds (see `evaluate.seeds`).
-        config: of the run.
-        result: what result.json holds.
-        predictions: of all test rows.
-        embedding: hidden features of some of them; None draws no map and no neighbours.
-        reader: names the labels, and reads pictures.
-    """
+    """Writes report.html, which opens from disk and fetches nothing."""
     rows, name = read_metrics(folder / "metrics.jsonl"), folder.resolve().name
     seeds = [result, *map(read_result, sorted(folder.glob("seed-*/result.json")))]
     chosen, stride = charts.curves(rows)
@@ -62,7 +52,7 @@ def write_report(
     labels = _labels(predictions, reader, threshold)
     scatter, near = None, []
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
-        near = examples.nearest_rows(embedding, reader, examples.picture_view(reader))
+        near = examples.nearest_rows(embedding, reader)
         keys, names = reader.sample_keys(embedding.rows), reader.manifest.labels.names
         order = [row["number"] for row in labels] or range(len(names))
         scatter = charts.label_map(embedding.hidden, keys, embedding.y, names, order)

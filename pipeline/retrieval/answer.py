@@ -1,6 +1,5 @@
 """What was asked of an index, which samples it may find, and what was found."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -25,11 +24,14 @@ class Query:
     key: str  # of the sample; of a file or a vector, its name
     labels: list[str]  # of the sample, by name; none of what is no sample
     vector: str  # where its vector comes from, in words
-    examples: list[int] = field(
-        default_factory=list
-    )  # numbers of several samples that are asked for as one
+    examples: list[int] = field(default_factory=list)  # of several samples, asked for as one
     predicted: dict[str, float] = field(default_factory=dict)  # labels' share among the nearest
     voters: int = 0  # nearest labelled samples that labels are predicted from
+
+    @property
+    def own(self) -> list[int]:
+        """The numbers of the samples that are asked for."""
+        return self.examples if self.number is None else [self.number]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,6 @@ class Allowed:
 def allowed_samples(
     samples: Samples,
     query: Query,
-    own: Sequence[int],
     where: str,
     relation: Relation,
     far: float | None,
@@ -85,7 +86,7 @@ def allowed_samples(
 ) -> Allowed:
     """Returns which samples are allowed, never the query, and what is far or close.
 
-    `own` are the numbers of the query's samples; see `Retriever` for the rest.
+    See `Retriever` for what is asked.
 
     Raises:
         RetrievalError: no such filter, relation or distance; nothing is allowed; or the relation
@@ -97,7 +98,7 @@ def allowed_samples(
     if among is not None:
         masks["lie in the outline"] = among.copy()
     for mask in masks.values():
-        mask[list(own)] = False
+        mask[query.own] = False
     if relation not in RELATIONS:
         raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
     if far is not None and (relation != "hard" or not 0 < far <= 1):

@@ -16,12 +16,12 @@ import numpy as np
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.evaluation.knn import require_gpus
+from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
 from heron.pipeline.retrieval.index import Index, prepared, set_default
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, Prefix, rotation
+from heron.pipeline.retrieval.index_manifest import INDEX, IndexManifest, Prefix, rotation
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     CODED,
@@ -37,7 +37,7 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
-from heron.pipeline.retrieval.recall import ExactSearch, Numbers, Recall, Vectors
+from heron.pipeline.retrieval.recall import ExactSearch, Recall
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
@@ -239,7 +239,7 @@ def make(
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
     with _timed(seconds, "read"):
-        return read_faiss(path, plan, AGAIN)
+        return read_faiss(path, plan)
 
 
 def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:

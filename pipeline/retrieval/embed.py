@@ -7,13 +7,13 @@ import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from heron.pipeline.config.data import Data
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import assign
@@ -30,16 +30,17 @@ from heron.pipeline.retrieval.embeddings import (
     EmbeddingsManifest,
     Layer,
     LayerRecord,
+    Role,
 )
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import save_json
-from heron.shards.errors import ShardError, shown
+from heron.shards.errors import HeronError, shown
 from heron.shards.store import is_remote
 
-ROLES = "labelled", "unlabelled", "test", "validation"
+ROLES: tuple[Role, ...] = get_args(Role)
 T = TypeVar("T")
 
 
@@ -90,7 +91,7 @@ def together(work: Callable[[], T]) -> T:
     fault: Exception | None = None
     try:
         found = work()
-    except (RetrievalError, CheckpointError, ConfigError, ShardError, OSError) as error:
+    except (HeronError, OSError) as error:
         fault = error
     texts = gather_objects("" if fault is None else str(fault))
     if fault is not None:
@@ -179,14 +180,17 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     """Returns the layers to write, with their widths."""
     if choice.dtype not in ("float32", "float16"):
         raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
-    widths, known = model.widths, {"dtype": choice.dtype, "views": model.model.classified}
+    widths = model.widths
     for name in choice.layers or ():
         if name not in widths:
             raise RetrievalError(
                 f"the model has no layer '{name}'; found {', '.join(widths)}; expected one of them"
             )
     asked = [name for name in LAYERS if name in (choice.layers or widths)]
-    return {name: LayerRecord.model_validate({"dim": widths[name]} | known) for name in asked}
+    return {
+        name: LayerRecord(dim=widths[name], dtype=choice.dtype, views=model.model.classified)
+        for name in asked
+    }
 
 
 def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:

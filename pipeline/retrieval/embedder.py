@@ -17,7 +17,7 @@ from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.workers import readers
 from heron.pipeline.distributed.collectives import rank, world_size
-from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, part_name
+from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, Role, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.shards.artefact import Artefact, Count, FileSum
 from heron.shards.atomic import atomic_write
@@ -29,11 +29,9 @@ class Choice:
     """What of a data set to embed, and how."""
 
     split: str | None = None  # of the data set; None: all
-    role: str | None = (
-        None  # labelled, unlabelled, test or validation, by the run's protocol; None: all rows
-    )
+    role: Role | None = None  # of the rows by the run's protocol; None: all rows
     layers: Sequence[Layer] | None = None  # to write; None: those that the model has
-    dtype: str = "float32"  # of the files
+    dtype: Literal["float32", "float16"] = "float32"  # of the files
     part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most
 
 
@@ -74,12 +72,7 @@ class _PartBatches:
 
 
 class Embedder:
-    """Embeds parts of `rows` and writes their `layers` to `out`.
-
-    Attributes:
-        parts: the rows of each part, of all processes.
-        mine: numbers of the parts of this process.
-    """
+    """Embeds parts of `rows` and writes their `layers` to `out`."""
 
     def __init__(
         self,
@@ -93,6 +86,7 @@ class Embedder:
         """Takes this process's share of the parts."""
         self.model, self.reader, self.config = model, model.reader, config
         self.rows, self.out, self.layers = rows, out, layers
+        # The rows of each part, of all processes, and the numbers of this process's parts.
         self.parts = [rows[at : at + part_rows] for at in range(0, len(rows), part_rows)]
         self.mine = range(rank(), len(self.parts), world_size())
 

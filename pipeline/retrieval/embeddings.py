@@ -19,6 +19,7 @@ AGAIN = "embed again, into an empty folder"
 PLAN = "plan.json"  # what an unfinished embedding is to become
 BLOCK = 65_536  # vectors read at a time
 Layer = Literal["hidden", "projection", "weight"]
+Role = Literal["labelled", "unlabelled", "test", "validation"]  # of rows in a run
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
 
@@ -85,13 +86,7 @@ class EmbeddingsManifest(Artefact):
 
 
 class Embeddings:
-    """A folder that `heron embed` wrote; vectors are mapped, not read.
-
-    Attributes:
-        folder: where they are.
-        manifest: what it holds.
-        samples: the sample of each vector.
-    """
+    """A folder that `heron embed` wrote; vectors are mapped, not read."""
 
     def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
         """Maps the samples; see `open`."""

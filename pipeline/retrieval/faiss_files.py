@@ -8,6 +8,7 @@ from typing import Any
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
+from heron.pipeline.retrieval.index_manifest import AGAIN
 from heron.pipeline.retrieval.kinds import Kind, Plan, code_bytes
 
 faiss = require("faiss", "an index")
@@ -39,13 +40,13 @@ def _limits(size: int) -> Iterator[None]:
                 getattr(faiss, f"set_{name}")(limit)
 
 
-def read_faiss(path: Path, plan: Plan, again: str) -> Any:
+def read_faiss(path: Path, plan: Plan) -> Any:
     """Reads FAISS's index, or maps it: pages are then read when a search asks for them.
 
     No array of it may be larger than the file.
 
     Raises:
-        RetrievalError: FAISS cannot read it, or it is not of the plan; how it is made `again`.
+        RetrievalError: FAISS cannot read it, or it is not of the plan.
     """
     flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     if plan.mapped and plan.lists:
@@ -62,7 +63,7 @@ def read_faiss(path: Path, plan: Plan, again: str) -> Any:
         text = " ".join(str(error).split())
         fault = f"FAISS {faiss.__version__} cannot read it: {text}"
     if fault:
-        raise RetrievalError(f"{path}: {fault}; {again}")
+        raise RetrievalError(f"{path}: {fault}; {AGAIN}")
     return found
 
 

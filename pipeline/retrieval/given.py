@@ -44,15 +44,12 @@ def read(file: File) -> tuple[bytes, str]:
 
 
 def vector_row(
-    data: NDArray[np.uint8], name: str, row: int = 0, width: int | None = None
+    data: NDArray[np.uint8],  # the file's bytes, read or mapped
+    name: str,  # of the file, for messages
+    row: int = 0,  # of an array [rows, width]; one [width] has but row 0
+    width: int | None = None,  # that is expected, if any
 ) -> NDArray[np.float32]:
     """A row of an npy file of numbers, float32 [width]; nothing of it is unpickled.
-
-    Args:
-        data: the file's bytes, read or mapped.
-        name: of the file, for messages.
-        row: of an array [rows, width]; one [width] has but row 0.
-        width: that is expected, if any.
 
     Raises:
         RetrievalError: it is no such array, has no such row, or one that is not finite.
@@ -97,11 +94,7 @@ def mapped(path: Path) -> NDArray[np.uint8]:
 def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     """Height and width of a picture as it is stored, and whether EXIF says that it lies otherwise.
 
-    Nothing is decoded yet: what is too large is refused here.
-
-    Args:
-        data: of a JPEG or a PNG.
-        name: of the file, for messages.
+    Nothing is decoded yet: what is too large is refused here. `name` is for messages.
 
     Raises:
         RetrievalError: it is neither, or too large.

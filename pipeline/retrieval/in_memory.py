@@ -20,15 +20,10 @@ ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", 
 
 @dataclass(frozen=True)
 class VectorsInMemory:
-    """An array of vectors, and whose they are.
+    """An array of vectors, and whose they are."""
 
-    Attributes:
-        array: [N, dim], real numbers.
-        samples: the sample of each vector.
-    """
-
-    array: NDArray[Any]
-    samples: Samples
+    array: NDArray[Any]  # [N, dim], real numbers
+    samples: Samples  # of each vector
     folder: str = "the array"  # what messages call it
 
     def __len__(self) -> int:

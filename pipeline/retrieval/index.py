@@ -14,14 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.evaluation.knn import require_gpus
+from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
-from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
@@ -150,7 +149,7 @@ class Index:
                 f"{folder} is of kind {manifest.kind}, which FAISS searches on no GPU; expected "
                 f"one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}; leave --gpu out"
             )
-        faiss_index = read_faiss(folder / INDEX, manifest.plan, AGAIN)
+        faiss_index = read_faiss(folder / INDEX, manifest.plan)
         pairs = [
             ("vectors", faiss_index.ntotal, manifest.count),
             ("dimensions", faiss_index.d, manifest.dim),

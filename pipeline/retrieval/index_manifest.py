@@ -7,10 +7,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.evaluation.knn import Vectors
 from heron.pipeline.retrieval.embeddings import Layer, LayerRecord, Width
 from heron.pipeline.retrieval.kinds import Compared, Kind, Metric, Plan, compared_by
 from heron.pipeline.retrieval.map import MAP, MapRecord
-from heron.pipeline.retrieval.recall import Recall, Vectors
+from heron.pipeline.retrieval.recall import Recall
 from heron.pipeline.retrieval.samples import FILES
 from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Record, Sha256
 

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
+from heron.pipeline.evaluation.knn import Numbers, Vectors
 from heron.pipeline.retrieval.kinds import MapKind
-from heron.pipeline.retrieval.recall import Numbers, Vectors
 from heron.pipeline.retrieval.samples import AGAIN, Samples, mapped_array
 from heron.shards.artefact import Record
 
@@ -50,23 +50,15 @@ class MapRecord(Record):
 
 def draw_map(
     kind: MapKind,
-    take: Callable[[Numbers], Vectors],
-    blocks: Iterator[tuple[int, Vectors]],
+    take: Callable[[Numbers], Vectors],  # returns the vectors of some samples, [numbers, dim]
+    blocks: Iterator[tuple[int, Vectors]],  # all vectors, some at a time
     samples: Samples,
-    path: Path,
-    seed: int,
+    path: Path,  # of the file to write, float32 [N, 2]
+    seed: int,  # of the draw and the projection
 ) -> MapRecord | None:
     """Writes two coordinates of every sample; None where there are too few, or `kind` is none.
 
     The projection is fitted on a drawn sample of the vectors, and then applied to all.
-
-    Args:
-        kind: of the projection.
-        take: returns the vectors of some samples, [numbers, dim].
-        blocks: all vectors, some at a time.
-        samples: whose vectors they are.
-        path: of the file to write, float32 [N, 2].
-        seed: of the draw and the projection.
 
     Raises:
         MissingPackage: UMAP is asked for and not installed.
@@ -127,17 +119,11 @@ def _regions(flat: Vectors, samples: Samples, numbers: Numbers, seed: int) -> li
 
 @dataclass(frozen=True)
 class SampleMap:
-    """The map of an open index, on a grid whose longer side is 0 to `GRID`.
+    """The map of an open index, on a grid whose longer side is 0 to `GRID`."""
 
-    Attributes:
-        how: it was drawn, in words.
-        grid: uint16 [N, 2].
-        regions: as in the manifest, with x and y on the grid.
-    """
-
-    how: str
-    grid: NDArray[np.uint16]
-    regions: list[Region]
+    how: str  # it was drawn, in words
+    grid: NDArray[np.uint16]  # [N, 2]
+    regions: list[Region]  # as in the manifest, with x and y on the grid
 
     @classmethod
     def of(cls, index: "Index") -> Self | None:

@@ -11,28 +11,21 @@ from heron.pipeline.data.dataset import roles_of
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
 from heron.pipeline.retrieval.embed import ALONE, check_data
+from heron.pipeline.retrieval.embeddings import Role
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.pretrained import locate
 
 
 def predict_rows(
-    run: str | Path,
-    overrides: Sequence[str] = (),
-    data: str | None = None,
-    split: str | None = None,
-    role: str | None = None,
+    run: str | Path,  # folder of a run or of a checkpoint; it may be of others: see `embed.embed`
+    overrides: Sequence[str] = (),  # of its configuration
+    data: str | None = None,  # folder of shards, or a URL; None: the run's data set
+    split: str | None = None,  # rows of one split; None: of all
+    role: Role | None = None,  # rows of one role by the run's protocol, in its split; None: all
 ) -> tuple[list[str], Predictions, list[str]]:
     """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
 
-    Args:
-        run: folder of a run or of a checkpoint; it may be of others: see `embed.embed`.
-        overrides: of its configuration.
-        data: folder of shards, or a URL; None: the run's data set.
-        split: rows of one split; None: of all.
-        role: rows of one role by the run's protocol, in its split; None: all.
-
-    Returns:
-        Keys of the rows, what is predicted of them, and the names of the labels.
+    Returns keys of the rows, what is predicted of them, and the names of the labels.
 
     Raises:
         InputError: there is no classifier, and the data set is not the run's, which trains a probe.

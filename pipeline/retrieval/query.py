@@ -321,14 +321,14 @@ class Retriever:
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        own = query.examples if query.number is None else (query.number,)  # among the samples
+        own = query.own
         others = len(self.samples) - len(own)
         if not 1 <= k <= others:
             raise RetrievalError(
                 f"k is {k:,}; expected 1 to {others:,}, as the index holds {len(self.samples):,} "
                 f"samples{' with the query' if own else ''}"
             )
-        chosen = allowed_samples(self.samples, query, own, where, relation, far, among)
+        chosen = allowed_samples(self.samples, query, where, relation, far, among)
         if instead := chosen.apart is not None:
             hits = self._nearest_labels(query, vector, k, chosen)
         else:

@@ -4,16 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.sections import Share
-from heron.pipeline.evaluation.knn import exact_nearest, without_own
+from heron.pipeline.evaluation.knn import Numbers, Vectors, exact_nearest, without_own
 from heron.shards.artefact import Count, Record
 
 faiss = require("faiss", "an index")
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
 GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
 NEAR_BEST = 0.005  # where the target is out of reach
 STEP = 1.15  # settings nearer than this are not told apart
@@ -47,10 +44,6 @@ class ExactSearch:
 
     The vector of a query lies in the index, for every sample must be found: it is taken out of
     both answers, and k + 1 are asked for. "Held out" is of what trains k-means and codes.
-
-    Attributes:
-        numbers: of the k nearest of each query, [queries, k].
-        scores: inner products, or squared distances, [queries, k].
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class ExactSearch:
         self.product = faiss.is_similarity_metric(metric)
         self.queries = take(query_numbers)
         numbered = ((start + np.arange(len(block)), block) for start, block in blocks)
+        # Of the k nearest of each query; scores are inner products or squared distances.
         self.numbers, self.scores = exact_nearest(
             numbered, self.queries, query_numbers, k, metric, gpu
         )

@@ -32,23 +32,14 @@ class LabelNames(Record):
 
 @dataclass(frozen=True)
 class Samples:
-    """N samples, in the order of their vectors.
+    """N samples, in the order of their vectors."""
 
-    Attributes:
-        keys: of each, UTF-8, [N]; no two are the same.
-        rows: their numbers in the data set, int64 [N].
-        targets: labels as 0/1, uint8 [N, names]: a class is one-hot, a row without a label zeros.
-        known: which have labels, bool [N].
-        names: of the labels.
-        kind: of the labels: see `heron.shards.manifest.Labels`.
-    """
-
-    keys: NDArray[np.bytes_]
-    rows: NDArray[np.int64]
-    targets: NDArray[np.uint8]
-    known: NDArray[np.bool_]
-    names: list[str]
-    kind: str
+    keys: NDArray[np.bytes_]  # UTF-8, [N]; no two are the same
+    rows: NDArray[np.int64]  # their numbers in the data set, [N]
+    targets: NDArray[np.uint8]  # 0/1, [N, names]: a class is one-hot, a row without a label zeros
+    known: NDArray[np.bool_]  # which have labels, [N]
+    names: list[str]  # of the labels
+    kind: str  # of the labels: see `heron.shards.manifest.Labels`
 
     def __len__(self) -> int:
         """Returns how many samples there are."""
@@ -84,19 +75,15 @@ class Samples:
             f"{', '.join(near) or 'none'}; expected one of them"
         )
 
-    def keys_with_prefix(self, prefix: str, most: int) -> list[str]:
-        """Returns the first keys, in order, that begin with a text; at most `most`."""
-        at = self._position(prefix.encode())
-        near = (self.key(int(i)) for i in self._order[at : at + most])
-        return [key for key in near if key.startswith(prefix)]
-
     def keys_with(self, part: str, most: int) -> list[str]:
         """Returns keys that begin with a text, in order, then others that hold it; at most `most`.
 
         The others come in the order of the samples.
         """
-        found = dict.fromkeys(self.keys_with_prefix(part, most))
         width, wanted = self.keys.dtype.itemsize, part.encode()
+        at = self._position(wanted)
+        near = (self.key(int(i)) for i in self._order[at : at + most])
+        found = dict.fromkeys(key for key in near if key.startswith(part))
         data = np.ascontiguousarray(self.keys).view(np.uint8).data
         for match in re.finditer(re.escape(wanted), data) if wanted.strip(b"\0") else ():
             if len(found) >= most:
@@ -152,9 +139,7 @@ class Samples:
         `these` and `those` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, these, those, self.exclusive)
-        distance = (differ if self.exclusive else differ / max(1, len(self.names))).astype(
-            np.float32
-        )
+        distance = (differ / self.largest).astype(np.float32)
         return np.where(self.known[these] & self.known[those], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:

@@ -19,17 +19,11 @@ INK, SAME, MORE, LESS, MARK = "#1d2433", "#5b6270", "#1a6b3c", "#a3262a", "#1f5f
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture on a sheet, with what is written below it.
+    """A picture on a sheet, with what is written below it."""
 
-    Attributes:
-        picture: to draw; None leaves its place empty.
-        lines: texts and their colours, each broken to the width.
-        marked: with a frame, as a query is.
-    """
-
-    picture: Image.Image | None
-    lines: Sequence[tuple[str, str]]
-    marked: bool = False
+    picture: Image.Image | None  # None leaves its place empty
+    lines: Sequence[tuple[str, str]]  # texts and their colours, each broken to the width
+    marked: bool = False  # with a frame, as a query is
 
 
 def draw_tiles(tiles: Sequence[Tile], across: int) -> Image.Image:
@@ -90,10 +84,7 @@ def draw_answer(
 ) -> Image.Image:
     """An answer as a sheet: the query, framed, then the hits with score, key and labels.
 
-    Args:
-        retriever: that gave the answer.
-        answer: to draw.
-        picture: of a query that is no sample.
+    `picture` is of a query that is no sample.
 
     Raises:
         RetrievalError: the samples have no pictures, or as `SamplePictures.of`.
@@ -129,18 +120,14 @@ def _of_hit(answer: Answer, place: int, hit: Hit) -> Iterator[tuple[str, str]]:
     if hit.label_distance is None:  # one of the two has no labels to compare
         yield ", ".join(hit.labels) or "no labels", SAME
         return
-    same, more, less = compare(answer, hit)
-    for sign, names, ink in (("=", same, SAME), ("+", more, MORE), ("−", less, LESS)):
+    ours, theirs = answer.query.labels, hit.labels
+    for sign, names, ink in (
+        ("=", [name for name in theirs if name in ours], SAME),
+        ("+", [name for name in theirs if name not in ours], MORE),
+        ("−", [name for name in ours if name not in theirs], LESS),
+    ):
         if names:
             yield f"{sign} {', '.join(names)}", ink
-
-
-def compare(answer: Answer, hit: Hit) -> tuple[list[str], list[str], list[str]]:
-    """The labels that query and hit both have, those of the hit alone, and of the query alone."""
-    ours, theirs = set(answer.query.labels), set(hit.labels)
-    same = [name for name in hit.labels if name in ours]
-    more = [name for name in hit.labels if name not in ours]
-    return same, more, [name for name in answer.query.labels if name not in theirs]
 
 
 def check_sheet(path: Path) -> None:

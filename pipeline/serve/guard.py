@@ -85,21 +85,6 @@ def host_name(host: str) -> str | None:
         return None
 
 
-class WholeAnswers(h11.Connection):
-    """One side of HTTP/1.1 that gives the head of an answer with its body, to be sent at once."""
-
-    _head = b""
-
-    def send(self, event: Any) -> Any:
-        """Returns the bytes to send now; those of an answer's head come with what follows them."""
-        data = super().send(event)
-        if isinstance(event, h11.Response):
-            self._head, data = data, b""
-        elif data is not None:
-            self._head, data = b"", self._head + data
-        return data
-
-
 class Lingering:
     """A transport that closes once the client has sent all it wants to, or in `LINGER_S`.
 
@@ -146,13 +131,13 @@ class BoundedConnection(H11Protocol):
     def __init__(self, config: Config, server_state: ServerState, *rest: Any, **more: Any) -> None:
         """Begins with nothing received."""
         super().__init__(config, server_state, *rest, **more)
-        self.conn = WholeAnswers(h11.SERVER)
         self._awaited = ""
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first head, in place of another connection where there are too many."""
-        # What asyncio sets itself on sockets that name their protocol, which these do not.
+        # Or a body would wait until its head is acknowledged. asyncio sets this itself on sockets
+        # that name their protocol, which these do not.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(0)  # so that it is told when all has been read
         super().connection_made(Lingering(transport, self))  # type: ignore[arg-type]
@@ -206,9 +191,9 @@ class BoundedConnection(H11Protocol):
         text = json.dumps({"error": msg.rstrip(".").lower()}).encode()
         plain = {"Content-Type": "application/json", "Connection": "close"} | HEADERS
         headers = [*plain.items(), ("Content-Length", str(len(text)))]
-        self.conn.send(h11.Response(status_code=400, headers=headers))
-        self.transport.write(self.conn.send(h11.Data(data=text)))
-        self.conn.send(h11.EndOfMessage())
+        refusal = h11.Response(status_code=400, headers=headers)
+        for event in (refusal, h11.Data(data=text), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def wait_for(self, what: str, seconds: float) -> None:

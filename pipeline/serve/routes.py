@@ -4,25 +4,25 @@ import asyncio
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Flags, Relation
 from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
-from heron.shards.errors import ShardError
+from heron.shards.errors import HeronError
 
 MOST_HITS = 200
 LONGEST = 500  # characters of a key or a filter
@@ -34,40 +34,30 @@ OUTLINES = 4  # whose samples are kept
 FACETS = 300  # labels that are counted
 COLOURS = 11  # classes that have a colour of their own on the map
 EXPORTED = 4096  # keys of an export that are sent at a time
-EXPECTED = (RetrievalError, ConfigError, CheckpointError, ShardError, OSError)
+EXPECTED = (HeronError, OSError)
 Text = Annotated[str, Query(max_length=LONGEST)]
 Keys = Annotated[list[Text], Query(min_length=1, max_length=EXAMPLES)]
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
 Outline = Annotated[str, Query(max_length=12 * CORNERS)]
 
 
-@dataclass(frozen=True)
 class Bounds:
     """What all indexes of a server share: how much of each kind of work runs at once."""
 
-    limits: Limits
-    searching: Admission
-    drawing: Admission
-    encoding: Admission
-    uploaded: Uploads
-
-    @classmethod
-    def of(cls, limits: Limits) -> Self:
+    def __init__(self, limits: Limits) -> None:
         """Begins with nothing under way."""
-        return cls(
-            limits,
-            Admission("searches", limits.searches, limits.waiting),
-            Admission("pictures", limits.searches, limits.waiting * 10),  # a page asks for 200
-            Admission("uploads", 1, limits.waiting),
-            Uploads(limits),
-        )
+        self.limits, self.uploaded = limits, Uploads(limits)
+        self.searching = Admission("searches", limits.searches, limits.waiting)
+        # A page asks for 200 pictures.
+        self.drawing = Admission("pictures", limits.searches, limits.waiting * 10)
+        self.encoding = Admission("uploads", 1, limits.waiting)
 
 
 def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -> APIRouter:
     """Returns the routes of one index; `indexes` are the names of all that are served."""
     routes, samples, chosen = APIRouter(), retriever.samples, Chosen(retriever)
     facts = about(retriever, bounds.limits, chosen.map) | {"indexes": indexes}
-    samples.keys_with_prefix("", 1)  # sorts the keys now: a first request would stop all others
+    samples.keys_with("", 1)  # sorts the keys now: a first request would stop all others
     _ = samples.close  # compares pairs of labels, for seconds
 
     @routes.get("/about")
@@ -127,7 +117,7 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
     def plain(answer: Answer) -> dict[str, Any]:
         """The answer for JSON; the query says whether it has labels, be it none of them."""
         found, query = answer.plain(), answer.query
-        own = query.examples or ([] if query.number is None else [query.number])
+        own = query.own
         found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         found["query"]["keys"] = [samples.key(number) for number in query.examples]
         return found
@@ -187,11 +177,8 @@ def _add_choices(routes: APIRouter, samples: Samples, bounds: Bounds, chosen: "C
     async def facets(where: Text = "", lasso: Outline = "") -> dict[str, Any]:
         def count() -> dict[str, Any]:
             flags = chosen.flags(where, lasso)
-            counts = samples.label_counts(flags)[:FACETS]
-            return {
-                "allowed": len(samples) if flags is None else int(flags.sum()),
-                "counts": counts,
-            }
+            allowed = len(samples) if flags is None else int(flags.sum())
+            return {"allowed": allowed, "counts": samples.label_counts(flags)[:FACETS]}
 
         async with bounds.searching():
             return await threaded(count)
@@ -275,14 +262,13 @@ def classes(counts: Sequence[int]) -> list[int]:
 
 def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[str]:
     """Yields keys as a column of CSV or a list of JSON, some at a time."""
-    writer, first = csv.writer(out := StringIO()), True
+    writer = csv.writer(out := StringIO())
     out.write("[" if format == "json" else "key\r\n")
     for number, key in enumerate(keys, 1):
         if format == "csv":
             writer.writerow([key])
         else:
-            out.write(f"{'' if first else ','}\n{json.dumps(key)}")
-        first = False
+            out.write(f"{',' if number > 1 else ''}\n{json.dumps(key)}")
         if number % EXPORTED == 0:
             yield out.getvalue()
             out.seek(0)
@@ -301,14 +287,11 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
     measured = "not measured"
     if recall is not None:
         measured = f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
-    try:
+    pictures = texts = False
+    with suppress(*EXPECTED):
         pictures = retriever.picture(0) is not None
-    except EXPECTED:
-        pictures = False
-    try:
+    with suppress(*EXPECTED):
         texts = retriever.takes_text
-    except EXPECTED:
-        texts = False
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
         "data": Path(retriever.data).name,
         "recall": measured,

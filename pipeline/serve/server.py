@@ -8,8 +8,8 @@ page and its API are of one origin; nothing is fetched from elsewhere, and no ot
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -25,54 +25,20 @@ from heron.pipeline.serve.guard import HEADERS, BoundedConnection, Gate
 from heron.pipeline.serve.routes import EXPECTED, Bounds, index_routes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-FILES = [
-    *("index.html", "page.css", "icon.svg", "page.js", "elements.js", "address.js", "results.js"),
-    *("query.js", "facets.js", "map.js", "points.js", "export.js"),
-]
-PAGE = {  # all files that are served, and what they are
-    "/" if name == "index.html" else f"/{name}": (name, TYPES[name.rpartition(".")[2]])
-    for name in FILES
+PAGE = Path(__file__).parent / "page"
+TYPES = {  # of the page's files, and no others are served
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
-def make_app(
-    retrievers: Retriever | Mapping[str, Retriever],
-    limits: Limits | None = None,
-    hosts: Sequence[str] = LOOPBACK,
-    token: str | None = None,
-    cookie: str = "heron",
-) -> FastAPI:
-    """Returns the page and its API; searches run in threads, the model once at a time.
-
-    Several indexes have names; the API of the first is `/api`, of the next `/api/1`. `hosts` are
-    the names by which the server may be called, so that no page elsewhere can reach it through a
-    name of its own that points here; none for any. Each request has to bring the `token`, as a
-    rule in the `cookie`, which the address with the token sets.
-    """
-    limits = limits or Limits()
-    app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
-    named = retrievers if isinstance(retrievers, Mapping) else {"": retrievers}
-    bounds = Bounds.of(limits)
-    for path, (name, kind) in PAGE.items():
-        app.get(path)(_page_file(name, kind))
-    for number, retriever in enumerate(named.values()):
-        routes = index_routes(retriever, bounds, [*named])
-        app.include_router(routes, prefix=f"/api/{number}" if number else "/api")
-    app.add_middleware(Gate, hosts=hosts, token=token, cookie=cookie)
-    _answer_faults(app)
-    return app
-
-
-def _page_file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+def _page_file(file: Path) -> Callable[[], Awaitable[Response]]:
     """A route that answers with a file of the page; the browser asks anew each time."""
-    data = (files("heron.pipeline.serve") / "page" / name).read_bytes()
+    # Held in memory: many who ask at once are to be answered without a wait for the disk.
+    data, kind = file.read_bytes(), TYPES[file.suffix]
 
     async def answer() -> Response:
         return Response(data, 200, {"Cache-Control": "no-cache"}, kind)
@@ -159,23 +125,37 @@ def address(listening: socket.socket, token: str | None = None) -> str:
 
 
 def make_server(
-    retriever: Retriever | Mapping[str, Retriever],
+    retrievers: Retriever | Mapping[str, Retriever],
     listening: socket.socket,
     limits: Limits | None = None,
     token: str | None = None,
 ) -> uvicorn.Server:
     """Returns a server of the page, to `run(sockets=[listening])`; see `listen`, `choose_token`.
 
-    On loopback it answers to loopback's names alone; elsewhere it needs a token.
+    Several indexes have names; the API of the first is `/api`, of the next `/api/1`. Searches run
+    in threads, the model once at a time. On loopback the server answers to loopback's names alone,
+    so that no page elsewhere reaches it through a name of its own that points here; elsewhere it
+    needs a token, which a request brings in a cookie, as a rule, that the address with it sets.
     """
     limits, local = limits or Limits(), _on_loopback(listening)
     if token is None and not local:
         raise ValueError("a server that others reach needs a token; see choose_token")
-    bounds = {"wait_s": limits.body_s, "most": limits.connections, "waiting": {}}
+    app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
+    for file in PAGE.iterdir():
+        if file.suffix in TYPES:
+            app.get("/" if file.name == "index.html" else f"/{file.name}")(_page_file(file))
+    named = retrievers if isinstance(retrievers, Mapping) else {"": retrievers}
+    bounds = Bounds(limits)
+    for number, retriever in enumerate(named.values()):
+        routes = index_routes(retriever, bounds, [*named])
+        app.include_router(routes, prefix=f"/api/{number}" if number else "/api")
     cookie = f"heron-{listening.getsockname()[1]}"  # a host's ports share their cookies
+    app.add_middleware(Gate, hosts=LOOPBACK if local else (), token=token, cookie=cookie)
+    _answer_faults(app)
+    waits = {"wait_s": limits.body_s, "most": limits.connections, "waiting": {}}
     config = uvicorn.Config(
-        make_app(retriever, limits, LOOPBACK if local else (), token, cookie),
-        http=type("_Bounded", (BoundedConnection,), bounds),
+        app,
+        http=type("_Bounded", (BoundedConnection,), waits),
         ws="none",
         lifespan="off",
         loop="asyncio",

@@ -66,6 +66,8 @@ def test_nobody_sees_a_view_that_is_hidden(folder: Path) -> None:
     np.testing.assert_array_equal(evaluator.inputs(rows).hidden, raw)
     columns = np.array([[1, np.nan], [3, 4]], np.float32)
     assert with_means(columns).tolist() == [[1, 4], [3, 4]]
+    columns = np.array([[np.inf, np.nan, np.nan], [3, np.nan, 4]], np.float32)
+    assert with_means(columns).tolist() == [[np.inf, 0, 4], [3, 0, 4]]
 
 
 def test_another_data_set_is_opened_alone_and_whole(folder: Path) -> None:

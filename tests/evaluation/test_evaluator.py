@@ -49,7 +49,7 @@ def test_without_a_classifier_a_probe_is_scored(folder: Path) -> None:
     predictions, scores = evaluator.evaluate(model, streams.roles)
     assert predictions.probability is not None
     assert predictions.probability.shape == (70, 4)
-    assert scores == evaluator.score(predictions)
+    assert scores == evaluator.score(predictions, 0.5)
     assert scores["accuracy"] > 0.4  # of four classes, by features that were never trained
     again, same = evaluator.evaluate(model, streams.roles)
     assert same == scores

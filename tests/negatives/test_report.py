@@ -89,6 +89,23 @@ def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> N
     assert text.count('class="pair"') > 12
 
 
+@pytest.mark.parametrize(("labels", "written_out"), [(200, True), (201, False)])
+def test_matrices_of_labels_are_written_up_to_200(
+    tmp_path: Path, labels: int, written_out: bool
+) -> None:
+    random = np.random.default_rng(0)
+    targets = (random.random((30, labels)) < 0.3).astype(np.uint8)
+    vectors: dict[Any, Any] = {"hidden": random.normal(size=(30, 4))}
+    e = made.embeddings(tmp_path / "e", vectors, targets, [f"l{n}" for n in range(labels)])
+    report(e, Question(k=3, anchors=0), tmp_path / "out")
+    confusion = json.loads((tmp_path / "out" / "negatives.json").read_text())["confusion"]
+    assert [confusion[name] is not None for name in ("swapped", "expected")] == [written_out] * 2
+    (cells,) = [
+        one["traces"][0] for one in charts(tmp_path / "out" / "report.html") if one["links"]
+    ]
+    assert len(cells["x"]) == 40  # the chart has fewer
+
+
 def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Path) -> None:
     near, numbers, out = written
     text = read(out / "report.html")

@@ -15,6 +15,7 @@ from heron.pipeline.negatives.neighbours import NearPairs
 from heron.pipeline.negatives.repulsion import (
     HARDENINGS,
     Temperatures,
+    _summer,
     measure_repulsion,
     near_weights,
 )
@@ -76,6 +77,13 @@ def test_g_by_label_distance_and_by_cosine(
         for column, k in enumerate(found.numbers[row, :3].tolist()):
             expected = np.mean([g_of(embeddings, i, k, u, j) for u, j in views])
             assert near[row, column] == pytest.approx(expected, rel=1e-5)
+
+
+def test_sums_over_many_others_are_of_64_bits() -> None:
+    values = np.random.default_rng(0).random((2, 300_000), np.float32)
+    groups = np.broadcast_to(np.arange(300_000) % 97 // 32, values.shape)  # and 3 now and then
+    wanted = [[row[groups[0] == g].sum(dtype=np.float64) for g in range(3)] for row in values]
+    np.testing.assert_allclose(_summer(groups)(values), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"first": True}, {"cross_view": True}])

@@ -119,6 +119,8 @@ def test_a_crash_costs_the_parts_that_were_not_written(
         embed(run, out, SMALL, progress=False)
     with pytest.raises(RetrievalError, match="an unfinished `heron embed`; run the same again"):
         Embeddings.open(out)
+    seen = json.loads((out / "plan.json").read_text())["seen"]  # or one of before is not gone on
+    assert sorted(seen) == ["canvas", "draft", "standardise", "views"]
     (out / "hidden" / "00001.npy").write_bytes(b"cut short")
     altered = bytearray((out / "hidden" / "00002.npy").read_bytes())
     altered[-1] ^= 1  # of its size and shape
@@ -195,9 +197,9 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
             embed(run, tmp_path / "out", choice, overrides, progress=False)
 
     refused("the model has no layer 'logits'", choice=Choice(layers=["logits"]))  # type: ignore[list-item]
-    refused("unknown role 'train'; expected labelled", choice=Choice(role="train"))
+    refused("unknown role 'train'; expected labelled", choice=Choice(role="train"))  # type: ignore[arg-type]
     refused("split 'valid' is not in", choice=Choice(split="valid"))
-    refused("unknown dtype 'int8'; expected float32 or float16", choice=Choice(dtype="int8"))
+    refused("unknown dtype 'int8'; expected float32 or float16", choice=Choice(dtype="int8"))  # type: ignore[arg-type]
     refused("part_rows is 0; expected at least 1", choice=Choice(part_rows=0))
     swapped = "data.views=[{stored: view2}, {stored: view1}]"
     refused(r"the views of .* are \[\[112\], \[273\]\]; expected \[\[273\], \[112\]\]", swapped)

@@ -200,6 +200,7 @@ def test_every_view_needs_a_file(frames: Retriever, tmp_path: Path) -> None:
         (["a.npy"], "one file, but the model sees the views"),
         (["view1=a", "vew2=b"], f"--file vew2=b names no view; expected {wanted}"),
         (["view1=a", "view1=b"], f"--file view1=b is given twice; expected {wanted}"),
+        ([], r"files of the views \(none\); expected"),
     ]:
         with pytest.raises(RetrievalError, match=message):
             frames.files(asked)
@@ -208,6 +209,15 @@ def test_every_view_needs_a_file(frames: Retriever, tmp_path: Path) -> None:
 def test_one_view_needs_no_name(faces: Retriever) -> None:
     assert faces.files(["a=b.png"]) == {"image": Path("a=b.png")}
     assert faces.files(["image=b.png"]) == {"image": Path("b.png")}
+
+
+def test_a_file_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = Path("/proc/self/status")  # says that it has no bytes, as one that grows may
+    if not endless.is_file():
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(given, "MOST_BYTES", 40)
+    with pytest.raises(RetrievalError, match="status has .* bytes; expected at most 40; make it"):
+        given.read(endless)
 
 
 def png(width: int, height: int, twice: bool = False) -> bytes:

@@ -11,7 +11,6 @@ import pytest
 from heron.launch.retrieval import index as index_verb
 from heron.launch.retrieval import query, serve
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.evaluation import knn
 from heron.pipeline.negatives.mine import mine
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
@@ -115,4 +114,3 @@ def test_without_a_gpu_the_package_is_named(
                 use()
         monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
         monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
-    assert knn.gpus() == 0

@@ -17,8 +17,9 @@ from PIL import Image
 from heron.launch.retrieval import serve
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.query import Retriever
+from heron.pipeline.serve import server
 from heron.pipeline.serve.admission import BINARY, Limits
-from heron.pipeline.serve.server import FILES, listen
+from heron.pipeline.serve.server import PAGE, listen
 from heron.shards.errors import ShardError
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
@@ -33,9 +34,9 @@ def test_page_and_its_headers(faces: Site) -> None:
         response, data = faces.ask(path)
         assert response.status == 200 and text in data
         assert response.headers["Content-Type"].startswith(kind)
-    for name in FILES:
-        response, script = faces.ask("/" if name == "index.html" else f"/{name}")
-        assert response.status == 200
+    for file in PAGE.iterdir():
+        response, script = faces.ask("/" if file.name == "index.html" else f"/{file.name}")
+        assert response.status == 200 and response.headers["Cache-Control"] == "no-cache"
         for way_in in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert way_in.encode() not in script
         assert b"http" not in script.replace(b"http://www.w3.org/2000/svg", b"")  # no other place
@@ -55,6 +56,20 @@ def test_page_and_its_headers(faces: Site) -> None:
 )
 def test_there_are_no_other_files(faces: Site, path: str) -> None:
     faces.error(path, 404)
+
+
+def test_no_file_beside_those_of_the_page(
+    faces: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("index.html", "notes.txt", "page.js~"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "__pycache__").mkdir()
+    monkeypatch.setattr(server, "PAGE", tmp_path)
+    with running(faces.found) as url:
+        site = Site(url, faces.found)
+        assert site.ask("/")[0].status == 200
+        for name in ("notes.txt", "page.js~", "__pycache__"):
+            site.error(f"/{name}", 404)
 
 
 def test_about(faces: Site, frames: Site) -> None:
