@@ -164,14 +164,13 @@ def less_is_better(name: str) -> bool:
 def is_cost(name: str) -> bool:
     """Whether a column is, by its name, a time, memory, bytes, a loss or a rate."""
     # a law is fitted to these alone: a score has an upper bound, which no law has
-    return name.endswith((*LESS, "_per_s"))
+    return name.endswith(LESS)  # rates do: `_per_s` ends with `_s`
 
 
 def points(curves: pd.DataFrame) -> pd.DataFrame:
     """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` by columns `curve` and `x`."""
     repeats = curves.groupby(["curve", "x"], sort=False)["y"]
-    described: pd.DataFrame = describe(repeats).reset_index()
-    return described
+    return pd.DataFrame(describe(repeats)).reset_index()
 
 
 def natural_x(results: Results, x: str) -> str:
@@ -301,8 +300,8 @@ def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
     lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
     if not pd.api.types.is_numeric_dtype(lines["x"]):
         return lines
-    order = lines["curve"].map({name: i for i, name in enumerate(lines["curve"].unique())})
-    return lines.assign(order=order).sort_values(["order", "x"]).drop(columns="order")
+    by_curve = lines.assign(order=lines["curve"].factorize()[0])
+    return by_curve.sort_values(["order", "x"]).drop(columns="order")
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
