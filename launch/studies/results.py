@@ -230,7 +230,10 @@ def worker_curves(results: Results, y: str) -> pd.DataFrame:
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
-    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid."""
+    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid.
+
+    Where no trial that is done has a y there is none either.
+    """
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
     if len(keys) != 2 or len(results.varied) != 2:
@@ -242,6 +245,8 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
         return None
     done = table[table["status"] == "done"]
     means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
+    if means.isna().all(axis=None):
+        return None
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
 

@@ -116,6 +116,18 @@ def test_a_table_of_lists_as_long_as_each_other(tmp_path: Path) -> None:
     assert [json.loads(row["data.views"]) for row in parquet] == views
 
 
+def test_a_score_that_no_trial_has_makes_no_heat_map(tmp_path: Path) -> None:
+    lines = [
+        made.trial(f"{a}{b}", {"objective.a": a, "objective.b": b}, result={"auc_macro": None})
+        for a in (1, 2)
+        for b in (3, 4)
+    ]
+    measure = {"x": "objective.a", "y": ["auc_macro"]}
+    lines[0]["status"], lines[0]["result"] = "stopped", {"auc_macro": 0.5}
+    page = report(made.study(tmp_path / "study", lines, measure=measure), "--y", "auc_macro")
+    assert "No trial that is done has 'auc_macro'" in page.text and "framed" not in page.text
+
+
 def test_the_best_is_none_that_failed_or_was_stopped(tmp_path: Path) -> None:
     scores = {"000": ("failed", 0.9), "001": ("stopped", 0.8), "002": ("done", 0.6)}
     scores["003"] = ("done", 0.7)
