@@ -120,8 +120,9 @@ def tune(
         path.write_text(f"# {best.shown}; heron pretrain {path}\n{chosen}")
         save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
         reached = rows[best.number]["validation"]
-        own = f"{rows[0]['validation'] or float('nan'):.4f}"
-        lines.append([name, own, f"{reached:.4f}", best.shown])
+        own = rows[0]["validation"]
+        as_it_stands = "nan" if own is None else f"{own:.4f}"
+        lines.append([name, as_it_stands, f"{reached:.4f}", best.shown])
     say_table(["", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
 
 

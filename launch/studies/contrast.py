@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heron.launch.studies.step_model import Setting, Workload
-from heron.pipeline.distributed.traffic import step_features
+from heron.pipeline.distributed.traffic import row_shapes
 from heron.pipeline.objectives.batch import ByName, GlobalBatch
 from heron.pipeline.objectives.present import OwnRows
 
@@ -59,47 +59,37 @@ def _batch(
 ) -> GlobalBatch:
     """Returns a global batch of random vectors whose first rows are the process's own."""
     draw = torch.Generator().manual_seed(seed)
-    model, objective = workload.model, workload.objective
+    objective = workload.objective
     share, part = setting.share, setting.labelled / setting.rows
     own, labelled = round(part * share), round(part * rows)
-
-    def drawn(count: int, width: int) -> Tensor:
-        return torch.randn(count, width, generator=draw).to(device)
-
     if "bce" in objective.terms:
         targets = (torch.rand(labelled, workload.labels, generator=draw) < SET).float()
     else:
         classes = torch.randint(workload.labels, (labelled,), generator=draw)
         targets = one_hot(classes, workload.labels).float()
     paths = torch.randint(2, (labelled, max(1, workload.levels)), generator=draw)
-    made = step_features(model, workload.shapes, [1], workload.labels)
-    widths = {name: [x.shape[1] for x in tensors] for name, tensors in made.items()}
-    wide = [int(torch.Size(shape).numel()) for shape in workload.shapes]
+    shapes = row_shapes(workload.model, workload.shapes, workload.labels)
 
     def leaves(name: str, count: int) -> list[Tensor]:
         if name == "paths":
             return [paths.to(device)]
-        if name == "inputs":
-            return [drawn(count, n) for n in wide]
-        return [drawn(count, width).requires_grad_() for width in widths[name]]
+        drawn = [torch.randn(count, *shape, generator=draw).to(device) for shape in shapes[name]]
+        return drawn if name == "inputs" else [x.requires_grad_() for x in drawn]
 
-    needs, own_rows = objective.needs, slice(0, share)
-    counts = {"own": share, "gathered": rows, "labelled": labelled}
-    counts |= {"vectors": rows, "labelled_vectors": labelled}
-    parts = {
-        scope: ByName(scope, {name: leaves(name, count) for name in getattr(needs, scope)})
-        for scope, count in counts.items()
-    }
+    def scope(asked: str, count: int) -> ByName:
+        names = getattr(objective.needs, asked)
+        return ByName(asked, {name: leaves(name, count) for name in names})
 
     def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
         return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))
 
+    own_rows = slice(0, share)
     return GlobalBatch(
-        own=parts["own"],
-        gathered=parts["gathered"],
-        gathered_labelled=parts["labelled"],
-        vectors=parts["vectors"],
-        labelled_vectors=parts["labelled_vectors"],
+        own=scope("own", share),
+        gathered=scope("gathered", rows),
+        gathered_labelled=scope("labelled", labelled),
+        vectors=scope("vectors", rows),
+        labelled_vectors=scope("labelled_vectors", labelled),
         shared=(told(own_rows, rows), told(slice(0, own), labelled)) if share < rows else None,
         targets=targets.to(device),
         rows=own_rows,

@@ -104,7 +104,7 @@ class Report:
         x, asked = self.x, self.results.study.measure.fits
         every = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
         every = every if len(every) else curves(self.results, x, y)
-        yield text.heading(_upper(f"{text.label(y)} against {text.label(x)}"))
+        yield text.heading(f"{text.label(y)} against {text.label(x)}")
         if every.empty:
             yield text.paragraph(
                 f"No trial that is done has both {text.short(x)} and {text.short(y)}."
@@ -149,7 +149,7 @@ class Report:
         means = grid(self.results, y)
         if means is not None:
             across, down = text.short(means.columns.name), text.short(means.index.name)
-            yield text.heading(_upper(f"{text.label(y)} over {across} and {down}"))
+            yield text.heading(f"{text.label(y)} over {across} and {down}")
             yield figure(figures.heat_map(y, means, self.results.least(y)))
             yield text.paragraph(
                 "Means over repeats; the best is framed, a cell without a trial empty."
@@ -166,7 +166,7 @@ class Report:
         tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
         if lines:
-            yield text.heading(f"{_upper(text.label(y))}: {first}, which is best, less each other")
+            yield text.heading(f"{text.label(y)}: {first}, which is best, less each other")
             yield text.table(["other", "repeats", "difference", "t", "p"], lines)
             yield text.paragraph(
                 "Means over the repeats that both have, with Student's paired test, two-sided. The "
@@ -204,10 +204,11 @@ def every_column(results: Results) -> pd.DataFrame:
 
 
 def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
-    array = pd.array(list(column))
+    flat = [text.plain(v) if isinstance(v, list | dict) else v for v in column]
+    array = pd.array(flat)
     if not isinstance(array, pd.arrays.NumpyExtensionArray):
         return array
-    return pd.array([None if v is None else text.plain(v) for v in column], "string")
+    return pd.array([None if v is None else text.plain(v) for v in flat], "string")
 
 
 def _workers(scaled: pd.DataFrame) -> Iterator[str]:
@@ -274,7 +275,3 @@ def _beside_the_square(law: Law) -> str:
 def _lines(named: Iterable[tuple[object, str]]) -> str:
     lines = "\n".join(f"{name}: {line}" for name, line in named)
     return f'<pre class="command">{html.escape(lines)}</pre>'
-
-
-def _upper(title: str) -> str:
-    return title[0].upper() + title[1:]

@@ -164,14 +164,13 @@ def less_is_better(name: str) -> bool:
 def is_cost(name: str) -> bool:
     """Whether a column is, by its name, a time, memory, bytes, a loss or a rate."""
     # a law is fitted to these alone: a score has an upper bound, which no law has
-    return name.endswith((*LESS, "_per_s"))
+    return name.endswith(LESS)  # rates do: `_per_s` ends with `_s`
 
 
 def points(curves: pd.DataFrame) -> pd.DataFrame:
     """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` by columns `curve` and `x`."""
     repeats = curves.groupby(["curve", "x"], sort=False)["y"]
-    described: pd.DataFrame = describe(repeats).reset_index()
-    return described
+    return pd.DataFrame(describe(repeats)).reset_index()
 
 
 def natural_x(results: Results, x: str) -> str:
@@ -231,7 +230,10 @@ def worker_curves(results: Results, y: str) -> pd.DataFrame:
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
-    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid."""
+    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid.
+
+    Where no trial that is done has a y there is none either.
+    """
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
     if len(keys) != 2 or len(results.varied) != 2:
@@ -243,6 +245,8 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
         return None
     done = table[table["status"] == "done"]
     means = numbers(done, y).groupby([done[down], done[across]]).mean().unstack()
+    if means.isna().all(axis=None):
+        return None
     return means.reindex(index=lines, columns=columns).rename_axis(index=down, columns=across)
 
 
@@ -301,8 +305,8 @@ def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
     lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
     if not pd.api.types.is_numeric_dtype(lines["x"]):
         return lines
-    order = lines["curve"].map({name: i for i, name in enumerate(lines["curve"].unique())})
-    return lines.assign(order=order).sort_values(["order", "x"]).drop(columns="order")
+    by_curve = lines.assign(order=lines["curve"].factorize()[0])
+    return by_curve.sort_values(["order", "x"]).drop(columns="order")
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:

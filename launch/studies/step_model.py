@@ -92,7 +92,7 @@ class Workload:
     config: Config
     shapes: list[list[int]]  # of one sample of each view
     labels: int  # width of a row's labels
-    levels: int  # of hierarchical labels
+    levels: int = 0  # of hierarchical labels
 
     @classmethod
     def of_run(cls, run: Path) -> "Workload":
@@ -107,17 +107,16 @@ class Workload:
             config = load_run_config(checkpoint / "config.yaml")
         except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:
             raise StudyError(f"{run}: its step cannot be told: {error}") from None
-        levels, objective = 0, Objective(config.objective.terms())
-        if remembering := [
-            name for name, t in objective.terms.items() if type(t).memory is not Term.memory
-        ]:
+        workload = cls(config, shapes, labels)
+        terms = workload.objective.terms
+        if remembering := [n for n, term in terms.items() if type(term).memory is not Term.memory]:
             raise StudyError(
                 f"the scaling model does not know what the memory of {' and '.join(remembering)} "
                 "exchanges; expected terms that remember nothing from step to step"
             )
-        if "paths" in objective.needs.labelled:
-            levels = len(load_manifest(config.data.paths[0]).labels.levels or [])
-        return cls(config, shapes, labels, levels)
+        if "paths" in workload.objective.needs.labelled:
+            workload.levels = len(load_manifest(config.data.paths[0]).labels.levels or [])
+        return workload
 
     @cached_property
     def objective(self) -> Objective:
@@ -169,8 +168,8 @@ class Workload:
         elif isinstance(batch.unlabelled, int):
             labelled = rows - batch.unlabelled
         strategy = str(trial.get("strategy", "ddp"))
-        stage = {"ddp": 0, "fsdp": 3}.get(strategy)  # FSDP2 parts what ZeRO's third stage does
-        stage = int(strategy.removeprefix("zero")) if stage is None else stage
+        like = {"ddp": "zero0", "fsdp": "zero3"}  # FSDP2 parts what ZeRO's third stage does
+        stage = int(like.get(strategy, strategy).removeprefix("zero"))
         return Setting(int(trial["workers"]), labelled, rows - labelled, stage)
 
     @cached_property

@@ -104,8 +104,8 @@ def write_files(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def heading(title: str) -> str:
-    """Returns a heading."""
-    return f"<h2>{html.escape(title)}</h2>"
+    """Returns a heading, with a capital."""
+    return f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>"
 
 
 def paragraph(text: str) -> str:

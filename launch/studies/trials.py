@@ -63,7 +63,7 @@ class Trial:
         """Its values, as they are typed."""
         return ", ".join(f"{key}={as_typed(value)}" for key, value in self.values.items())
 
-    def scores(self) -> dict[int, dict[str, Any]]:
+    def scores(self) -> dict[int | None, dict[str, Any]]:
         """Returns what the run has scored so far, by the rung."""
         lines = read_lines(self.run / RUNGS, Metrics)
         return {

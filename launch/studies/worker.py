@@ -44,13 +44,10 @@ def run_trial(
             # told also where it is of before an interruption: the driver may not have got it
             if rung not in reported:
                 _train_together(trial, rung, root)
-                scores = scores_of(trial.run)
-                if rung is None:
-                    tune.report(scores)
-                    continue
-                refuse_incomparable(trial.study, rung, scores)
-                reported[rung] = scores
-                write_rows(trial.run / RUNGS, reported.values())
+                reported[rung] = scores_of(trial.run)
+                if rung is not None:
+                    refuse_incomparable(trial.study, rung, reported[rung])
+                    write_rows(trial.run / RUNGS, reported.values())
             tune.report(reported[rung])
     except Exception as error:
         if not error_file.exists():

@@ -3,6 +3,7 @@
 Arithmetic only. `benchmarks.scaling` counts the same at torch's dispatcher, and both must agree.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.sync_batchnorm import meetings
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
+from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.training.throughput import skeleton
 
@@ -82,24 +83,22 @@ def exchanges(
     if len(sizes.rows) == 1:
         return []
     rows, own, needs = max(sizes.rows), max(sizes.labelled), objective.needs
-    of_features = step_features(model, shapes, [1], labels)
-    widths = {name: [int(x[0].numel()) for x in tensors] for name, tensors in of_features.items()}
-    widths |= {"inputs": [sum(int(torch.Size(shape).numel()) for shape in shapes)]}
+    widths = {
+        name: [shape.numel() for shape in of_views]
+        for name, of_views in row_shapes(model, shapes, labels).items()
+    }
     totals = {name: sum(of_views) for name, of_views in widths.items()}
     compared = {*needs.vectors, *needs.labelled_vectors}
     vectors, few_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
 
     def travelling(rows: int, own: int) -> list[Exchange]:
-        every = dict.fromkeys((*needs.gathered, *vectors))
-        few = dict.fromkeys((*needs.labelled, *few_vectors))
-        parts = [(name, rows) for name in every] + [(n, own) for n in few if n not in every]
-        found = [
-            Exchange("gathered", name, count, sum(widths[name]), HALF if half else FLOAT, calls=0)
-            if name in compared
-            else Exchange("gathered", name, count, sum(widths[name]), calls=0)
-            for name, count in parts
-            if name in widths
-        ]
+        every = dict.fromkeys((*needs.gathered, *vectors), rows)
+        few = dict.fromkeys((*needs.labelled, *few_vectors), own)
+        found = []
+        for name, count in (every | few | every).items():  # what both ask for goes of every row
+            if name in totals:
+                size = HALF if half and name in compared else FLOAT
+                found.append(Exchange("gathered", name, count, totals[name], size, calls=0))
         if "paths" in needs.labelled:
             found.append(Exchange("gathered", "paths", own, levels, INTEGER, calls=0))
         return [*found, Exchange("gathered", "labels", own, labels)]
@@ -123,9 +122,9 @@ def exchanges(
         moved.append(Exchange("gathered", "moments", 1, moments, calls=len(met)))
     for names, count in ((needs.gathered, rows), (needs.labelled, own)):
         moved += [
-            Exchange("scattered", name, count, sum(widths[name]), calls=len(widths[name]))
+            Exchange("scattered", name, count, totals[name], calls=len(widths[name]))
             for name in names
-            if name in of_features
+            if name in widths and name != "inputs"  # which take no gradient
         ]
     if met:
         moved.append(Exchange("statistics", "sums", 1, 2 * sum(channels), calls=len(met)))
@@ -150,9 +149,15 @@ def norms(
     return passed
 
 
-def step_features(
-    model: Heterogeneous, shapes: Sequence[Sequence[int]], sizes: Sequence[int], labels: int
-) -> Features:
-    """What a model makes of a batch in training, for its shapes: a copy computes nothing."""
-    meta, inputs, rng_keys = skeleton(model, shapes, sum(sizes))
-    return meta.embed(inputs, rng_keys, sizes, torch.empty(sum(sizes), labels, device="meta"))
+def row_shapes(
+    model: Heterogeneous, shapes: Sequence[Sequence[int]], labels: int
+) -> dict[str, list[torch.Size]]:
+    """Returns the shapes of what a model makes of a row in training, and of the row's flat inputs.
+
+    They are by name, one a view where a feature has one a view; a copy of the model is followed,
+    which computes nothing.
+    """
+    meta, inputs, rng_keys = skeleton(model, shapes, 1)
+    features = meta.embed(inputs, rng_keys, [1], torch.empty(1, labels, device="meta"))
+    found = {name: [x.shape[1:] for x in tensors] for name, tensors in features.items()}
+    return found | {"inputs": [torch.Size([math.prod(shape)]) for shape in shapes]}

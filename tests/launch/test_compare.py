@@ -173,6 +173,10 @@ def test_a_search_writes_experiments_that_score_the_tests(
     result = pretrain(config)
     assert result["validation_f1_macro"] == max(reached) and "f1_macro" in result
     assert yaml.safe_load((out / "dnn.yaml").read_text())["data"]["protocol"]["validation"] == 0.2
+    standing = out / "dnn" / "000" / "result.json"
+    standing.write_text(json.dumps(result | {"validation_f1_macro": 0.0}))
+    assert run(*words, "--score", "f1_macro") == 0
+    assert "f1_macro as it stands 0.0000" in capsys.readouterr().out
     assert run(*words, "--score", "f2") == 1
     assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
     assert run(*words, "evaluate.test=true") == 1

@@ -107,6 +107,27 @@ def test_tables_hold_every_column(tmp_path: Path) -> None:
     assert "002: a <b>\nc" in page.text and "b" not in page.tags
 
 
+def test_a_table_of_lists_as_long_as_each_other(tmp_path: Path) -> None:
+    views = [[{"stored": "a"}], [{"stored": "b"}]]
+    lines = [made.trial(f"00{i}", {"data.views": value}) for i, value in enumerate(views)]
+    folder = made.study(tmp_path / "study", lines)
+    report(folder, "--x", "data.views")
+    parquet = pq.read_table(folder / "report" / "table.parquet").to_pylist()
+    assert [json.loads(row["data.views"]) for row in parquet] == views
+
+
+def test_a_score_that_no_trial_has_makes_no_heat_map(tmp_path: Path) -> None:
+    lines = [
+        made.trial(f"{a}{b}", {"objective.a": a, "objective.b": b}, result={"auc_macro": None})
+        for a in (1, 2)
+        for b in (3, 4)
+    ]
+    measure = {"x": "objective.a", "y": ["auc_macro"]}
+    lines[0]["status"], lines[0]["result"] = "stopped", {"auc_macro": 0.5}
+    page = report(made.study(tmp_path / "study", lines, measure=measure), "--y", "auc_macro")
+    assert "No trial that is done has 'auc_macro'" in page.text and "framed" not in page.text
+
+
 def test_the_best_is_none_that_failed_or_was_stopped(tmp_path: Path) -> None:
     scores = {"000": ("failed", 0.9), "001": ("stopped", 0.8), "002": ("done", 0.6)}
     scores["003"] = ("done", 0.7)

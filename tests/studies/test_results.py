@@ -203,6 +203,7 @@ def test_a_grid_has_means_and_holes(tmp_path: Path) -> None:
     assert (found.columns.name, list(found.columns)) == ("objective.a", [1, 2, 3])
     assert (found.index.name, list(found.index)) == ("objective.b", [5, 10])
     assert str(found.to_numpy().tolist()) == "[[5.0, 10.0, 15.0], [nan, 20.0, 30.0]]"
+    assert grid(read_results(tmp_path / "study"), "auc_macro") is None
     few = [made.trial(str(a), {"objective.a": a, "objective.b": a}) for a in range(9)]
     assert grid(read_results(made.study(tmp_path / "line", few)), "f1_weighted") is None
 

@@ -333,6 +333,18 @@ def test_a_pair_is_timed_on_the_objective_alone(
     assert sorted(set(seen)) == [(20, 80), (20, 320)]
 
 
+def test_a_feature_of_one_number_is_timed_too(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the scale of CLIP's logits, beside vectors."""
+    objective = Objective(Terms.model_validate({"clip": {}}).terms())
+    model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
+    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr(workload, "model", model)
+    monkeypatch.setattr(workload, "objective", objective)
+    assert time_pair(workload, Setting(1, 6, 14)) >= 0
+
+
 class Counted:
     """An objective that something is called in place of."""
 
