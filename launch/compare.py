@@ -54,7 +54,7 @@ def compare(
     asked, reader = _asked(config, overrides, space, trials, seed, score, out, "compare")
     from heron.launch.tuning.comparison import (
         Comparison,
-        Row,
+        FoldResult,
         kept,
         score_method,
         score_raw,
@@ -62,7 +62,7 @@ def compare(
     )
     from heron.pipeline.data.protocol import assign
 
-    rows, roles = defaultdict[str, list[Row]](list), []
+    rows, roles = defaultdict[str, list[FoldResult]](list), []
     for fold in range(first, first + folds):
         for name in methods:
             own = asked.experiment(name, fold)

@@ -134,7 +134,8 @@ class Workload:
     def exchanges(self, setting: Setting) -> list[Exchange]:
         """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
         given = self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
-        return exchanges(*given, by_ring=self.config.distributed.exchange == "ring")
+        half = self.config.train.precision == "bf16"
+        return exchanges(*given, half=half, by_ring=self.config.distributed.exchange == "ring")
 
     def counted(self, setting: Setting) -> dict[str, int]:
         """Returns the bytes that a process holds, as far as they are counted.

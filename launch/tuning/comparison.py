@@ -37,7 +37,7 @@ SHOWN = {  # by whether classes exclude each other; the score that was asked for
 
 
 @dataclass(frozen=True)
-class Row:
+class FoldResult:
     """A way to predict, as it was chosen and tested in one fold."""
 
     name: str  # such as `herocon`, or `logistic on herocon`
@@ -58,7 +58,7 @@ class Found(Artefact):
 
     format: Literal[1] = 1
     plan: Fingerprint
-    rows: list[Row]
+    rows: list[FoldResult]
 
 
 def kept(
@@ -67,8 +67,8 @@ def kept(
     experiment: Config,
     name: str,
     kinds: Sequence[Kind],
-    work: Callable[[], list[Row]],
-) -> list[Row]:
+    work: Callable[[], list[FoldResult]],
+) -> list[FoldResult]:
     """Returns what a part of a comparison has found, from its file, or else by doing the work.
 
     Raises a StudyError where the file is damaged, or of another search.
@@ -97,7 +97,7 @@ def kept(
 
 def score_method(
     asked: Asked, experiment: Config, name: str, folder: Path, kinds: Sequence[Kind]
-) -> list[Row]:
+) -> list[FoldResult]:
     """Searches a method in a fold, tests what it chose, and scikit-learn's on its features."""
     best, trials = search(asked, experiment, folder)
     evaluator, roles = _open(best.config)
@@ -106,7 +106,7 @@ def score_method(
     _, scores = evaluator.evaluate(model, roles)
     pretrained = any(term not in CLASSIFIERS for term in experiment.objective.terms())
     reached = trials[best.number]["validation"]
-    rows = [Row(name, pretrained, reached, scores, best.values, trials)]
+    rows = [FoldResult(name, pretrained, reached, scores, best.values, trials)]
     if kinds:
         found = [evaluator.predict(model, of, hidden=True) for of in _parts(roles)]
         parts = [(one.hidden, one.y) for one in found]
@@ -115,7 +115,7 @@ def score_method(
     return rows
 
 
-def score_raw(asked: Asked, experiment: Config, kind: Kind) -> list[Row]:
+def score_raw(asked: Asked, experiment: Config, kind: Kind) -> list[FoldResult]:
     """Searches one of scikit-learn's on the raw inputs of a fold, and tests what it chose."""
     evaluator, roles = _open(experiment)
     parts = [raw_inputs(evaluator, rows) for rows in _parts(roles)]
@@ -129,7 +129,7 @@ def _scikit(
     parts: Sequence[Part],
     name: str,
     pretrained: bool,
-) -> Row:
+) -> FoldResult:
     """Searches one of scikit-learn's on some features, as often as a method, and tests the best.
 
     `parts` are inputs and labels of the labelled, the validation and the test rows.
@@ -150,7 +150,7 @@ def _scikit(
     reached, number, threshold, predict = best
     scores = evaluator.score(_predictions(predict(queries), truth), threshold)
     print(f"{name}: trial {number}, {asked.score} {reached:.4f}", flush=True)
-    return Row(name, pretrained, reached, scores, trials[number]["values"], trials)
+    return FoldResult(name, pretrained, reached, scores, trials[number]["values"], trials)
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:
@@ -194,7 +194,7 @@ class Comparison:
     score: str  # that choices were made by, and differences are of
     exclusive: bool  # whether classes exclude each other
     folds: Sequence[int]  # numbers of the folds that all rows have
-    rows: Mapping[str, Sequence[Row]]  # of each fold in order, by the name of the row
+    rows: Mapping[str, Sequence[FoldResult]]  # of each fold in order, by the name of the row
     shared: float  # see `shared_rows`
 
     @property

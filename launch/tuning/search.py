@@ -111,18 +111,18 @@ class Asked:
         tree |= {"run": {"dir": str(self.out), "resume": "auto"}, "tracking": []}
         return parse_config(tree)
 
-    def trial(self, experiment: Config, number: int, folder: Path) -> "Trial":
+    def trial(self, experiment: Config, number: int, folder: Path) -> "SearchTrial":
         """Returns a trial of a method's experiment."""
         values = self.space.draw(experiment, self.seed, number)
         tree = experiment.model_dump(mode="json")
         for key, value in values.items():
             override(tree, f"{key}={json.dumps(value)}")
         tree["run"]["dir"] = str(folder / f"{number:03}")
-        return Trial(number, values, parse_config(tree))
+        return SearchTrial(number, values, parse_config(tree))
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """A run of a search: its number, what it changes of the experiment, and all it runs with."""
 
     number: int
@@ -135,7 +135,9 @@ class Trial:
         return ", ".join(f"{key}={value}" for key, value in self.values.items()) or "as it stands"
 
 
-def search(asked: Asked, experiment: Config, folder: Path) -> tuple[Trial, list[dict[str, Any]]]:
+def search(
+    asked: Asked, experiment: Config, folder: Path
+) -> tuple[SearchTrial, list[dict[str, Any]]]:
     """Runs the trials of a method in a fold that are not there yet, in a folder.
 
     What they print goes to log.txt in it; the losers' checkpoints are deleted.

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from heron.launch.cli import main
 from heron.launch.compare import SPACE
 from heron.launch.repeats import corrected_interval
-from heron.launch.tuning.comparison import Comparison, Row, shared_rows
+from heron.launch.tuning.comparison import Comparison, FoldResult, shared_rows
 from heron.launch.tuning.search import load_space
 from heron.pipeline import pretrain as job
 from heron.pipeline.config.experiment import dump_config, load_config
@@ -78,8 +78,8 @@ def test_what_folds_share() -> None:
     assert shared_rows([rows] * 3, [rows] * 3) == 1
 
 
-def rows_of(name: str, pretrained: bool, validation: float, *scores: float) -> list[Row]:
-    return [Row(name, pretrained, validation, {"accuracy": x}, {}, []) for x in scores]
+def rows_of(name: str, pretrained: bool, validation: float, *scores: float) -> list[FoldResult]:
+    return [FoldResult(name, pretrained, validation, {"accuracy": x}, {}, []) for x in scores]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_memory_by_stage_by_hand(workload: Workload) -> None:
     # tell: a sum of L_u a view, and two of L_s a view and label.
     expected = 4 * (124 * 4 * 8 + 40 * 24 + 40 * 4 + 124 * 2 + 40 * 2 * 4)
     assert workload.counted(Setting(4, 40, 84))["gathered"] == expected
+
+
+def test_vectors_of_bfloat16_travel_in_half_the_bytes(workload: Workload) -> None:
+    """Labels and what anchors tell go in float32, in which the model's numbers stay too."""
+    setting = Setting(4, 40, 84)
+    train = workload.config.train.model_copy(update={"precision": "bf16"})
+    half = replace(workload, config=workload.config.model_copy(update={"train": train}))
+    numbers = 124 * 2 + 40 * 2 * 4
+    expected = 2 * (124 * 4 * 8 + 40 * 24) + 4 * (40 * 4 + numbers)
+    assert half.counted(setting)["gathered"] == expected
+    assert half.counted(setting)["gradients"] == workload.counted(setting)["gradients"]
 
 
 ONES = [Setting(1, n, 3 * n) for n in (16, 32, 64, 128, 256)]
