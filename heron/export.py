@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import heron
 from heron.model import ExportLayer, Model, no_layer
+from heron.pipeline.config.errors import InputError
 from heron.pipeline.config.extras import require
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.texts import NONE
@@ -75,10 +76,12 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
         layer: `hidden`, `projection` (unit vectors of the views, side by side), or `logits`.
 
     Raises:
-        InputError: the model has no such layer.
+        InputError: there is no such format, or the model has no such layer.
         ExportError: it sees graphs, a part of it cannot be traced, or the file gives other numbers.
         MissingPackage: ONNX needs the extra `export`.
     """
+    if format not in get_args(Format):
+        raise InputError(f"format is {format!r}; expected 'torch' or 'onnx'")
     network = copy.deepcopy(model.network).cpu().float().eval()
     network.precision = "fp32"
     model = Model(network, model.config, model.signature, torch.device("cpu"))

@@ -21,8 +21,8 @@ class _OfRows(Loss):
 
     labels: Tensor
 
-    def of_rows(self, indices: Tensor, logits: Tensor) -> Tensor:
-        """Returns the labels of some rows, and refuses numbers that are none."""
+    def of_rows(self, indices: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns some rows as int64, and their labels; refuses numbers that are no rows."""
         if logits.shape[1] != self.labels.shape[1]:
             raise LossError(
                 f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
@@ -38,7 +38,8 @@ class _OfRows(Loss):
                 f"indices are {int(indices.min())} to {int(indices.max())}; expected rows of the "
                 f"labels that the loss was made with, 0 to {len(self.labels) - 1}"
             )
-        return self.labels[indices]
+        indices = indices.long()  # uint8 would be a mask
+        return indices, self.labels[indices]
 
 
 def _complementary(labels: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class Pico(MomentumLoss, _OfRows):
             LossError: an input is not what the loss expects; says what it found.
         """
         features = one_view(queries, keys, logits)
-        targets = self.of_rows(indices, logits)
+        indices, targets = self.of_rows(indices, logits)
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Plnl(_OfRows):
         if len(one) != len(other):
             raise LossError(f"logits are of {len(one)} and {len(other)} views; expected as many")
         features: dict[str, Views] = {"networks": [*one, *other]}
-        targets = self.of_rows(indices, one[0])
+        indices, targets = self.of_rows(indices, one[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:

@@ -37,7 +37,10 @@ class LearntScale(nn.Module):
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `TERM_scale`, and `TERM_bias`, the same for each row: [rows]."""
         rows = encoded.rng_keys.shape[0]
-        found = {f"{self.term}_scale": [self.log_scale.exp().clamp(max=MOST).expand(rows)]}
+        # What is above the bound is taken off as a number: clamp's gradient is 0 there, and a scale
+        # that is once above would stay there for good.
+        above = (self.log_scale.detach() - math.log(MOST)).clamp(min=0)
+        found = {f"{self.term}_scale": [(self.log_scale - above).exp().expand(rows)]}
         if hasattr(self, "bias"):
             found[f"{self.term}_bias"] = [self.bias.expand(rows)]
         return found

@@ -106,10 +106,11 @@ def hierarchical(
         ValueError: tau <= 0, or levels that are not whole numbers [batch, depth].
     """
     batch, (here, seen) = row_count(rows, z[0]), held_rows(rows, present)
-    if levels.dim() != 2 or levels.is_floating_point() or levels.shape != (batch, levels.shape[1]):
+    fits = levels.dim() == 2 and len(levels) == batch and levels.shape[1] > 0
+    if not fits or levels.is_floating_point():
         raise ValueError(
             f"levels are {levels.dtype} {tuple(levels.shape)}; expected whole numbers "
-            f"[{batch}, depth], a path a sample"
+            f"[{batch}, depth], a path of one level at least a sample"
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]

@@ -113,7 +113,7 @@ def infograph(
         rows: this process's graphs among all.
 
     Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        The share of the loss that belongs to `rows`: a scalar, 0 where no graph has a node.
 
     Raises:
         ValueError: there is one graph alone, from which no node can tell another.
@@ -126,7 +126,7 @@ def infograph(
     joint = scores.gather(1, own[:, None])[:, 0]
     others = softplus(scores).sum(1) - softplus(joint)
     sums = softplus(-joint) + others / (len(graphs) - 1) - 2 * math.log(2)
-    return sums.sum() / total
+    return sums.sum() / max(total, 1)
 
 
 def _there(x: Tensor, nodes: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import heron
+from heron.pipeline.config.errors import InputError
 from heron.pipeline.models.heterogeneous import Encoded, Features
 from heron.pipeline.objectives.mib import Bottlenecks
 from heron.pipeline.pretrain import pretrain
@@ -65,7 +66,7 @@ def test_texts_are_token_ids(tmp_path: Path) -> None:
         assert facts["views"]["caption"] == list(decoder.shape)
 
 
-def test_a_part_that_a_layer_does_not_need_is_not_traced(
+def test_formats_and_parts_that_a_layer_does_not_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data(tmp_path)
@@ -78,6 +79,8 @@ def test_a_part_that_a_layer_does_not_need_is_not_traced(
         return add(self, encoded) if float(encoded.hidden[0].sum()) < 1e9 else {}
 
     monkeypatch.setattr(Bottlenecks, "add_features", untraceable)
+    with pytest.raises(InputError, match="format is 'ONNX'; expected 'torch' or 'onnx'"):
+        model.export(tmp_path / "x.onnx", "ONNX")  # type: ignore[arg-type]
     model.export(tmp_path / "x.pt2", layer="projection")
     assert model.network._parts == ["bottlenecks"]
     assert all(torch.equal(value, before[n]) for n, value in model.network.state_dict().items())

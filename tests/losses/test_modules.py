@@ -381,6 +381,19 @@ REFUSED += [
 ]
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16])
+def test_rows_are_whole_numbers_of_any_type(kind: torch.dtype) -> None:
+    def losses(indices: Tensor) -> list[Tensor]:
+        pico, plnl = h.Pico(DIM, wrong_labels()), h.Plnl(wrong_labels())
+        return [
+            pico.double()(Z[0], Z[1], LOGITS, indices, epoch=0.0),
+            plnl.double()([LOGITS], [LOGITS], indices, epoch=0.0),
+        ]
+
+    rows = torch.arange(7)
+    assert losses(rows.to(kind)) == losses(rows)
+
+
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[m[:40] for _, m in REFUSED])
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises((h.LossError, ConfigError)) as error:

@@ -94,8 +94,11 @@ def test_mined_rows_come_from_the_table_of_the_period_before(tmp_path: Path) -> 
 
 def test_a_batch_waits_for_its_table_while_the_run_goes_on(tmp_path: Path) -> None:
     waited = stream(tmp_path)
-    table = np.full((40, 1), -1)
-    late = threading.Timer(0.1, np.save, (tmp_path / table_name(2), table))
+    written = tmp_path / "written"
+    with written.open("wb") as file:
+        np.save(file, np.full((40, 1), -1))
+    # Whole at once, as the miner's are.
+    late = threading.Timer(0.1, written.rename, (tmp_path / table_name(2),))
     late.start()
     assert len(waited.at(4)) == 13
     assert not late.is_alive()

@@ -67,12 +67,15 @@ def test_siglip_begins_at_the_odds_of_a_pair(given: float | None, rows: int, bia
     assert float(part.state_dict()["bias"]) == pytest.approx(bias)
 
 
-def test_the_scale_is_bounded() -> None:
+def test_the_scale_is_bounded_and_has_a_gradient_above() -> None:
     scale = LearntScale("clip", 1e6)
     rows = torch.arange(3)
     encoded = Encoded([], rows, [], [3], [], rows, [], None, None, None)
     (scales,) = scale.add_features(encoded)["clip_scale"]
-    assert scales.tolist() == [MOST] * 3
+    assert scales.tolist() == pytest.approx([MOST] * 3)
+    scales.sum().backward()
+    assert scale.log_scale.grad is not None
+    assert scale.log_scale.grad.item() == pytest.approx(3 * MOST)  # so that it can fall again
 
 
 @pytest.mark.parametrize("loss", [lambda z, s: clip(z, s), lambda z, s: siglip(z, s, s)])

@@ -273,6 +273,7 @@ def test_bad_input_is_named() -> None:
         ),
         (lambda: supcon(z, LABEL[:3]), r"labels are torch.int64 \(3,\); expected .* \[7\]"),
         (lambda: hierarchical(z, LABEL), r"levels are torch.int64 \(7,\); expected whole numbers"),
+        (lambda: hierarchical(z, LEVELS[:, :0]), r"levels are torch.int64 \(7, 0\); expected"),
         (
             lambda: complementary.gce(z[0], sets(BATCH), total=BATCH, q=0.0),
             "q is 0.0; expected above 0",

@@ -55,6 +55,11 @@ def test_networks_that_know_nothing_lose_nothing() -> None:
     assert infograph(local * 0, graphs, there, int(there.sum())).item() == pytest.approx(0)
 
 
+def test_graphs_without_nodes_lose_nothing() -> None:
+    local, graphs, there = drawn()
+    assert infograph(local, graphs, there & False, 0).item() == 0
+
+
 def test_what_cannot_be_compared() -> None:
     local, graphs, there = drawn()
     with pytest.raises(ValueError, match="has 1 graph in a batch"):
