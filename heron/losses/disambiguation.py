@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_views, is_whole, shown
 from heron.losses.loss import Loss, options_of
-from heron.losses.momentum import GivenKeys, MomentumLoss, one_view
+from heron.losses.momentum import CallerKeyQueue, MomentumLoss, one_view
 from heron.pipeline.objectives import pico, plnl
 from heron.pipeline.objectives.complementary import checked
 
@@ -51,7 +51,7 @@ def _complementary(labels: Tensor) -> Tensor:
         raise LossError(str(fault)) from None
 
 
-class _PicoKeys(GivenKeys, pico.PicoQueue):
+class _PicoKeys(CallerKeyQueue, pico.PicoQueue):
     """The same with what PiCO's labels are taken for."""
 
     def __init__(self, size: int, dim: int, labels: Tensor, gamma: float) -> None:
@@ -150,7 +150,7 @@ class Plnl(_OfRows):
     """
 
     term: plnl.Plnl
-    memory: plnl.Selection
+    memory: plnl.PlnlMemory
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Plnl(_OfRows):
         labels = _complementary(labels)
         super().__init__(plnl.Plnl, options_of(plnl.Plnl, locals()))
         rows = torch.arange(len(labels), device=labels.device)
-        self.memory = plnl.Selection(rows, labels, self.term)
+        self.memory = plnl.PlnlMemory(rows, labels, self.term)
         self.register_buffer("labels", labels, persistent=False)
 
     def forward(

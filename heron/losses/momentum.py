@@ -49,7 +49,7 @@ class MomentumEncoder(nn.Module):
         follow(self.slow, self._network[0], self.momentum)
 
 
-class GivenKeys(KeyQueue):
+class CallerKeyQueue(KeyQueue):
     """A queue whose keys are given to each call."""
 
     offered: tuple[Tensor, Tensor]
@@ -87,7 +87,7 @@ class MomentumLoss(Loss):
     """A loss of queries against keys."""
 
     term: MomentumTerm
-    memory: GivenKeys
+    memory: CallerKeyQueue
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns this process's share of the loss."""
@@ -157,7 +157,7 @@ class Mulco(MomentumLoss):
             tau_plus: the prior of `debiased`, 1 / classes when None.
             queue: keys that it holds, at least those of a batch of all processes.
         """
-        memory = GivenKeys(queue, dim, classes)
+        memory = CallerKeyQueue(queue, dim, classes)
         super().__init__(mulco.Mulco, options_of(mulco.Mulco, locals()), memory=memory)
         self.classes = classes
 
@@ -227,7 +227,7 @@ class Comco(MomentumLoss):
             warmup_epochs: until when all others are negatives.
             queue: keys that it holds, at least those of a batch of all processes.
         """
-        memory = GivenKeys(queue, dim, 2 * classes)
+        memory = CallerKeyQueue(queue, dim, 2 * classes)
         super().__init__(comco.Comco, options_of(comco.Comco, locals()), memory=memory)
         self.classes = classes
 

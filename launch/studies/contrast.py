@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot
 
 from heron.launch.studies.step_model import Setting, Workload
 from heron.pipeline.distributed.traffic import row_shapes
-from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.present import OwnRows
 
 MANY = 16  # rows of the global batch, in shares of a process, at least
@@ -76,9 +76,9 @@ def _batch(
         drawn = [torch.randn(count, *shape, generator=draw).to(device) for shape in shapes[name]]
         return drawn if name == "inputs" else [x.requires_grad_() for x in drawn]
 
-    def scope(asked: str, count: int) -> ByName:
+    def scope(asked: str, count: int) -> FeatureMap:
         names = getattr(objective.needs, asked)
-        return ByName(asked, {name: leaves(name, count) for name in names})
+        return FeatureMap(asked, {name: leaves(name, count) for name in names})
 
     def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
         return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))

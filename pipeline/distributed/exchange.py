@@ -22,7 +22,7 @@ from heron.pipeline.distributed.collectives import (
     summed,
 )
 from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.objectives.present import OwnRows, Ring
 
@@ -190,11 +190,11 @@ def exchange(
         labelled_compared = _rounded(known, needs.labelled_vectors, types, count)
     own_rows, own_labelled, of_others = _own(rows), _own(labelled), shared(sizes, by_ring)
     return GlobalBatch(
-        own=ByName("own", known),
-        gathered=ByName("gathered", gathered),
-        gathered_labelled=ByName("labelled", gathered_labelled),
-        vectors=ByName("vectors", compared),
-        labelled_vectors=ByName("labelled_vectors", labelled_compared),
+        own=FeatureMap("own", known),
+        gathered=FeatureMap("gathered", gathered),
+        gathered_labelled=FeatureMap("labelled", gathered_labelled),
+        vectors=FeatureMap("vectors", compared),
+        labelled_vectors=FeatureMap("labelled_vectors", labelled_compared),
         targets=targets,
         rows=own_rows,
         labelled=own_labelled,

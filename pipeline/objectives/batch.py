@@ -10,7 +10,7 @@ from torch import Tensor
 from heron.pipeline.objectives.present import OwnRows, Rows
 
 
-class ByName(dict[str, list[Tensor]]):
+class FeatureMap(dict[str, list[Tensor]]):
     """Features by name, a tensor a view where views have their own."""
 
     def __init__(self, scope: str, features: Mapping[str, list[Tensor]]) -> None:
@@ -18,9 +18,9 @@ class ByName(dict[str, list[Tensor]]):
         super().__init__(features)
         self.scope = scope
 
-    def prefix(self, names: Collection[str], width: int) -> "ByName":
+    def prefix(self, names: Collection[str], width: int) -> "FeatureMap":
         """Returns these features with the first `width` numbers alone of those named."""
-        return ByName(
+        return FeatureMap(
             self.scope,
             {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()},
         )
@@ -60,9 +60,9 @@ class GlobalBatch:
         shared: the own rows, and the own labelled ones, where other processes have some too.
     """
 
-    own: ByName
-    gathered: ByName
-    gathered_labelled: ByName
+    own: FeatureMap
+    gathered: FeatureMap
+    gathered_labelled: FeatureMap
     targets: Tensor
     rows: slice
     labelled: slice
@@ -74,8 +74,8 @@ class GlobalBatch:
     gather_labelled: Callable[[Tensor], Tensor]
     widths: Sequence[int] = ()
     present: Tensor | None = None
-    vectors: ByName = field(default_factory=lambda: ByName("vectors", {}))
-    labelled_vectors: ByName = field(default_factory=lambda: ByName("labelled_vectors", {}))
+    vectors: FeatureMap = field(default_factory=lambda: FeatureMap("vectors", {}))
+    labelled_vectors: FeatureMap = field(default_factory=lambda: FeatureMap("labelled_vectors", {}))
     shared: tuple[OwnRows, OwnRows] | None = None
 
     def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise
-from heron.pipeline.objectives.mutual import Mutual, mutual_sums
+from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 
 # (sums [rows, moments], the rows of the per-anchor tensors) -> share of the loss
@@ -25,7 +25,7 @@ def contrast(
     pairs: Pairs,
     finish: Finish,
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
-    mutual: Mutual | None = None,
+    mutual: Mirroring | None = None,
 ) -> Float[Tensor, ""]:
     """Sum a loss of each anchor's sums over all anchors; memory is linear in anchors + keys.
 

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses
 from heron.pipeline.objectives.contrast import contrast, fused_sums
 from heron.pipeline.objectives.engine import class_numbers
-from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
+from heron.pipeline.objectives.mutual import Mirroring, everyone, mutual_sums
 from heron.pipeline.objectives.own_positives import own_views, unit_views
 from heron.pipeline.objectives.own_positives import positives as augmentations
 from heron.pipeline.objectives.pairs import Pairs, is_fused
@@ -181,7 +181,7 @@ def hard(
     count, batch, (here, seen) = len(z), row_count(rows, z[0]), held_rows(rows, present)
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    own_slice, mutual = as_slice(rows), Mutual.of(rows, batch, [0], [0], [range(count)], present)
+    own_slice, mutual = as_slice(rows), Mirroring.of(rows, batch, [0], [0], [range(count)], present)
     anchors, keys = join_views(vectors, seen, here), join_views(vectors, seen)
     of_anchor = join_views([admit] * count, present, own_slice)
     of_key = join_views([admit] * count, present)
@@ -231,7 +231,7 @@ def _by_view(
     mean: float,
     known: Sequence[Tensor],
     pairs_of_views: Sequence[Tensor],
-    mutual: Mutual | None,
+    mutual: Mirroring | None,
 ) -> Tensor:
     """The sum, times `mean`, over the pairs of an anchor and another view of its sample."""
 
@@ -248,7 +248,7 @@ def _by_label(
     log_total: Callable[[Tensor], Tensor],
     mean: float,
     own: Tensor,
-    mutual: Mutual | None,
+    mutual: Mirroring | None,
     rows: Rows,
 ) -> Tensor:
     """The sum, times `mean`, over the pairs of a class; `own` are the anchors among all keys."""
@@ -320,7 +320,9 @@ def debiased(
         exclude=own_views(samples[own], batch, count).repeat(count, 1),
     )
     known = augmentations(vectors, range(count), tau, here)
-    return contrast(pairs, finish, known, mutual=Mutual.of(rows, batch, [0], [0], [range(count)]))
+    return contrast(
+        pairs, finish, known, mutual=Mirroring.of(rows, batch, [0], [0], [range(count)])
+    )
 
 
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:

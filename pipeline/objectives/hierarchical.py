@@ -12,7 +12,7 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses, largest_pairs
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mutual, everyone, mutual_sums
+from heron.pipeline.objectives.mutual import Mirroring, everyone, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -122,10 +122,10 @@ def hierarchical(
         for level in range(levels.shape[1])
     ]
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
-    mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
+    mutual = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     anchors = join_views(vectors, seen, here) / tau
 
-    def log_total(anchors: Tensor, own: Tensor, mutual: Mutual | None) -> Tensor:
+    def log_total(anchors: Tensor, own: Tensor, mutual: Mirroring | None) -> Tensor:
         exclude = own[:, None]
         pairs = Pairs([anchors], [keys], anchor_tag=own, key_tag=number, exclude=exclude)
         sums = mutual_sums(pairs, mutual)[0][:, 0]

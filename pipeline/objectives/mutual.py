@@ -30,7 +30,7 @@ from heron.pipeline.objectives.ring import Block, blocks, ring_of, within
 
 
 @dataclass(frozen=True)
-class Mutual:
+class Mirroring:
     """How the pairs of a `Pairs` mirror each other; see this file.
 
     The anchors of a head are the own rows; its keys begin with all rows that are anchors of its
@@ -59,7 +59,7 @@ class Mutual:
         way: Sequence[int],
         among: Sequence[Sequence[int]],
         present: Present = None,
-    ) -> "Mutual | None":
+    ) -> "Mirroring | None":
         """Of ways whose anchors are the views `among` of some rows, as `join_views` has them.
 
         None where the rows are a part of the batch, and what others find is not told: then the
@@ -74,7 +74,7 @@ class Mutual:
         return cls(mirror, way, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
-def everyone(mutual: Mutual | None, numbers: Tensor) -> Tensor | None:
+def everyone(mutual: Mirroring | None, numbers: Tensor) -> Tensor | None:
     """Numbers of the own anchors of one way, [anchors], of all anchors; without gradient.
 
     None without `mutual`. Every process must take part.
@@ -84,7 +84,7 @@ def everyone(mutual: Mutual | None, numbers: Tensor) -> Tensor | None:
     return mutual.spread([numbers.detach()[:, None]])[0][:, 0]
 
 
-def mutual_sums(pairs: Pairs, mutual: Mutual | None) -> list[Float[Tensor, "_ _"]]:
+def mutual_sums(pairs: Pairs, mutual: Mirroring | None) -> list[Float[Tensor, "_ _"]]:
     """The sums of each way's own anchors, differentiable once.
 
     With `mutual` their gradient with respect to the anchors is all that is owed to the rows, and
@@ -104,7 +104,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, pairs: Pairs, mutual: Mutual | None, heads: int, *tensors: Tensor
+        ctx: FunctionCtx, pairs: Pairs, mutual: Mirroring | None, heads: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*tensors)
         ctx.given = pairs, mutual  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ Heads = Sequence[Tensor]
 
 
 def _around(
-    pairs: Pairs, mutual: Mutual | None, keys: Heads
+    pairs: Pairs, mutual: Mirroring | None, keys: Heads
 ) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
     """Pairs with keys that are here, the keys, and their places among all; None: these are all."""
     if mutual is None or mutual.around is None:
@@ -169,7 +169,7 @@ def _around(
 
 def _add_gradients(
     pairs: Pairs,
-    mutual: Mutual | None,
+    mutual: Mirroring | None,
     vectors: tuple[Heads, Heads],
     slopes: tuple[Heads, Heads],
     gradients: tuple[Heads, Sequence[Tensor | None]],
@@ -198,7 +198,7 @@ def _add_gradients(
             d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
 
 
-def _by_way(sums: Sequence[Tensor], mutual: Mutual | None) -> tuple[Tensor, ...]:
+def _by_way(sums: Sequence[Tensor], mutual: Mirroring | None) -> tuple[Tensor, ...]:
     found: list[Tensor] = []
     ways = [0] * len(sums) if mutual is None else mutual.way
     for part, way in zip(sums, ways, strict=True):
@@ -223,7 +223,7 @@ class _Strip:
 
 
 def _visits(
-    mutual: Mutual | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
+    mutual: Mirroring | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
 ) -> Iterator[_Strip]:
     """All strips of all heads.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mutual, mutual_sums
+from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import (
     OwnRows,
@@ -53,7 +53,7 @@ def own_excluded(
     mutual = None
     if list(among) == every:
         mirror = range(len(heads))[::-1]
-        mutual = Mutual.of(rows, batch, mirror, [0] * len(heads), [every], present)
+        mutual = Mirroring.of(rows, batch, mirror, [0] * len(heads), [every], present)
     known = positives(vectors, among, tau, here, seen)
     if len(counted) < len(among):
         weigh = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
@@ -121,7 +121,7 @@ def cross_view(
         ways = [couple, couple[::-1]]
         mirror, way = range(2 * len(heads))[::-1], [0] * len(heads) + [1] * len(heads)
         views = [[u] for u in couple]
-        mutual = Mutual.of(rows, batch, mirror, way, views, present) if mirrored else None
+        mutual = Mirroring.of(rows, batch, mirror, way, views, present) if mirrored else None
         sums = [] if mutual is None else mutual_sums(pairs(ways), mutual)
         for at, (u, v) in enumerate(ways):
             if u not in among:

@@ -18,7 +18,7 @@ from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.mutual import Mutual
+from heron.pipeline.objectives.mutual import Mirroring
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Rows, as_slice
 from heron.shards.artefact import Count
@@ -244,7 +244,7 @@ def pico(
     anchors, same = queries[own], classes[own]
 
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
-    mutual = Mutual.of(rows, len(q), [0], [0], [[0]])
+    mutual = Mirroring.of(rows, len(q), [0], [0], [[0]])
     count = int(of_other.max()) + 1 if len(of_other) else 0
     positives = (torch.bincount(of_other, minlength=count)[same] - 1).to(dtype)
     nothing = others.new_zeros(count, others.shape[1])

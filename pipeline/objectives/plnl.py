@@ -86,11 +86,11 @@ class Plnl(Term):
         """Brings the second network."""
         return {"second": lambda: SecondNetwork(spec)}
 
-    def memory(self, run: RunSpec) -> "Selection":
+    def memory(self, run: RunSpec) -> "PlnlMemory":
         """Returns what the networks gave of every labelled row."""
-        return Selection(run.rows, run.read_targets(), self)
+        return PlnlMemory(run.rows, run.read_targets(), self)
 
-    def loss(self, batch: GlobalBatch, memory: "Selection") -> Tensor:
+    def loss(self, batch: GlobalBatch, memory: "PlnlMemory") -> Tensor:
         """Sums both networks' `plnl`."""
         networks = batch.own_labelled("networks")
         views = len(networks) // NETWORKS
@@ -161,7 +161,7 @@ def plnl(
     return wrong + right / max(guessed * logits.shape[1], 1) + consistency * agree
 
 
-class Selection(Memory):
+class PlnlMemory(Memory):
     """The outputs of two networks over epochs, guessed labels and enhanced sets (Li et al. 2025).
 
     A guess for a network is made from the outputs of the other. All processes hold the same.

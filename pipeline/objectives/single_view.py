@@ -13,7 +13,7 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mutual, mutual_sums
+from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -121,7 +121,7 @@ def single_view_unsupervised(
         mutual = None
         if isinstance(rows, OwnRows):  # heads turned over, of whose sums nothing is made
             near, far = near + far, far + near
-            mutual = Mutual.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
+            mutual = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
         pairs = Pairs(
             [side[here] for side in near],
             far,

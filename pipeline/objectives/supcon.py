@@ -11,7 +11,7 @@ from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
-from heron.pipeline.objectives.mutual import Mutual
+from heron.pipeline.objectives.mutual import Mirroring
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -89,7 +89,7 @@ def supcon(
     same = classes[own]
 
     members = torch.bincount(classes, minlength=count)
-    mutual = Mutual.of(rows, batch, [0], [0], [range(len(z))], present)
+    mutual = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     of_class = keys if mutual is None else keys.detach()
     whole = keys.new_zeros(count, keys.shape[1])
     if mutual is not None and mutual.around is not None:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from heron.losses.disambiguation import _PicoKeys
-from heron.losses.momentum import GivenKeys
+from heron.losses.momentum import CallerKeyQueue
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.config.model import Model
 from heron.pipeline.config.terms import Terms, named_terms
 from heron.pipeline.models.heterogeneous import Encoded
-from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.comco import scl_nl
 from heron.pipeline.objectives.mib import Bottlenecks
 from heron.pipeline.objectives.objective import Objective
@@ -51,11 +51,11 @@ def batch(known: Mapping[str, list[Tensor]], rows: slice = slice(0, BATCH)) -> G
     own = {name: [x[rows] for x in parts] for name, parts in known.items()}
     labelled = {"hidden": [known["hidden"][0][:LABELLED]], "paths": [LEVELS]}
     return GlobalBatch(
-        own=ByName("own", own),
-        gathered=ByName("gathered", known),
-        gathered_labelled=ByName("labelled", labelled),
-        vectors=ByName("vectors", known),
-        labelled_vectors=ByName(
+        own=FeatureMap("own", own),
+        gathered=FeatureMap("gathered", known),
+        gathered_labelled=FeatureMap("labelled", labelled),
+        vectors=FeatureMap("vectors", known),
+        labelled_vectors=FeatureMap(
             "labelled_vectors",
             labelled | {"projections": [z[:LABELLED] for z in known["projections"]]},
         ),
@@ -206,7 +206,7 @@ def test_a_term_with_a_queue_compares_first_numbers_and_keeps_whole_keys(name: s
         memory: Any = (
             _PicoKeys(queue, DIM, WRONG, 0.9)
             if name == "pico"
-            else GivenKeys(queue, DIM, posteriors.shape[1])
+            else CallerKeyQueue(queue, DIM, posteriors.shape[1])
         )
         memory.double().enqueue(QUEUE, posteriors)
         objective = Objective(Terms.model_validate({name: options}).terms(), widths)

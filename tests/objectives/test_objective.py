@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.terms import Needs, Term, named_terms
-from heron.pipeline.objectives.batch import ByName, GlobalBatch
+from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 
 
@@ -26,9 +26,9 @@ class Square(Term):
 def batch(z: Tensor, epoch: float) -> GlobalBatch:
     nothing: dict[str, list[Tensor]] = {}
     return GlobalBatch(
-        own=ByName("own", {"projections": [z]}),
-        gathered=ByName("gathered", nothing),
-        gathered_labelled=ByName("labelled", nothing),
+        own=FeatureMap("own", {"projections": [z]}),
+        gathered=FeatureMap("gathered", nothing),
+        gathered_labelled=FeatureMap("labelled", nothing),
         targets=torch.zeros(0, 2),
         rows=slice(0, 1),
         labelled=slice(0, 0),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.objectives.plnl import Plnl, Selection, enhance, guess, plnl
+from heron.pipeline.objectives.plnl import Plnl, PlnlMemory, enhance, guess, plnl
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
@@ -93,7 +93,7 @@ def test_sets_are_enhanced_as_a_loop_does(neighbours: int, share: float) -> None
 def test_each_network_guesses_for_the_other() -> None:
     numbers = torch.tensor([40, 7, 9])
     ybar = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
-    selection = Selection(numbers, ybar, Plnl(pretrain_epochs=2, warmup_epochs=1, epochs=3))
+    selection = PlnlMemory(numbers, ybar, Plnl(pretrain_epochs=2, warmup_epochs=1, epochs=3))
     torch.testing.assert_close(selection.history.sum(3), torch.ones(2, 3, 3))  # nothing is known
     sure = torch.zeros(3, 2, 4)
     sure[:, 0, 3], sure[0, 1, 1] = 20, 20

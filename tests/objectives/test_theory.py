@@ -234,7 +234,7 @@ def test_supcon_is_above_eq_6_and_both_rest_at_the_simplex_of_classes() -> None:
     assert supcon([corners], label, tau=0.05).item() == pytest.approx(math.log(3))
 
 
-# Mutual information, in nats. Views x_2 = rho x_1 + sqrt(1 - rho^2) noise have
+# Mirroring information, in nats. Views x_2 = rho x_1 + sqrt(1 - rho^2) noise have
 # I = -d/2 log(1 - rho^2). A bound holds for the mean over batches: it shall stay under I by three
 # standard errors of that mean, and not be empty.
 
