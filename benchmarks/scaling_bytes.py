@@ -56,6 +56,7 @@ class Case:
         channels: of the encoder's stages.
         width: of a projection.
         by_ring: vectors come round a ring.
+        matryoshka: widths that terms compare.
     """
 
     terms: Terms
@@ -65,10 +66,15 @@ class Case:
     channels: tuple[int, ...]
     width: int
     by_ring: bool = False
+    matryoshka: tuple[int, ...] = ()
 
     def build(self) -> tuple[Objective, Heterogeneous]:
-        objective = Objective(self.terms.terms())
-        config = Model(encoder=Cnn(channels=list(self.channels)), projection_width=self.width)
+        objective = Objective(self.terms.terms(), self.matryoshka)
+        config = Model(
+            encoder=Cnn(channels=list(self.channels)),
+            projection_width=self.width,
+            matryoshka=list(self.matryoshka),
+        )
         shape = (self.size, self.size, 3)
         return objective, Heterogeneous(config, [shape] * VIEWS, LABELS, objective.terms)
 

@@ -44,6 +44,15 @@ def test_codes_and_bottlenecks_are_counted(tmp_path: Path) -> None:
         assert together(count, (case,), 2, tmp_path / name) == [(expected, calls)] * 2
 
 
+@pytest.mark.parametrize("by_ring", [False, True])
+def test_each_width_is_counted(by_ring: bool, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"nt_xent": {}, "weighted_unsupervised": {}}
+    case = Case(Terms.model_validate(asked), 0, 9, 16, (4, 6), 8, by_ring, matryoshka=(3, 8))
+    predicted, calls = predict(case, 2)
+    expected = {kind: n for kind, (n, _) in predicted.items()}
+    assert together(count, (case,), 2, tmp_path / "meet") == [(expected, calls)] * 2
+
+
 def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--small", "--json", str(tmp_path / "found.json")])
     lines = capsys.readouterr().out.splitlines()

@@ -78,7 +78,8 @@ def exchanges(
     of inputs: all by one collective. Then go the few numbers a row of `Term.exchanged_sums`, and
     back the gradients of what terms need by `Needs.gathered` and `Needs.labelled`. `shapes` are of
     one sample of each view; with `half`, vectors travel in bfloat16. `by_ring`: vectors are not
-    gathered, and go round as often as `Term.ring_widths` says.
+    gathered, and go round as often as `Term.ring_widths` says. Under `model.matryoshka` a term
+    exchanges these for each width that it compares.
     """
     if len(sizes.rows) == 1:
         return []
@@ -108,13 +109,14 @@ def exchanges(
     moved = max((travelling(*of) for of in each), key=lambda of: sum(one.bytes for one in of))
     for name, term in objective.terms.items():
         count = rows if term.requires().vectors else own
-        told = term.exchanged_sums(shapes, labels, levels)
-        moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
-        rounds = term.ring_widths(len(shapes), totals) if by_ring else []
-        moved += [
-            Exchange("passed", f"keys of {name}", count, width, calls=len(sizes.rows) - 1)
-            for width in rounds
-        ]
+        for narrowed in objective.narrowed(term, totals, len(shapes)):
+            told = term.exchanged_sums(shapes, labels, levels)
+            moved += [Exchange("gathered", f"sums of {name}", count, width) for width in told]
+            rounds = term.ring_widths(len(shapes), narrowed) if by_ring else []
+            moved += [
+                Exchange("passed", f"keys of {name}", count, width, calls=len(sizes.rows) - 1)
+                for width in rounds
+            ]
     met = norms(model, shapes, [n for n in (own, rows - own) if n], labels)
     channels = [n for of_meeting in met for n in of_meeting]
     if met:

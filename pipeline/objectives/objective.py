@@ -176,6 +176,22 @@ class Objective:
         ]
         return None if losses[0] is None else sum(losses) / len(losses)
 
+    def narrowed(
+        self, term: Term, widths: Mapping[str, int], views: int
+    ) -> list[Mapping[str, int]]:
+        """Returns the widths of all features, of all views together, in each of a term's passes.
+
+        One pass, or under matryoshka one a width: what the term compares is then narrower.
+        """
+        needs = term.requires()
+        vectors = {*needs.vectors, *needs.labelled_vectors}
+        names = vectors & {"projections", *(term.nested or ())}
+        if not names:
+            return [widths]
+        return [{**widths, **dict.fromkeys(names, views * width)} for width in self.matryoshka] or [
+            widths
+        ]
+
     def remember(self, run: RunSpec) -> None:
         """Makes the memories of the terms, on the device of the model."""
         made = {name: term.memory(run) for name, term in self.terms.items()}
