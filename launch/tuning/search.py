@@ -61,12 +61,10 @@ class Space(Section):
         tree = config.model_dump(mode="json")
         if self.rate:
             yield "optim.lr", config.optim.lr, self.rate
-        encoders = {"encoder": tree["model"]["encoder"]}
-        own = tree["model"].get("encoders") or {}
-        encoders |= {f"encoders.{name}": one for name, one in own.items()}
+        encoders = dict(config.model.encoder_of(name) for name in config.data.view_names)
         for name, encoder in encoders.items():
-            if self.dropout and "dropout" in encoder:
-                yield f"model.{name}.dropout", None, self.dropout
+            if self.dropout and hasattr(encoder, "dropout"):
+                yield f"{name}.dropout", None, self.dropout
         for name, options in tree["objective"].items():
             if self.weight and name not in CLASSIFIERS and options.get("weight"):
                 yield f"objective.{name}.weight", options["weight"], self.weight

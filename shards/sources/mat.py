@@ -12,7 +12,7 @@ from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
 from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile
-from heron.shards.sources.named import NamedArrays
+from heron.shards.sources.named import WHOLE_LABELS, NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
 
@@ -137,7 +137,7 @@ class Mat(NamedArrays):
         if len(bad := np.argwhere(~(np.isfinite(array) & (array == np.floor(array))))):
             raise SourceError(
                 f"{self.mat.name}: {self.labels_name}, row {bad[0][0]} is {array[tuple(bad[0])]}; "
-                "expected whole numbers: unknown labels and real ones are not read"
+                f"{WHOLE_LABELS}"
             )
         return array.astype(np.int64)
 

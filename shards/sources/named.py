@@ -19,6 +19,10 @@ COLOURS = 1, 3  # channels that are told from a height or a width
 NUMBERS = "fiub"  # kinds of dtypes
 WHOLE_NUMBERS = "iub"
 PICTURE_AXES = 3, 4  # of uint8
+WHOLE_LABELS = (
+    "expected whole numbers; where single labels of a row are not known: --unknown allow; a class "
+    "that is not known is -1"
+)
 
 
 class NamedArrays(FileSource):
@@ -223,4 +227,6 @@ class NamedArrays(FileSource):
             names = self.label_names or [str(number) for number in range(array.shape[1])]
             targets, labels = with_unknown(array, names, where)
             return labels, targets
+        if array.dtype.kind == "f" and len(bad := np.argwhere(np.isnan(array))):
+            raise SourceError(f"{where}: label of row {bad[0][0]} is nan; {WHOLE_LABELS}")
         return describe(array, where, self.label_kind, self.label_names, self.minus_one)

@@ -52,6 +52,14 @@ def test_draws_are_the_same_for_all_methods_and_the_first_is_none() -> None:
     rates = [one["optim.lr"] / ours.optim.lr for one in drawn]
     assert 0.2 <= min(rates) < 0.5 and 2 < max(rates) <= 5
     assert space.draw(ours, 1, 1) != drawn[0]
+    encoders = ["model.encoders={view2: {kind: mlp}}", "model.shared_encoder=false"]
+    named = {"scene": ["view1", "view2"], "own": ["view2"]}
+    for name, views in named.items():
+        stored = json.dumps([{"stored": "features", "name": view} for view in views])
+        config = load_config(find_config("scene"), [*encoders, f"data.views={stored}"], "dnn")
+        found = {key for key in space.draw(config, 0, 1) if key.endswith("dropout")}
+        every = {"model.encoder.dropout", "model.encoders.view2.dropout"}
+        assert found == (every if name == "scene" else {"model.encoders.view2.dropout"})
 
 
 def test_an_interval_by_hand() -> None:

@@ -98,6 +98,11 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path: Path) -> None:
         ({"labels": LABELS + 0.5}, ALLOWED, "label '0' of row 0 is"),
         ({"labels": LABELS[:, 0]}, ALLOWED, "expected numbers [rows, labels]"),
         ({"labels": LABELS}, {"missing": "allow"}, "expected whole numbers or names [rows]"),
+        (
+            {"labels": np.where(LABELS > 0, np.nan, LABELS)},
+            {"missing": "allow"},
+            "is nan; expected whole numbers; where single labels of a row are not known: --unknown",
+        ),
     ],
 )
 def test_refused(
