@@ -60,7 +60,8 @@ class RunLog:
         before = [row for row in told if row["step"] < start]
         kept = [row for row in before if row["step"] < start - 1 or "loss" in row]
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        with atomic_write(path) as stream:  # the only record of the steps before
+            stream.writelines(json.dumps(row).encode() + b"\n" for row in kept)
         self.lines = path.open("a", buffering=1)
         self.bar = Bar(steps, "step", start=start, name=folder.name)
         self.loss = self.score = self.rate = ""  # the last, beside the bar

@@ -1,11 +1,13 @@
 """Lines of JSON that a run has written: what is read, what a crash may leave, what is refused."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.training.tracking import RunLog, read_lines, read_metrics, read_result
+from heron.shards.errors import ShardError
 
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
@@ -106,3 +108,17 @@ def test_a_result_that_cannot_be_read(tmp_path: Path, content: bytes | None, mes
 def test_a_score_that_is_null_is_a_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"steps": 3, "f1": null, "strategy": "ddp"}')
     assert read_result(tmp_path / "result.json", ["steps", "f1"])["f1"] is None
+
+
+def test_a_full_disk_at_a_restart_costs_no_line(tmp_path: Path) -> None:
+    """The lines that stay are written anew at each start, and are the only record of the run."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(before := b"".join(GOOD.replace(b"0", b"%d" % i, 1) for i in range(200)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises((OSError, ShardError)):
+            RunLog(tmp_path, 199, 200, main=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
