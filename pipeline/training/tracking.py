@@ -125,7 +125,8 @@ class RunLog:
 
 def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None:
     """Writes what is known of a run before its first step: config.yaml and run.json."""
-    (folder / "config.yaml").write_text(config)
+    with atomic_write(folder / "config.yaml") as stream:
+        stream.write(config.encode())
     known = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
     known |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
     known |= {"command": shlex.join(sys.argv), "torch": version("torch"), "commit": _commit()}
