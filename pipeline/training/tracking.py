@@ -60,7 +60,8 @@ class RunLog:
         before = [row for row in told if row["step"] < start]
         kept = [row for row in before if row["step"] < start - 1 or "loss" in row]
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        with atomic_write(path) as stream:  # the only record of the steps before
+            stream.writelines(json.dumps(row).encode() + b"\n" for row in kept)
         self.lines = path.open("a", buffering=1)
         self.bar = Bar(steps, "step", start=start, name=folder.name)
         self.loss = self.score = self.rate = ""  # the last, beside the bar
@@ -124,7 +125,8 @@ class RunLog:
 
 def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None:
     """Writes what is known of a run before its first step: config.yaml and run.json."""
-    (folder / "config.yaml").write_text(config)
+    with atomic_write(folder / "config.yaml") as stream:
+        stream.write(config.encode())
     known = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
     known |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
     known |= {"command": shlex.join(sys.argv), "torch": version("torch"), "commit": _commit()}

@@ -1,11 +1,21 @@
 """Lines of JSON that a run has written: what is read, what a crash may leave, what is refused."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.training.tracking import RunLog, read_lines, read_metrics, read_result
+from heron.pipeline.training.tracking import (
+    RunLog,
+    read_lines,
+    read_metrics,
+    read_result,
+    write_start,
+)
+from heron.shards.errors import ShardError
 
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
@@ -106,3 +116,32 @@ def test_a_result_that_cannot_be_read(tmp_path: Path, content: bytes | None, mes
 def test_a_score_that_is_null_is_a_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"steps": 3, "f1": null, "strategy": "ddp"}')
     assert read_result(tmp_path / "result.json", ["steps", "f1"])["f1"] is None
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Bounds the bytes of a file that is written, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_at_a_restart_costs_no_line(tmp_path: Path) -> None:
+    """The lines that stay are written anew at each start, and are the only record of the run."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(before := b"".join(GOOD.replace(b"0", b"%d" % i, 1) for i in range(200)))
+    with files_of_at_most(4096), pytest.raises((OSError, ShardError)):
+        RunLog(tmp_path, 199, 200, main=True)
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_at_a_restart_keeps_the_configuration(tmp_path: Path) -> None:
+    """A start writes config.yaml anew, which all that reads the run needs."""
+    path = tmp_path / "config.yaml"
+    path.write_text("before: 1\n")
+    with files_of_at_most(64), pytest.raises((OSError, ShardError)):
+        write_start(tmp_path, "key: 1\n" * 100, 1, "")
+    assert path.read_text() == "before: 1\n"
