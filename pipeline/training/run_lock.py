@@ -42,7 +42,7 @@ def holder(folder: Path) -> str | None:
     It looks with a shared lock, which others that look do not see, and lets go at once.
     """
     try:
-        file = (folder / LOCK).open()
+        file = (folder / LOCK).open(errors="replace")
     except FileNotFoundError:
         return None
     with file:
@@ -93,7 +93,7 @@ class RunLock:
     def _lock(self, stop: Callable[[], object]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self._folder / LOCK).open("a+")
+            self._file = (self._folder / LOCK).open("a+", errors="replace")
             self._wait(self._file, stop)
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {socket.gethostname()}")

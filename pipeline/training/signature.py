@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import CheckpointError
@@ -14,7 +14,7 @@ from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
-from heron.shards.artefact import Record
+from heron.shards.artefact import MOST_BYTES, Record, in_words, parse_json
 from heron.shards.manifest import View
 
 SIGNATURE = "model.json"
@@ -96,10 +96,16 @@ class Signature(BaseModel):
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
         """Reads the signature of a checkpoint; CheckpointError where it cannot be read."""
+        path = checkpoint / SIGNATURE
         try:
-            return cls.model_validate_json((checkpoint / SIGNATURE).read_bytes())
+            with path.open("rb") as stream:
+                return cls.model_validate(parse_json(stream.read(MOST_BYTES + 1)))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{checkpoint} cannot be read: {error}") from None
+            fault = in_words(error) if isinstance(error, ValidationError) else error
+            raise CheckpointError(
+                f"{path} cannot be read: {fault}; expected it as it was written; bring it back, or "
+                "give another checkpoint"
+            ) from None
 
     def refuse_other_tokenizers(self, checkpoint: Path) -> None:
         """Raises a CheckpointError where a checkpoint was trained on tokens of others."""

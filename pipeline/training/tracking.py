@@ -135,12 +135,14 @@ def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None
 
 def _commit() -> str | None:
     """Returns the commit of the checkout that Heron runs from; None outside of one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    here = Path(__file__)
+    # The second fails where another project's checkout is around Heron.
+    command = ["git", "-C", str(here.parent), "rev-parse", "HEAD", f"HEAD:./{here.name}"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return found.stdout[:12]
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:

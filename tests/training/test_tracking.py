@@ -1,13 +1,16 @@
 """Lines of JSON that a run has written: what is read, what a crash may leave, what is refused."""
 
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import TrainingError
+from heron.pipeline.config.errors import CheckpointError, TrainingError
+from heron.pipeline.training import tracking
+from heron.pipeline.training.signature import Signature
 from heron.pipeline.training.tracking import (
     RunLog,
     read_lines,
@@ -17,6 +20,7 @@ from heron.pipeline.training.tracking import (
 )
 from heron.shards.errors import ShardError
 
+REMEDY = "expected it as it was written; bring it back, or give another checkpoint"
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
     (b'{"step": 1, "los\n', "not JSON (line 1: Unterminated string starting at)"),
@@ -145,3 +149,43 @@ def test_a_full_disk_at_a_restart_keeps_the_configuration(tmp_path: Path) -> Non
     with files_of_at_most(64), pytest.raises((OSError, ShardError)):
         write_start(tmp_path, "key: 1\n" * 100, 1, "")
     assert path.read_text() == "before: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file or directory"),
+        (b"{", "not JSON (line 1: Expecting property name enclosed in double quotes)"),
+        (b"{}", "shapes: Field required, found {}; labels: Field required, found {}"),
+    ],
+)
+def test_a_signature_that_cannot_be_read(tmp_path: Path, content: bytes | None, told: str) -> None:
+    if content is not None:
+        (tmp_path / "model.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        Signature.read(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'model.json'} cannot be read: ")
+    assert told in str(error.value) and str(error.value).endswith(REMEDY)
+    assert "pydantic" not in str(error.value)
+
+
+def test_the_commit_is_of_a_checkout_that_has_this_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in an environment inside another project's checkout has none."""
+    copy = tmp_path / "site-packages/tracking.py"
+    copy.parent.mkdir()
+    copy.write_text("")
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "other")
+    monkeypatch.setattr(tracking, "__file__", str(copy))
+    assert tracking._commit() is None
+    git("add", ".")
+    git("commit", "--quiet", "--message", "its own")
+    assert tracking._commit() == git("rev-parse", "--short=12", "HEAD")
