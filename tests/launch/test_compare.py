@@ -65,6 +65,8 @@ def test_an_interval_by_hand() -> None:
     assert corrected_interval([-x for x in values], 0.0).sign == -1
     assert corrected_interval([0.5], 0.0).shown == "+0.5000 (one fold: no interval)"
     assert corrected_interval(values, 1.0).sign == 0
+    assert corrected_interval([*values, math.nan], 0.0) == apart
+    assert corrected_interval([math.nan] * 2, 0.0).shown == "not known (no fold has both scores)"
 
 
 def test_what_folds_share() -> None:
@@ -104,6 +106,18 @@ def test_what_a_comparison_says(scores: tuple[float, ...], told: str, taken: str
     assert "simclr is above the plain network: +0.3867" in others[1]
     text = comparison.markdown()
     assert "| dnn | 0.6000 ± 0.0500 |" in text and "accuracy less dnn |" in text
+
+
+def test_a_fold_whose_test_rows_lack_a_class_is_left_out() -> None:
+    """Its score is null: it made every difference NaN, and the verdict "no difference"."""
+    rows = {
+        "dnn": rows_of("dnn", False, 0.6, 0.55, 0.5, 0.6, math.nan),
+        "herocon": rows_of("herocon", True, 0.8, 0.75, 0.71, 0.8, math.nan),
+    }
+    comparison = Comparison("mine", "accuracy", True, [0, 1, 2, 3], rows, 0.0)
+    (told,) = comparison.verdicts()
+    assert told.startswith("Pretraining helps on these data: herocon less dnn,")
+    assert "| herocon | 0.7533 ± 0.0451 (n = 3) |" in comparison.markdown()
 
 
 def test_pretraining_must_be_above_what_the_validation_rows_overlooked_too() -> None:
