@@ -112,6 +112,12 @@ def test_what_each_configuration_starts(monkeypatch: pytest.MonkeyPatch) -> None
     three = environments(ACCELERATE / "cpu_zero2.yaml", 3)
     assert len(three) == 3
     assert {one["ACCELERATE_DEEPSPEED_ZERO_STAGE"] for one in three} == {"2"}
+    parted = environments(ACCELERATE / "fsdp.yaml", 2)
+    assert [(one["RANK"], one["ACCELERATE_USE_FSDP"]) for one in parted] == [
+        ("0", "true"),
+        ("1", "true"),
+    ]
+    assert {one["FSDP_VERSION"] for one in parted} == {"2"}
     (alone,) = environments(ACCELERATE / "single_gpu.yaml", None)
     assert "RANK" not in alone
 
@@ -130,6 +136,32 @@ def test_what_cannot_be_started_is_named(
     assert "did you mean 'faces'?" in capsys.readouterr().err
     assert main(["pretrain", "faces", "--accelerate", "cpu_zero"]) == 1
     assert "accelerate's configuration cpu_zero is not there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [\n", "no configuration that accelerate reads .while parsing a flow node"),
+        ("distributed_type: MULTI_GPU, num_processes: 0", "asks for 0 processes; expected 1 or"),
+        ("distributed_type: MULTI_CPU, num_processes: 2", "2 processes, of which .* starts one"),
+        ("distributed_type: 'NO', num_processes: 2", "2 processes, of which .* starts one"),
+    ],
+)
+def test_a_configuration_that_starts_no_such_processes(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    """Of two processes that were asked for, one ran, and nothing said so."""
+    if text[0] == "d":
+        text = f"{{compute_environment: LOCAL_MACHINE, use_cpu: true, num_machines: 1, {text}}}"
+    (tmp_path / "given.yaml").write_text(text)
+    with pytest.raises(TrainingError, match=fault) as told:
+        environments(tmp_path / "given.yaml", None)
+    assert "\n" not in str(told.value)
+
+
+def test_more_processes_than_a_configuration_starts() -> None:
+    with pytest.raises(TrainingError, match="3 processes, of which .* starts one; .* take cpu"):
+        environments(ACCELERATE / "single_gpu.yaml", 3)
 
 
 def test_launchers_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
