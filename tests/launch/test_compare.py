@@ -172,6 +172,54 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     assert "dnn-0.json: its fingerprint is 'sha256:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "fault", "most"),
+    [
+        (["compare", "--config", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
+        (["tune", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
+        (["tune", "EXPERIMENT", "--score", "f1"], "have no score 'f1'; found accuracy", 1),
+    ],
+)
+def test_what_no_run_can_have_costs_no_search(
+    experiment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    fault: str,
+    most: int,
+) -> None:
+    made: list[str] = []
+
+    def ends(config: Any) -> None:
+        made.append(config.run.dir)
+        Path(config.run.dir, "result.json").write_text('{"validation_accuracy": 0.5}')
+
+    monkeypatch.setattr(job, "pretrain", ends)
+    words = [str(experiment) if word == "EXPERIMENT" else word for word in words]
+    assert run(*words, "--out", tmp_path / "out", "--trials", 3) == 1
+    assert fault in capsys.readouterr().err and len(made) == most
+
+
+def test_a_method_that_is_named_twice_counts_once(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fold counted twice, and intervals were too narrow."""
+
+    def score(asked: Any, own: Any, name: str, *rest: Any) -> list[FoldResult]:
+        return rows_of(name, False, 0.5, 0.5)
+
+    monkeypatch.setattr("heron.launch.tuning.comparison.score_method", score)
+    monkeypatch.setattr(
+        "heron.launch.tuning.comparison.score_raw",
+        lambda asked, own, kind: rows_of(f"{kind} on raw features", False, 0.5, 0.5),
+    )
+    words = ["--methods", "dnn", "dnn", "--baselines", "logistic", "logistic", "--folds", 2]
+    assert run("compare", "--config", experiment, *words, "--out", tmp_path) == 0
+    rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    assert [len(row["folds"]) for row in rows.values()] == [2, 2]
+
+
 def test_a_search_writes_experiments_that_score_the_tests(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
