@@ -1,5 +1,6 @@
 """`heron compare | tune`: what methods reach on the same rows, each searched equally."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -123,7 +124,8 @@ def tune(
         tree["run"] = {"dir": str(asked.out / f"{name}-best"), "resume": "never"}
         tree["evaluate"]["test"] = True
         path, chosen = asked.out / f"{name}.yaml", dump_config(parse_config(tree))
-        path.write_text(f"# {best.shown}; heron pretrain {path}\n{chosen}")
+        command = shlex.join(["heron", "pretrain", str(path)])
+        path.write_text(f"# {best.shown}; {command}\n{chosen}")
         save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
         reached = rows[best.number]["validation"]
         standing = rows[0]["validation"]

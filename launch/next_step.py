@@ -43,7 +43,7 @@ def _after_pretrain(given: Given) -> list[str]:
 
 def _after_tune(given: Given) -> list[str]:
     out = given["out"] or compare.folder_of(given["config"], "tune")
-    paths = [str(out / f"{method}.yaml") for method in given["methods"]]
+    paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(given["methods"])]
     return [shlex.join(["heron", "pretrain", path]) for path in paths]
 
 

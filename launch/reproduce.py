@@ -55,7 +55,9 @@ def missing(
             known = ", ".join(table.methods)
             raise ConfigError(f"the table has no method '{name}'; expected one of {known}{hint}")
     configs = [  # all of them before the first run, so that one that is refused costs no run
-        config for name in only or table.methods for config in _configs(table, name, out, overrides)
+        config
+        for name in dict.fromkeys(only or table.methods)
+        for config in _configs(table, name, out, overrides)
     ]
     return [one for one in configs if not is_done(one)]
 

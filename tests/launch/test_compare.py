@@ -223,11 +223,13 @@ def test_a_method_that_is_named_twice_counts_once(
 def test_a_search_writes_experiments_that_score_the_tests(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = experiment.parent / "tuned"
+    out = experiment.parent / "tuned here"
     words = ("tune", experiment, "--methods", "dnn", "--trials", 2, "--out", out)
     assert run(*words, "--score", "f1_macro") == 0
     told = capsys.readouterr()
-    assert f"next: heron pretrain {out}/dnn.yaml" in told.err
+    command = f"heron pretrain '{out}/dnn.yaml'"
+    assert f"next: {command}" in told.err
+    assert (out / "dnn.yaml").read_text().partition("\n")[0].endswith(f"; {command}")
     assert told.out.splitlines()[-1].startswith("dnn  f1_macro as it stands 0.")
     config = load_config(out / "dnn.yaml")
     tree = json.loads((out / "dnn.json").read_text())

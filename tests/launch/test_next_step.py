@@ -54,6 +54,7 @@ def test_every_verb_is_in_the_table() -> None:
         ("query indexes/a --key 1", ["heron serve indexes/a"]),
         ("query indexes/a --key 1 --format json", []),
         ("negatives embeddings/a --out r", ["heron index embeddings/a --out indexes/a"]),
+        ("tune scene --methods dnn dnn", ["heron pretrain runs/scene-tune/dnn.yaml"]),
         ("tune scene --methods dnn herocon",
          [f"heron pretrain runs/scene-tune/{name}.yaml" for name in ("dnn", "herocon")]),
         ("compare --config scene", ["heron tune scene"]),

@@ -59,6 +59,13 @@ def test_a_row_that_a_table_lacks(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_row_that_is_asked_for_twice_runs_once(
+    tmp_path: Path, data: str, ran: list[Config]
+) -> None:
+    reproduce(SCENE, tmp_path / "out", [data], ["DNN", "DNN"])
+    assert [config.run.dir for config in ran] == [f"{tmp_path}/out/DNN-0"]
+
+
 def test_a_folder_whose_name_yaml_reads_otherwise(
     tmp_path: Path, data: str, ran: list[Config]
 ) -> None:
