@@ -136,8 +136,10 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
     # The processes ignore signals until they listen themselves: else one would kill them.
     before = {one: signal.signal(one, signal.SIG_IGN) for one in SIGNALS}
     command = [sys.executable, "-P", "-m", JOB, *words]  # -P: no package of the working folder
-    children = [subprocess.Popen(command, env={**os.environ, **one}) for one in environments]
+    children: list[subprocess.Popen[bytes]] = []
     try:
+        for environment in environments:
+            children.append(subprocess.Popen(command, env={**os.environ, **environment}))
         for one in SIGNALS:
             signal.signal(one, tell)
         while running := [child for child in children if child.poll() is None]:
@@ -145,6 +147,11 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
                 for child in running:
                     child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
             time.sleep(POLL_S)
+    except OSError:  # a process could not be started: the others would wait for it
+        for child in children:
+            child.kill()
+            child.wait()
+        raise
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from heron.launch.cli import main
-from heron.launch.pretrain import environments
+from heron.launch.pretrain import SIGNALS, environments, run_together
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.pipeline.training import trainer
@@ -157,6 +158,30 @@ def test_a_configuration_that_starts_no_such_processes(
     with pytest.raises(TrainingError, match=fault) as told:
         environments(tmp_path / "given.yaml", None)
     assert "\n" not in str(told.value)
+
+
+def test_a_process_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for it, and this process ignore Ctrl-C from there on."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def one_alone(command: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
+        if begun:
+            raise BlockingIOError("no room for a process")
+        begun.append(start_process(["sleep", "60"], **given))
+        return begun[0]
+
+    start_process = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", one_alone)
+    before = [signal.getsignal(one) for one in SIGNALS]
+    try:
+        with pytest.raises(BlockingIOError):
+            run_together([], [{}, {}])
+        assert begun[0].poll() == -signal.SIGKILL
+        assert [signal.getsignal(one) for one in SIGNALS] == before
+    finally:
+        begun[0].kill()
+        for one, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(one, handler)
 
 
 def test_more_processes_than_a_configuration_starts() -> None:
