@@ -1,5 +1,6 @@
 """`heron compare | tune`: what methods reach on the same rows, each searched equally."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -62,15 +63,20 @@ def compare(
     )
     from heron.pipeline.data.protocol import assign
 
+    # All of them before the first run, so that one that is refused costs no run.
+    experiments = {
+        fold: {name: asked.experiment(name, fold) for name in methods}
+        for fold in range(first, first + folds)
+    }
+    baselines = tuple(dict.fromkeys(baselines))
     rows, roles = defaultdict[str, list[FoldResult]](list), []
-    for fold in range(first, first + folds):
-        for name in methods:
-            own = asked.experiment(name, fold)
+    for fold, by_method in experiments.items():
+        for name, own in by_method.items():
             folder = asked.out / f"fold-{fold}" / name
             work = partial(score_method, asked, own, name, folder, baselines)
             for row in kept(asked, reader, own, f"{name}-{fold}", baselines, work):
                 rows[row.name].append(row)
-        own = asked.experiment(methods[0], fold)
+        own = by_method[methods[0]]
         for kind in baselines:
             work = partial(score_raw, asked, own, kind)
             for row in kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), work):
@@ -82,7 +88,7 @@ def compare(
         f"{trials} trials of each",
         asked.score,
         reader.manifest.labels.kind != "multi_label",
-        list(range(first, first + folds)),
+        [*experiments],
         rows,
         shared_rows([one.labelled for one in roles], [one.test for one in roles]),
     )
@@ -111,17 +117,19 @@ def tune(
     from heron.pipeline.config.experiment import dump_config, parse_config
 
     lines = list[list[str]]()
-    for name in methods:
-        best, rows = search(asked, asked.experiment(name, None), asked.out / name)
+    # All of them before the first run, so that one that is refused costs no run.
+    for name, own in {name: asked.experiment(name, None) for name in methods}.items():
+        best, rows = search(asked, own, asked.out / name)
         tree = best.config.model_dump(mode="json")
         tree["run"] = {"dir": str(asked.out / f"{name}-best"), "resume": "never"}
         tree["evaluate"]["test"] = True
         path, chosen = asked.out / f"{name}.yaml", dump_config(parse_config(tree))
-        path.write_text(f"# {best.shown}; heron pretrain {path}\n{chosen}")
+        command = shlex.join(["heron", "pretrain", str(path)])
+        path.write_text(f"# {best.shown}; {command}\n{chosen}")
         save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
         reached = rows[best.number]["validation"]
-        own = rows[0]["validation"]
-        as_it_stands = "nan" if own is None else f"{own:.4f}"
+        standing = rows[0]["validation"]
+        as_it_stands = "nan" if standing is None else f"{standing:.4f}"
         lines.append([name, as_it_stands, f"{reached:.4f}", best.shown])
     say_table(["", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
 

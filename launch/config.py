@@ -30,8 +30,10 @@ def config(
     overrides = [word for word in given if "=" in word]
     words = [word for word in given if "=" not in word]
     file = None
-    if words and words[0].partition(".")[0] not in Config.model_fields:  # it is no key
-        file = find_config(words.pop(0))
+    if words:
+        first, _, rest = words[0].partition(".")
+        if first not in Config.model_fields or rest in ("yaml", "yml"):  # it is no key
+            file = find_config(words.pop(0))
     if len(words) > 1:
         raise UsageError(f"found {' '.join(words)}; expected one experiment and one key at most")
     if file is None:

@@ -55,7 +55,8 @@ def read_facts(data: str) -> Facts:
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}
     split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
-    test = next((name for name in ("test", "val", "valid", "dev") if splits.get(name)), None)
+    others = (name for name in ("test", "val", "valid", "dev") if name != split)
+    test = next((name for name in others if splits.get(name)), None)
     labelled, scorable = 0, True
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
@@ -68,7 +69,13 @@ def read_facts(data: str) -> Facts:
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
         raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
-    test, unlabelled = test if test != split else None, splits[split] - labelled
+    fewest = 2 if test or not scorable else 3  # two in a batch, and else one that is kept
+    if 0 < labelled < fewest:
+        raise ConfigError(
+            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
+            f"none, or {fewest} or more to train on and to test: label more"
+        )
+    unlabelled = splits[split] - labelled
     if not (scorable or test or unlabelled):
         raise ConfigError(
             f"{data}: every row has complementary labels that leave several classes; expected a "

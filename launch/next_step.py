@@ -2,25 +2,38 @@
 
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from heron.launch import compare, reproduce, study
 from heron.pipeline.config.errors import STOPPED
+from heron.pipeline.config.sections import as_typed
 from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 
 Given = Mapping[str, Any]  # the arguments of a verb by name, with their defaults
+
+
+def _pretrain(*words: str) -> str:
+    return shlex.join(["heron", "pretrain", *words])
+
+
+def _with_options(words: Sequence[str], given: Given, *names: str) -> str:
+    """Returns the command of some words, with those of these options that were given."""
+    options: list[str] = []
+    for name in (name for name in names if given[name]):
+        value = given[name]
+        values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+        options += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join([*words, *options])
 
 
 def _after_pretrain(given: Given) -> list[str]:
     if given["status"] == STOPPED:
         again = [word for word in given["overrides"] if not word.startswith("run.resume=")]
         words = ["heron", "pretrain", given["config"], *again, "run.resume=auto"]
-        for option in ("method", "processes", "accelerate"):
-            words += [f"--{option}", str(given[option])] if given[option] else []
-        return [shlex.join(words)]
+        return [_with_options(words, given, "method", "processes", "accelerate")]
     from heron.pipeline.config.experiment import load_config
 
     config = load_config(find_config(given["config"]), given["overrides"], given["method"])
@@ -30,13 +43,14 @@ def _after_pretrain(given: Given) -> list[str]:
 
 def _after_tune(given: Given) -> list[str]:
     out = given["out"] or compare.folder_of(given["config"], "tune")
-    paths = [str(out / f"{method}.yaml") for method in given["methods"]]
+    paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(given["methods"])]
     return [shlex.join(["heron", "pretrain", path]) for path in paths]
 
 
-def _after_study(given: Given) -> str | list[str]:
+def _after_study(given: Given) -> list[str]:
     if given["dry_run"]:
-        return "heron study {study}" + (" --small" if given["small"] else "")
+        words = ["heron", "study", str(given["study"]), *given["overrides"]]
+        return [_with_options(words, given, "out", "small", "address", "retry_failed")]
     out = given["out"] or study.folder_of(given["study"], given["small"])
     return [shlex.join(["heron", "report", str(out)])]
 
@@ -49,23 +63,28 @@ def _after_report(given: Given) -> list[str]:
     return [str(results.table.loc[found.trials[0], "command"])] if found else []
 
 
-def _after_reproduce(given: Given) -> str | list[str]:
+def _after_reproduce(given: Given) -> list[str]:
     if given["dry_run"]:
-        return "heron reproduce {table}"
+        words = ["heron", "reproduce", given["table"], *given["overrides"]]
+        return [_with_options(words, given, "runs", "first", "only", "out")]
     return [shlex.join(["heron", "runs", str(given["out"] or reproduce.folder_of(given["table"]))])]
 
 
 # Templates, which the verb's arguments fill, or functions of these: a template, or whole commands.
 NEXT: Mapping[str, str | Callable[[Given], str | list[str]]] = {
     "shards build": lambda given: (
-        "heron pretrain {source} data.path={out}"
+        [_pretrain(given["source"], f"data.path={as_typed(str(given['out']))}")]
         if given["source"] in names_in(CONFIGS)
         else "heron init {out}"
     ),
     "shards index": "heron init {folder}",
     "shards verify": "heron shards show {folder}",
     "shards show": "heron init {folder}",
-    "shards protocol": "heron pretrain {config} data.roles={folder}",
+    "shards protocol": lambda given: [
+        _pretrain(
+            given["config"], *given["overrides"], f"data.roles={as_typed(str(given['folder']))}"
+        )
+    ],
     "init": "heron pretrain {out}",
     "pretrain": _after_pretrain,
     "embed": "heron index {out} --out indexes/{out.name}",
@@ -78,7 +97,7 @@ NEXT: Mapping[str, str | Callable[[Given], str | list[str]]] = {
     ),
     "save": lambda given: "heron export {out} --out {out.name}.pt2" if given["out"] else "",
     "tune": _after_tune,
-    "compare": "heron tune {config}",
+    "compare": lambda given: [shlex.join(["heron", "tune", given["config"], *given["overrides"]])],
     "study": _after_study,
     "report": _after_report,
     "reproduce": _after_reproduce,

@@ -73,8 +73,10 @@ def launchers(out: Annotated[Path, "folder to make"]) -> None:
 def environments(configuration: Path, processes: int | None) -> list[dict[str, str]]:
     """Returns the environment of each process that accelerate's configuration asks for.
 
-    Raises a TrainingError where it is none, or asks for several machines.
+    Raises a TrainingError where it is none, asks for several machines, or would start fewer
+    processes than are asked for.
     """
+    import yaml
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch
 
@@ -82,22 +84,32 @@ def environments(configuration: Path, processes: int | None) -> list[dict[str, s
     words = ["--config_file", str(configuration), *number, "--module", JOB]
     try:
         asked, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise TrainingError(
-            f"{configuration} is no configuration that accelerate reads ({error}); expected one "
-            "that `accelerate config` or `heron launchers` writes"
+            f"{configuration} is no configuration that accelerate reads "
+            f"({' '.join(str(error).split())}); expected one that `accelerate config` or "
+            "`heron launchers` writes"
         ) from None
     if asked.num_machines > 1:
         raise TrainingError(
             f"{configuration} asks for {asked.num_machines} machines; expected one: of several, "
             "take hosts/pretrain.sh or slurm/pretrain.sbatch of `heron launchers FOLDER`"
         )
+    if asked.num_processes < 1:
+        raise TrainingError(
+            f"{configuration} asks for {asked.num_processes} processes; expected 1 or more"
+        )
     if asked.use_deepspeed:
         asked.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         _, common = launch.prepare_deepspeed_cmd_env(asked)
-    elif asked.multi_gpu:
+    elif asked.multi_gpu or asked.use_fsdp:
         common = launch.prepare_multi_gpu_env(asked)
     else:
+        if asked.num_processes > 1:
+            raise TrainingError(
+                f"asked for {asked.num_processes} processes, of which {configuration} starts one; "
+                "expected --processes 1, or a configuration for several: take cpu, ddp or fsdp"
+            )
         _, common = launch.prepare_simple_launcher_cmd_env(asked)
         return [common]
     several = str(asked.num_processes)
@@ -124,8 +136,10 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
     # The processes ignore signals until they listen themselves: else one would kill them.
     before = {one: signal.signal(one, signal.SIG_IGN) for one in SIGNALS}
     command = [sys.executable, "-P", "-m", JOB, *words]  # -P: no package of the working folder
-    children = [subprocess.Popen(command, env={**os.environ, **one}) for one in environments]
+    children: list[subprocess.Popen[bytes]] = []
     try:
+        for environment in environments:
+            children.append(subprocess.Popen(command, env={**os.environ, **environment}))
         for one in SIGNALS:
             signal.signal(one, tell)
         while running := [child for child in children if child.poll() is None]:
@@ -133,6 +147,11 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
                 for child in running:
                     child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
             time.sleep(POLL_S)
+    except OSError:  # a process could not be started: the others would wait for it
+        for child in children:
+            child.kill()
+            child.wait()
+        raise
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -65,7 +65,7 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference over `n` folds, and the ends of its 95 % interval; NaN of one fold."""
+    """A mean difference over `n` folds, and the ends of its 95 % interval; NaN below two folds."""
 
     n: int
     mean: float
@@ -80,7 +80,9 @@ class Interval:
     @property
     def shown(self) -> str:
         """The difference and its interval, as text."""
-        if math.isnan(self.low):
+        if self.n == 0:
+            return "not known (no fold has both scores)"
+        if self.n == 1:
             return f"{self.mean:+.4f} (one fold: no interval)"
         return f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
 
@@ -92,10 +94,11 @@ def corrected_interval(differences: Any, shared: float) -> Interval:
     Machine Learning 52, 2003): differences of folds that are correlated by `shared` have a mean of
     variance s² (1 / n + shared / (1 - shared)), with Student's t of n - 1 degrees of freedom. With
     `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled. It lies from 0,
-    for folds apart, to below 1.
+    for folds apart, to below 1. A fold whose difference is NaN is left out.
     """
     values = np.asarray(differences, float)
-    n, mean = len(values), float(values.mean())
+    values = values[~np.isnan(values)]
+    n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
         return Interval(n, mean, math.nan, math.nan)
     factor = 1 / n + shared / (1 - shared) if shared < 1 else math.inf

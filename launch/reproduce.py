@@ -12,7 +12,7 @@ from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
-from heron.pipeline.config.sections import Natural
+from heron.pipeline.config.sections import Natural, as_typed
 from heron.pipeline.config.shipped import CONFIGS
 from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest
@@ -55,7 +55,9 @@ def missing(
             known = ", ".join(table.methods)
             raise ConfigError(f"the table has no method '{name}'; expected one of {known}{hint}")
     configs = [  # all of them before the first run, so that one that is refused costs no run
-        config for name in only or table.methods for config in _configs(table, name, out, overrides)
+        config
+        for name in dict.fromkeys(only or table.methods)
+        for config in _configs(table, name, out, overrides)
     ]
     return [one for one in configs if not is_done(one)]
 
@@ -86,7 +88,8 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
     method = table.methods[name]
     configs = []
     for fold in table.folds:
-        own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={out}/{name}-{fold}"]
+        folder = as_typed(f"{out}/{name}-{fold}")
+        own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
         own += ["run.resume=auto", *([f"seed={fold}"] if table.seeded else [])]
         refuse_clashes(overrides, [*(one.split("=")[0] for one in own), *method.schedules])
         path, given = CONFIGS / table.config, [*overrides, *own]

@@ -10,6 +10,7 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from heron.launch.arguments import UsageError
@@ -18,7 +19,7 @@ from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.config.sections import leaves, read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result
-from heron.shards.artefact import parse_json
+from heron.shards.artefact import in_words, parse_json
 from heron.shards.dotted import suggest
 from heron.shards.errors import shown
 from heron.shards.terminal import say_table
@@ -100,8 +101,6 @@ def runs(
     places = list(folders) or [Path("runs")]
     conditions = parse_conditions(where) if where else []
     found = [read_run(path) for path in dict.fromkeys(find_runs(places))]
-    if compare and len(found) < 2:
-        raise UsageError(f"--compare found {len(found)} runs; expected two or more")
     own = {key for run in found for key in run} | {*COLUMNS}
     asked = {sort, best or sort, *(one.key for one in conditions)}
     for run in found:  # reading them takes the longest
@@ -116,6 +115,8 @@ def runs(
         found = [run for run in found if run["state"] == "living"]
     if best:
         found = _best(found, best)
+    if compare and len(found) < 2:
+        raise UsageError(f"--compare found {len(found)} runs; expected two or more")
     found.sort(key=lambda run: _order(_values(run).get(sort)))
     if compare:
         by_run = _differing(found)
@@ -271,7 +272,8 @@ def _last_rows(path: Path) -> Run:
         try:
             row = Metrics.model_validate(parse_json(line)).model_dump()
         except ValueError as fault:
-            reason = str(fault).splitlines()[0]
+            words = in_words(fault) if isinstance(fault, ValidationError) else str(fault)
+            reason = words.splitlines()[0]
             raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
         if "loss" in row and not step:
             loss, step = row["loss"], row["step"] + 1

@@ -21,7 +21,7 @@ set -uo pipefail
 
 read -ra hosts <<<"${HOSTS:?names of all hosts, the first is where they meet}"
 : "${HOST:?this host\'s place in HOSTS, from 0}"
-if ((HOST < 0 || HOST >= ${#hosts[@]})); then
+if [[ ! $HOST =~ ^(0|[1-9][0-9]{0,8})$ ]] || ((HOST >= ${#hosts[@]})); then
   echo "error: HOST is $HOST; expected 0 to $((${#hosts[@]} - 1)), its place in HOSTS: $HOSTS" >&2
   exit 2
 fi

@@ -58,7 +58,7 @@ def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> C
 def heat_map(y: str, means: pd.DataFrame, least: bool) -> Chart:
     """Returns the means of y from `results.grid`: the best is framed, a missing one is empty."""
     values = scale(y) * means
-    across, down = ([f"{v:g}" for v in axis] for axis in (means.columns, means.index))
+    across, down = ([f"{v:.15g}" for v in axis] for axis in (means.columns, means.index))
     cells = [[None if math.isnan(v) else float(v) for v in line] for line in values.to_numpy()]
     text = [["none" if v is None else number(v, 3) for v in line] for line in cells]
     heat: dict[str, Any] = {"type": "heatmap", "x": across, "y": down, "z": cells, "text": text}

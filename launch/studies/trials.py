@@ -91,7 +91,7 @@ class Trial:
 
     def config(self, rung: int | None = None) -> Config:
         """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
-        own = [f"run.dir={self.run}", "run.resume=auto"]
+        own = [f"run.dir={as_typed(str(self.run))}", "run.resume=auto"]
         try:
             return load_config(find_config(self.study.base), [*self.overrides(rung), *own])
         except ConfigError as error:
@@ -104,7 +104,8 @@ class Trial:
         if self.launched == "fsdp" and not self.study.gpus:  # which no option asks for on CPUs
             words = ["env", *(f"{name}={value}" for name, value in FSDP.items()), *words]
         words += ["--config", self.study.base, *self.overrides(rung)]
-        return shlex.join([*words, f"run.dir={self.out / AGAIN / self.name}"])
+        again = as_typed(str(self.out / AGAIN / self.name))
+        return shlex.join([*words, f"run.dir={again}"])
 
     def _launcher(self) -> list[str]:
         """Returns the accelerate configuration that does what a worker's environment asks for."""

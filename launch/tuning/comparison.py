@@ -213,8 +213,14 @@ class Comparison:
         """Returns a row's test score in each fold."""
         return pd.Series([row.scores.get(score) for row in self.rows[name]], dtype=float)
 
+    def _cell(self, name: str, score: str) -> str:
+        """Returns mean and deviation as text, and of how many folds where some lack the score."""
+        mean, std, count = describe(self.of(name, score))
+        some = f" (n = {count:g})" if 0 < count < len(self.folds) else ""
+        return mean_std(mean, std) + some
+
     def less(self, name: str, other: str) -> Interval:
-        """Returns a row less another, over the folds."""
+        """Returns a row less another, over the folds where both have the score."""
         return corrected_interval(
             self.of(name, self.score) - self.of(other, self.score), self.shared
         )
@@ -266,7 +272,7 @@ class Comparison:
         heads = ["", *shown, "validation", f"{self.score} less {against}"]
         lines = []
         for name, rows in self.rows.items():
-            scores = [mean_std(*describe(self.of(name, score))[:2]) for score in shown]
+            scores = [self._cell(name, score) for score in shown]
             validation = f"{np.mean([row.validation for row in rows]):.4f}"
             less = "–" if name == against else self.less(name, against).shown
             lines.append([name, *scores, validation, less])

@@ -14,7 +14,7 @@ import numpy as np
 
 from heron.launch.reproduce import is_done, refuse_clashes
 from heron.launch.studies.study import DIGITS, Range, Values, draw
-from heron.pipeline.config.errors import Held, TrainingError
+from heron.pipeline.config.errors import Held, StudyError, TrainingError
 from heron.pipeline.config.experiment import CLASSIFIERS, Config, load_config, parse_config
 from heron.pipeline.config.sections import Section, check, override, read_tree
 from heron.pipeline.training.tracking import read_result
@@ -145,6 +145,7 @@ def search(
         number, its values and its `validation` score, or None and the `error`.
 
     Raises:
+        StudyError: the experiment has no such score.
         TrainingError: no trial has the score.
         Stopped: a signal came, and the state of the run under way is saved.
     """
@@ -192,8 +193,8 @@ def run(config: Config, log: Path) -> dict[str, Any]:
 
 def _score(result: dict[str, Any], name: str) -> float:
     known = sorted(key.removeprefix(PREFIX) for key in result if key.startswith(PREFIX))
-    if name not in known:
-        raise TrainingError(
+    if name not in known:  # in no trial: a StudyError ends the search at the first
+        raise StudyError(
             f"the validation rows have no score '{name}'; found {', '.join(known) or 'none'}; "
             "expected one of them: --score"
         )

@@ -1,6 +1,7 @@
 """Every key of an experiment has a type, a default and a meaning, from one source."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,15 @@ def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "0.1\n"
     assert main(["config", "scene", "--method", "herocon-u"]) == 0
     assert "weighted_supervised" not in capsys.readouterr().out
+
+
+def test_a_file_that_is_called_as_a_section_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(find_config("scene").read_text())
+    assert main(["config", "train.yaml", "optim.lr", "optim.lr=0.1"]) == 0
+    assert capsys.readouterr().out == "0.1\n"
 
 
 @pytest.mark.parametrize(

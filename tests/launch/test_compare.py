@@ -73,6 +73,8 @@ def test_an_interval_by_hand() -> None:
     assert corrected_interval([-x for x in values], 0.0).sign == -1
     assert corrected_interval([0.5], 0.0).shown == "+0.5000 (one fold: no interval)"
     assert corrected_interval(values, 1.0).sign == 0
+    assert corrected_interval([*values, math.nan], 0.0) == apart
+    assert corrected_interval([math.nan] * 2, 0.0).shown == "not known (no fold has both scores)"
 
 
 def test_what_folds_share() -> None:
@@ -112,6 +114,18 @@ def test_what_a_comparison_says(scores: tuple[float, ...], told: str, taken: str
     assert "simclr is above the plain network: +0.3867" in others[1]
     text = comparison.markdown()
     assert "| dnn | 0.6000 ± 0.0500 |" in text and "accuracy less dnn |" in text
+
+
+def test_a_fold_whose_test_rows_lack_a_class_is_left_out() -> None:
+    """Its score is null: it made every difference NaN, and the verdict "no difference"."""
+    rows = {
+        "dnn": rows_of("dnn", False, 0.6, 0.55, 0.5, 0.6, math.nan),
+        "herocon": rows_of("herocon", True, 0.8, 0.75, 0.71, 0.8, math.nan),
+    }
+    comparison = Comparison("mine", "accuracy", True, [0, 1, 2, 3], rows, 0.0)
+    (told,) = comparison.verdicts()
+    assert told.startswith("Pretraining helps on these data: herocon less dnn,")
+    assert "| herocon | 0.7533 ± 0.0451 (n = 3) |" in comparison.markdown()
 
 
 def test_pretraining_must_be_above_what_the_validation_rows_overlooked_too() -> None:
@@ -166,14 +180,64 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     assert "dnn-0.json: its fingerprint is 'sha256:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "fault", "most"),
+    [
+        (["compare", "--config", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
+        (["tune", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
+        (["tune", "EXPERIMENT", "--score", "f1"], "have no score 'f1'; found accuracy", 1),
+    ],
+)
+def test_what_no_run_can_have_costs_no_search(
+    experiment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    fault: str,
+    most: int,
+) -> None:
+    made: list[str] = []
+
+    def ends(config: Any) -> None:
+        made.append(config.run.dir)
+        Path(config.run.dir, "result.json").write_text('{"validation_accuracy": 0.5}')
+
+    monkeypatch.setattr(job, "pretrain", ends)
+    words = [str(experiment) if word == "EXPERIMENT" else word for word in words]
+    assert run(*words, "--out", tmp_path / "out", "--trials", 3) == 1
+    assert fault in capsys.readouterr().err and len(made) == most
+
+
+def test_a_method_that_is_named_twice_counts_once(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fold counted twice, and intervals were too narrow."""
+
+    def score(asked: Any, own: Any, name: str, *rest: Any) -> list[FoldResult]:
+        return rows_of(name, False, 0.5, 0.5)
+
+    monkeypatch.setattr("heron.launch.tuning.comparison.score_method", score)
+    monkeypatch.setattr(
+        "heron.launch.tuning.comparison.score_raw",
+        lambda asked, own, kind: rows_of(f"{kind} on raw features", False, 0.5, 0.5),
+    )
+    words = ["--methods", "dnn", "dnn", "--baselines", "logistic", "logistic", "--folds", 2]
+    assert run("compare", "--config", experiment, *words, "--out", tmp_path) == 0
+    rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    assert [len(row["folds"]) for row in rows.values()] == [2, 2]
+
+
 def test_a_search_writes_experiments_that_score_the_tests(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = experiment.parent / "tuned"
+    out = experiment.parent / "tuned here"
     words = ("tune", experiment, "--methods", "dnn", "--trials", 2, "--out", out)
     assert run(*words, "--score", "f1_macro") == 0
     told = capsys.readouterr()
-    assert f"next: heron pretrain {out}/dnn.yaml" in told.err
+    command = f"heron pretrain '{out}/dnn.yaml'"
+    assert f"next: {command}" in told.err
+    assert (out / "dnn.yaml").read_text().partition("\n")[0].endswith(f"; {command}")
     assert told.out.splitlines()[-1].startswith("dnn  f1_macro as it stands 0.")
     config = load_config(out / "dnn.yaml")
     tree = json.loads((out / "dnn.json").read_text())

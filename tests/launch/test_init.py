@@ -53,15 +53,16 @@ def pictures(folder: Path) -> Path:
     return folder / "data"
 
 
-def tree(folder: Path) -> Path:
+def tree(folder: Path, first: str = "train", second: str = "test") -> Path:
     """Pictures of several sizes in folders of two levels."""
-    for split, rows in (("train", 6), ("test", 2)):
+    for split, rows in ((first, 6), (second, 2)):
         for name in ("animal/cat", "animal/dog", "thing/car"):
             (place := folder / "tree" / split / name).mkdir(parents=True)
             for row in range(rows):
                 pixels = DRAW.integers(0, 256, (30 + row, 40, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(place / f"{row}.png")
     words = ["--folder", folder / "tree", "--out", folder / "data", "--quiet"]
+    words += ["--split-names", first, second]
     assert main(["shards", "build", "folder", *map(str, words)]) == 0
     return folder / "data"
 
@@ -119,6 +120,25 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
     steps = text["train"]["epochs"] * (48 // 16)  # of the 48 rows that stay labelled
     assert f"# some {steps:,} steps" in experiment("x", facts, "x")
     assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
+
+
+def test_a_data_set_without_a_train_split_is_tested_on_another(tmp_path: Path) -> None:
+    facts = read_facts(str(tree(tmp_path, "test", "val")))
+    assert (facts.split, facts.test) == ("test", "val")
+
+
+@pytest.mark.parametrize("known", [1, 2])
+def test_too_few_labels_to_train_and_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], known: int
+) -> None:
+    """Of one it wrote an experiment that does not load, of two one that cannot be trained."""
+    labels = np.where(np.arange(40) < known, np.arange(40), -1)
+    data = arrays(tmp_path, labels, one=DRAW.normal(size=(40, 6)).astype(np.float32))
+    assert main(["init", str(data), "--out", str(tmp_path / "made.yaml")]) == 1
+    assert (
+        f"{data}: {known} of 40 rows of split 'all' have a label; expected none, or 3 or more"
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "made.yaml").exists()
 
 
 def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from heron.launch.cli import main
-from heron.launch.pretrain import environments
+from heron.launch.pretrain import SIGNALS, environments, run_together
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.pipeline.training import trainer
@@ -112,6 +113,12 @@ def test_what_each_configuration_starts(monkeypatch: pytest.MonkeyPatch) -> None
     three = environments(ACCELERATE / "cpu_zero2.yaml", 3)
     assert len(three) == 3
     assert {one["ACCELERATE_DEEPSPEED_ZERO_STAGE"] for one in three} == {"2"}
+    parted = environments(ACCELERATE / "fsdp.yaml", 2)
+    assert [(one["RANK"], one["ACCELERATE_USE_FSDP"]) for one in parted] == [
+        ("0", "true"),
+        ("1", "true"),
+    ]
+    assert {one["FSDP_VERSION"] for one in parted} == {"2"}
     (alone,) = environments(ACCELERATE / "single_gpu.yaml", None)
     assert "RANK" not in alone
 
@@ -130,6 +137,56 @@ def test_what_cannot_be_started_is_named(
     assert "did you mean 'faces'?" in capsys.readouterr().err
     assert main(["pretrain", "faces", "--accelerate", "cpu_zero"]) == 1
     assert "accelerate's configuration cpu_zero is not there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [\n", "no configuration that accelerate reads .while parsing a flow node"),
+        ("distributed_type: MULTI_GPU, num_processes: 0", "asks for 0 processes; expected 1 or"),
+        ("distributed_type: MULTI_CPU, num_processes: 2", "2 processes, of which .* starts one"),
+        ("distributed_type: 'NO', num_processes: 2", "2 processes, of which .* starts one"),
+    ],
+)
+def test_a_configuration_that_starts_no_such_processes(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    """Of two processes that were asked for, one ran, and nothing said so."""
+    if text[0] == "d":
+        text = f"{{compute_environment: LOCAL_MACHINE, use_cpu: true, num_machines: 1, {text}}}"
+    (tmp_path / "given.yaml").write_text(text)
+    with pytest.raises(TrainingError, match=fault) as told:
+        environments(tmp_path / "given.yaml", None)
+    assert "\n" not in str(told.value)
+
+
+def test_a_process_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for it, and this process ignore Ctrl-C from there on."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def one_alone(command: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
+        if begun:
+            raise BlockingIOError("no room for a process")
+        begun.append(start_process(["sleep", "60"], **given))
+        return begun[0]
+
+    start_process = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", one_alone)
+    before = [signal.getsignal(one) for one in SIGNALS]
+    try:
+        with pytest.raises(BlockingIOError):
+            run_together([], [{}, {}])
+        assert begun[0].poll() == -signal.SIGKILL
+        assert [signal.getsignal(one) for one in SIGNALS] == before
+    finally:
+        begun[0].kill()
+        for one, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(one, handler)
+
+
+def test_more_processes_than_a_configuration_starts() -> None:
+    with pytest.raises(TrainingError, match="3 processes, of which .* starts one; .* take cpu"):
+        environments(ACCELERATE / "single_gpu.yaml", 3)
 
 
 def test_launchers_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

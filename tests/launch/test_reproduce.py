@@ -59,6 +59,22 @@ def test_a_row_that_a_table_lacks(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_row_that_is_asked_for_twice_runs_once(
+    tmp_path: Path, data: str, ran: list[Config]
+) -> None:
+    reproduce(SCENE, tmp_path / "out", [data], ["DNN", "DNN"])
+    assert [config.run.dir for config in ran] == [f"{tmp_path}/out/DNN-0"]
+
+
+def test_a_folder_whose_name_yaml_reads_otherwise(
+    tmp_path: Path, data: str, ran: list[Config]
+) -> None:
+    """What follows ` #` would be a comment, and all runs would be in one folder."""
+    out = tmp_path / "try #2"
+    reproduce(replace(SCENE, runs=2), out, [data], ["DNN"])
+    assert [config.run.dir for config in ran] == [f"{out}/DNN-0", f"{out}/DNN-1"]
+
+
 @pytest.mark.parametrize(
     "override", ["model.encoder.dropout=0.7", "optim.lr=0.5", "optim.kind=sgd"]
 )

@@ -108,11 +108,18 @@ def test_compared(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].split() == ["optim.lr", "0.01", "0.05"]
     assert main(["runs", "--compare", str(ended / "a")]) == 2
     assert "--compare found 1 runs; expected two or more" in capsys.readouterr().err
+    for few in (["--where", "optim.lr>0.02"], ["--living"], ["--best", "f1_weighted"]):
+        assert main(["runs", "--compare", str(ended), *few]) == 2
+        assert "expected two or more" in capsys.readouterr().err
 
 
 DAMAGED = [
     ("result.json", b"{", "result.json cannot be read: not JSON"),
-    ("metrics.jsonl", b'{"step": "x"}\n', "metrics.jsonl has a damaged line near its end"),
+    (
+        "metrics.jsonl",
+        b'{"step": "x"}\n',
+        "metrics.jsonl has a damaged line near its end: step: Input should be a valid integer",
+    ),
     ("metrics.jsonl", b"\xff\xfe\0\n", "has a damaged line near its end: not JSON"),
     ("run.json", b'{"steps": 3, "started": "soon"}', "Invalid isoformat string: 'soon'"),
     ("run.json", b'{"steps": 3, "started": 5}', "run.json cannot be read: started: "),

@@ -87,6 +87,18 @@ def hosts() -> Iterator[Hosts]:
         yield entered
 
 
+@pytest.mark.parametrize("host", ["2", "-1", "beta", "01", "1.5", "a[0]"])
+def test_a_host_without_a_place(host: str) -> None:
+    """Such as its name, which many shells have in HOST: it was told as an unbound variable."""
+    environment = runs.environment(HOSTS="alpha beta", HOST=host, PROCESSES="1")
+    done = subprocess.run(
+        [SCRIPT], cwd=runs.ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = "expected 0 to 1, its place in HOSTS: alpha beta\n"
+    assert done.stderr == f"error: HOST is {host}; {expected}"
+
+
 def test_a_cut_link_ends_both_hosts_and_a_restart_ends_with_the_same_weights(
     hosts: Hosts, straight: Path
 ) -> None:

@@ -159,6 +159,18 @@ def test_a_heat_map_of_two_keys(tmp_path: Path) -> None:
     assert heat["text"][2] == ["0.5", "0.52", "0.54"] and heat["x"] == ["0", "0.1", "0.2"]
 
 
+def test_a_heat_map_has_a_column_for_each_value_however_near(tmp_path: Path) -> None:
+    """To six digits 1,048,576 and 1,048,577 would be one category, drawn over each other."""
+    settings = [(rows, lr) for rows in (2**20, 2**20 + 1) for lr in (0.1, 0.2)]
+    lines = [
+        made.trial(f"{n:03}", {"data.batch.unlabelled": rows, "optim.lr": lr})
+        for n, (rows, lr) in enumerate(settings)
+    ]
+    assert main(["report", str(made.study(tmp_path / "study", lines))]) == 0
+    heat = charts(tmp_path / "study")[1]["traces"][0]
+    assert sorted([*heat["x"], *heat["y"]]) == ["0.1", "0.2", "1048576", "1048577"]
+
+
 @pytest.mark.parametrize(("mode", "best"), [("max", (1.5, 1.5)), ("min", (-0.5, -0.5))])
 def test_a_heat_map_frames_what_the_study_calls_best(
     tmp_path: Path, mode: str, best: tuple[float, float]

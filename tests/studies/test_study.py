@@ -271,6 +271,15 @@ def test_every_trial_is_checked_before_the_first(tmp_path: Path) -> None:
         plan(study)
 
 
+def test_a_folder_whose_name_yaml_reads_otherwise(tmp_path: Path) -> None:
+    """What follows ` #` would be a comment, and all trials would be in one folder."""
+    out = tmp_path / "try #2: more"
+    for trial in plan(load_study(write(tmp_path)), out):
+        assert trial.config().run.dir == str(out / "trials" / trial.name)
+        again = load_config(find_config("frames"), shlex.split(trial.command())[-1:])
+        assert again.run.dir == str(out / "again" / trial.name)
+
+
 def test_what_can_never_be_met_is_refused_with_both_numbers(tmp_path: Path) -> None:
     nodes = [{"CPU": 4.0}, {"CPU": 3.0}]
     study = load_study(write(tmp_path, vary={"workers": [1, 8]}))
