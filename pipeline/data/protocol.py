@@ -206,7 +206,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
     stated = reader.labels(labelled) != reader.manifest.labels.unlabelled
     return Roles(
         reader.starts,
-        labelled[stated.reshape(len(labelled), -1).all(1)],
+        labelled[stated.all(axis=tuple(range(1, stated.ndim)))],
         roles.unlabelled[views(roles.unlabelled) == len(names)],
         roles.test[views(roles.test) > 0],
         roles.validation[views(roles.validation) > 0],

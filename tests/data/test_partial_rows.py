@@ -195,3 +195,24 @@ def test_measures_of_the_views_that_there_are() -> None:
             bool((unit[0][i] @ unit[1][others].T < unit[0][i] @ unit[1][i]).sum() > len(others) - 5)
         )
     assert recalls["recall@5_a_b"] == pytest.approx(np.mean(hits))
+
+
+def test_no_labelled_row_is_left(folder: Path) -> None:
+    np.savez(
+        folder / "bare.npz", **{n: RANDOM.normal(size=(40, 6)).astype("f4") for n in ("v1", "v2")}
+    )
+    build(make("arrays", {"npz": folder / "bare.npz"}), folder / "bare", progress=False)
+    protocol = {"labelled": "all", "partial_rows": "drop", "hide_labels": 0.0}
+    data = {
+        "path": str(folder / "bare"),
+        "protocol": protocol,
+        "batch": {"labelled": 0, "unlabelled": 8},
+    }
+    objective = {
+        "bce": None,
+        "weighted_unsupervised": None,
+        "weighted_supervised": None,
+        "nt_xent": {},
+    }
+    streams = open_streams(config(folder, data=data, objective=objective))
+    assert not len(streams.roles.labelled) and 8 <= len(streams.roles.unlabelled) < 40
