@@ -282,7 +282,7 @@ class Reader:
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
-                and what is written of it means nothing.
+                and has zeros, which are an input of every model.
         """
         shards, places = self.indexes.locate(rows)
         samples, offsets = np.divmod(places, self.manifest.block_rows or 1)
@@ -297,6 +297,10 @@ class Reader:
                 self._copy(view, shards, samples, offsets, array)
             if self.partial:
                 array[~has[:, column]] = -1 if view.kind in ("text", "graph") else 0
+        if self.lost:
+            unread = [row in self.lost for row in rows.tolist()]
+            for array in out.values():
+                array[unread] = 0
 
     def _decode(
         self,

@@ -218,5 +218,12 @@ def test_a_text_that_is_no_utf8(run: Path, tmp_path: Path) -> None:
     try:
         with pytest.raises(ShardError, match="sample train0002: view 'caption' is .* UTF-8"):
             reader.read("caption", np.array([2]))
+        skipping = open_reader(mixed(run, data={"on_error": "skip"}).data)
+        rows = np.array([1, 2])
+        out = np.full((2, *skipping.decoders["caption"].shape), 10**9, np.int32)
+        skipping.fill({"caption": out}, rows)  # which is scored with the others, by an embedding
+        assert list(skipping.lost) == [2] and not out[1].any() and out[0].max() < 10**9
+        skipping.fill({"caption": out}, rows[::-1].copy())
+        assert not out[0].any() and out[1].any()
     finally:
         shard.write_bytes(kept)

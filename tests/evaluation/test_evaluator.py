@@ -17,6 +17,7 @@ from heron.pipeline.evaluation.metrics import fitted_threshold, multi_label_scor
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.supervised import WeightedSupervised
+from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
 from tests.experiments import frames
 
 ONE_VIEW: dict[str, Any] = {"stored": "view1", "augment": ["noise"]}
