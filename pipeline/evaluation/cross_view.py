@@ -21,8 +21,8 @@ def cross_view_recalls(
 
     A row's query (its projection in the first view) finds the row where fewer than k other rows
     have a cosine with it, in the second view, that is as large as the row's own: of ties none
-    counts for it, so that equal vectors find nothing, nor do those with NaN. By chance it is k / rows. Queries are rows
-    that have both views, among rows that have the second.
+    counts for it, so that equal vectors find nothing, nor do those with NaN. By chance it is
+    k / rows. Queries are rows that have both views, among rows that have the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     found = {}
