@@ -70,7 +70,7 @@ class Evaluator:
         """
         stored = sorted({view.stored for view in self.views.views})
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
-        if graphs and self.config.baselines:
+        if graphs and self.config.baselines is True:  # `plain` makes no columns of them
             raise ConfigError(
                 f"evaluate.baselines is true, and '{graphs[0]}' holds graphs, which are no "
                 "columns of numbers; expected false"
