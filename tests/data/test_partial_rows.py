@@ -76,6 +76,11 @@ def test_a_row_keeps_a_view_and_its_own_draw(folder: Path) -> None:
     assert 0.5 < gone.mean() < 0.7 and (gone >= ~present[:, 1]).all()  # the draw is the view's own
 
 
+def test_a_view_that_cannot_be_hidden_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.protocol.hide_views: .* 'v3' is not in .*; found"):
+        hide_views(Reader(folder / "mine"), {"v3": 0.5}, Protocol())
+
+
 def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     streams = open_streams(config(folder))
     whole, roles = Reader(folder / "mine"), streams.roles
