@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
@@ -66,6 +67,14 @@ def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
     assert decode(pickle.loads(pickle.dumps(decoder)), b"red square a blue red")[-1] == 1
     write_tokenizer(tmp_path / "u.json", ["a red square", "a blue square", "red and blue"] * 3)
     assert (tmp_path / "u.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+
+
+def test_a_vocabulary_with_gaps_has_room_for_its_last_id() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    decoder = TextDecoder(2, words.to_str())
+    assert decode(decoder, b"a b") == [0, 7]
+    assert decoder.vocabulary == 8
 
 
 def losses(folder: str, name: str, changes: dict[str, Any]) -> list[float]:
