@@ -78,12 +78,16 @@ class Reader:
     def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
         """Returns what is wrong with a shard that shows without reading it, or None."""
         where = self.store.where(shard.file)
+        missing = f"{where} is missing; the manifest lists it; {RESTORE}"
         if present is not None and shard.file not in present:
-            return f"{where} is missing; the manifest lists it; {RESTORE}"
+            return missing
         store, name = self.store.part(shard.file)
         if not isinstance(store, LocalStore):
             return None  # size and checksum are those of the manifest, or it is not fetched
-        size = (store.folder / name).stat().st_size
+        try:
+            size = (store.folder / name).stat().st_size
+        except FileNotFoundError:  # of a link to nothing
+            return missing
         if size == shard.bytes:
             return None
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
