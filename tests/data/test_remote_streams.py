@@ -106,6 +106,9 @@ def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
             "the password in the URL",
         ),
         ({"path": "https://host/frames?X-Amz-Signature=x"}, "X-Amz-Signature"),
+        ({"path": "https://a.blob.core.windows.net/frames?sv=1&sig=x"}, "sig"),
+        ({"storage_options": {"headers": {"Authorization": "Bearer x"}}}, "authorization"),
+        ({"storage_options": {"connection_string": "AccountKey=x"}}, "connection_string"),
     ]:
         with pytest.raises(ConfigError, match=f"{what}.* would be written into the run's folder"):
             frames(tmp_path, data=data)
