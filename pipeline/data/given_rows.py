@@ -42,7 +42,8 @@ class GivenView:
         if isinstance(decoder, TextDecoder):
             if not listed and not (isinstance(rows, np.ndarray) and rows.ndim):
                 raise self._refused(f"is {type(rows).__name__}")
-            self.rows = list(self.rows)
+            texts: Any = rows
+            self.rows = list(texts)
             if wrong := [row for row in self.rows if not isinstance(row, str)]:
                 raise self._refused(f"holds {type(wrong[0]).__name__}")
             return
