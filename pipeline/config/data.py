@@ -1,5 +1,6 @@
 """Sections of an experiment that say what it is trained on: data, protocol, views, batches."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,6 +130,10 @@ class SourceShare(Section):
 
     path: Annotated[PathText, Field(min_length=1)]
     weight: Positive = 1.0
+
+
+# In a URL that is not the whole text: behind `pipe:` and a command, or behind `simplecache::`.
+PASSWORD = re.compile(r"://[^/?#\s]*:[^/?#\s]+@")
 
 
 def _or_nothing(path: Any) -> Any:
@@ -285,11 +290,12 @@ def _secret(value: Any, name: str = "") -> str | None:
     """The name of something that looks like a credential, in storage options or in a URL."""
     if isinstance(value, dict):
         return next((s for key, v in value.items() if (s := _secret(v, str(key)))), None)
-    words = "secret", "token", "password", "key", "signature"
+    words = "secret", "token", "password", "key", "signature", "authorization", "connection_string"
     if name:
         named = any(word in name.lower() for word in words)
         return name if named and value not in (None, True, False, "anon") else None
     parts = urlsplit(str(value))
-    if "://" in str(value) and parts.password:
+    if "://" in str(value) and (parts.password or PASSWORD.search(str(value))):
         return "the password in the URL"
-    return next((w for w in parse_qs(parts.query) if any(x in w.lower() for x in words)), None)
+    asked = parse_qs(parts.query)  # Azure's signature goes by `sig`
+    return next((w for w in asked if w == "sig" or any(x in w.lower() for x in words)), None)

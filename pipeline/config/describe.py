@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -24,7 +24,7 @@ WIDEST = 2**53  # a bound beyond is one of the machine
 
 
 class Key(NamedTuple):
-    """A key of an experiment; N in `name` is a place in a list.
+    """A key of an experiment; N in `name` is a place in a list, VIEW the name of a view.
 
     Attributes:
         name: dotted, as an override takes it.
@@ -72,7 +72,7 @@ def _keys(section: type[BaseModel], prefix: str, of: str) -> Iterator[Key]:
         default = "required" if field.is_required() else _yaml(field.get_default())
         inside = list(_inside(f"{prefix}{name}", field))
         kind = "section" if inside else _type(_schema(field))
-        if name == "views" or name == "augment":
+        if inside and _container(field.annotation) is list:
             kind = "list of sections"
         own = models_in(field.annotation)  # a section that says itself what it is
         meaning = meanings.get(name) or (_first_line(own[0]) if own else "")
@@ -89,10 +89,17 @@ def _inside(name: str, field: FieldInfo) -> Iterator[Key]:
             yield from _keys(options, f"{name}.{term}.", "")
         return
     sections = models_in(annotation)
-    several = "N." if get_origin(annotation) is list else ""
+    several = {list: "N.", dict: "VIEW."}.get(_container(annotation), "")
     for section in sections:
         of = section.__name__.lower() if len(sections) > 1 else ""
         yield from _keys(section, f"{name}.{several}", of)
+
+
+def _container(annotation: Any) -> Any:
+    """Returns `list` or `dict` where sections lie in one, as in `list[View] | None`."""
+    if (origin := get_origin(annotation)) in (list, dict):
+        return origin
+    return next(filter(None, map(_container, get_args(annotation))), None)
 
 
 def documented(section: type[BaseModel]) -> dict[str, str]:

@@ -201,13 +201,15 @@ def override(tree: dict[str, Any], given: str) -> None:
 
 def _names(tree: dict[str, Any], key: str) -> list[str]:
     """Returns the parts of a dotted key; a key of the tree that has dots itself is one part."""
-    names, section = [], tree
+    names, section = list[str](), dict[str, Any](tree)
     while key:
         dotted = [k for k in section if "." in str(k) and f"{key}.".startswith(f"{k}.")]
         name = max(dotted, key=len) if dotted else key.partition(".")[0]
         names.append(name)
         key = key[len(name) + 1 :]
         found = section.get(name)
+        if isinstance(found, list):
+            found = {str(place): one for place, one in enumerate(found)}
         section = found if isinstance(found, dict) else {}
     return names
 

@@ -55,7 +55,7 @@ def fit(x: Images, size: Sequence[int]) -> Resized:
     """Returns the largest rectangle about the centre with the shape of `size`, resampled to it."""
     height, width = x.shape[2:]
     scale = min(height / size[0], width / size[1])
-    rows, columns = round(size[0] * scale), round(size[1] * scale)
+    rows, columns = (max(1, round(side * scale)) for side in size)
     top, left = (height - rows) // 2, (width - columns) // 2
     centre = x[:, :, top : top + rows, left : left + columns]
     if list(centre.shape[2:]) == list(size):

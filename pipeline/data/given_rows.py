@@ -40,8 +40,10 @@ class GivenView:
                 raise self._refused(f"is {type(rows).__name__}")
             return
         if isinstance(decoder, TextDecoder):
+            if not listed and not (isinstance(rows, np.ndarray) and rows.ndim):
+                raise self._refused(f"is {type(rows).__name__}")
             texts: Any = rows
-            self.rows = list(texts) if listed or isinstance(rows, np.ndarray) else [None]
+            self.rows = list(texts)
             if wrong := [row for row in self.rows if not isinstance(row, str)]:
                 raise self._refused(f"holds {type(wrong[0]).__name__}")
             return

@@ -370,11 +370,13 @@ def _bijection(places: Rows, sizes: Rows, keys: Rows) -> Rows:
     What the network throws out of the range goes through it again (Black and Rogaway, "Ciphers
     with arbitrary finite domains", CT-RSA 2002), which happens to less than three of four.
     """
-    half = max(1, -(-(int(sizes.max(initial=1)) - 1).bit_length() // 2))
-    mask, out = (1 << half) - 1, np.ascontiguousarray(places)
+    bits = np.frexp(sizes - 1)[1].astype(np.int64)  # the bit length of size - 1, of each by itself
+    halves, out = np.maximum(1, -(-bits // 2)), np.ascontiguousarray(places)
     left = np.ones(places.shape, bool)
     while left.any():
-        high, low = out[left] >> half, out[left] & mask
+        half = halves[left]
+        high, mask = out[left] >> half, (1 << half) - 1
+        low = out[left] & mask
         for number in range(ROUNDS):
             high, low = low, high ^ (rng_keys(number, keys[left], low) & mask)
         out = out.copy()

@@ -128,13 +128,20 @@ def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) 
 
     Which is a function of (seed, row, view): one that would lose all of its views keeps that of the
     largest draw among those hidden.
+
+    Raises:
+        ConfigError: there is no view of such a name.
     """
-    names = list(shares)
+    names, every = list(shares), [view.name for view in reader.manifest.views]
+    if unknown := [name for name in names if name not in every]:
+        raise ConfigError(
+            f"data.protocol.hide_views: stored view '{unknown[0]}' is not in {reader.store}; found "
+            f"{', '.join(every)}"
+        )
     rows = np.arange(int(reader.starts[-1]))
     draws = np.concatenate([_draws(protocol, rows, f"view {name}", 1) for name in names], 1)
     hidden = draws < np.array([shares[name] for name in names], np.float32)
     hidden &= reader.present(rows, names)
-    every = [view.name for view in reader.manifest.views]
     left = reader.present(rows, every).sum(1) > hidden.sum(1)
     last = np.argmax(np.where(hidden, draws, -1), 1)
     hidden[~left, last[~left]] = False
@@ -206,7 +213,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
     stated = reader.labels(labelled) != reader.manifest.labels.unlabelled
     return Roles(
         reader.starts,
-        labelled[stated.reshape(len(labelled), -1).all(1)],
+        labelled[stated.all(axis=tuple(range(1, stated.ndim)))],
         roles.unlabelled[views(roles.unlabelled) == len(names)],
         roles.test[views(roles.test) > 0],
         roles.validation[views(roles.validation) > 0],

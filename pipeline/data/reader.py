@@ -78,12 +78,16 @@ class Reader:
     def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
         """Returns what is wrong with a shard that shows without reading it, or None."""
         where = self.store.where(shard.file)
+        missing = f"{where} is missing; the manifest lists it; {RESTORE}"
         if present is not None and shard.file not in present:
-            return f"{where} is missing; the manifest lists it; {RESTORE}"
+            return missing
         store, name = self.store.part(shard.file)
         if not isinstance(store, LocalStore):
             return None  # size and checksum are those of the manifest, or it is not fetched
-        size = (store.folder / name).stat().st_size
+        try:
+            size = (store.folder / name).stat().st_size
+        except FileNotFoundError:  # of a link to nothing
+            return missing
         if size == shard.bytes:
             return None
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
@@ -282,7 +286,7 @@ class Reader:
 
         Raises:
             ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
-                and what is written of it means nothing.
+                and has zeros, which are an input of every model.
         """
         shards, places = self.indexes.locate(rows)
         samples, offsets = np.divmod(places, self.manifest.block_rows or 1)
@@ -297,6 +301,10 @@ class Reader:
                 self._copy(view, shards, samples, offsets, array)
             if self.partial:
                 array[~has[:, column]] = -1 if view.kind in ("text", "graph") else 0
+        if self.lost:
+            unread = [row in self.lost for row in rows.tolist()]
+            for array in out.values():
+                array[unread] = 0
 
     def _decode(
         self,

@@ -55,8 +55,10 @@ class TextDecoder:
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many ids there are."""
-        return FIRST + 256 if self.tokenizer == BYTES else int(self._library.get_vocab_size())
+        """How many ids there are: up to the last one, where some between are of no token."""
+        if self.tokenizer == BYTES:
+            return FIRST + 256
+        return 1 + max(self._library.get_vocab().values(), default=-1)
 
     def decode(self, data: bytes, out: NDArray[np.int32]) -> None:
         """Writes the token ids of a text to `out`, [tokens].

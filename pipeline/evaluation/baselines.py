@@ -54,14 +54,18 @@ def compare(
 
 
 def plain(config: Config) -> Config | None:
-    """Returns the experiment with the classifier's term alone; None where it has no such term."""
+    """Returns the experiment with the classifier's term alone; None where it has no such term.
+
+    It has no projections, so that it is asked for nothing of them.
+    """
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
     if not terms:
         return None
     tree["objective"] = terms
     tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
-    tree["evaluate"] |= {"baselines": False, "seeds": 1}
+    tree["model"]["matryoshka"] = []
+    tree["evaluate"] |= {"baselines": False, "seeds": 1, "cross_view": False}
     return parse_config(tree)
 
 

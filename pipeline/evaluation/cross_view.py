@@ -21,8 +21,8 @@ def cross_view_recalls(
 
     A row's query (its projection in the first view) finds the row where fewer than k other rows
     have a cosine with it, in the second view, that is as large as the row's own: of ties none
-    counts for it, so that equal vectors find nothing. By chance it is k / rows. Queries are rows
-    that have both views, among rows that have the second.
+    counts for it, so that equal vectors find nothing, nor do those with NaN. By chance it is
+    k / rows. Queries are rows that have both views, among rows that have the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     found = {}
@@ -49,6 +49,7 @@ def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
     ranks = []
     for rows in torch.split(torch.arange(len(queries)), max(1, STRIP // len(keys))):
         cosines = queries[rows] @ keys.T
-        cosines[torch.arange(len(rows)), rows] = -torch.inf
-        ranks.append((cosines >= own[rows, None] - TIE).sum(1))
+        near = ~(cosines < own[rows, None] - TIE)  # NaN is: it may not find
+        near[torch.arange(len(rows)), rows] = False
+        ranks.append(near.sum(1))
     return torch.cat(ranks)

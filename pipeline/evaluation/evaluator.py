@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
@@ -70,7 +70,7 @@ class Evaluator:
         """
         stored = sorted({view.stored for view in self.views.views})
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
-        if graphs and self.config.baselines:
+        if graphs and self.config.baselines is True:  # `plain` makes no columns of them
             raise ConfigError(
                 f"evaluate.baselines is true, and '{graphs[0]}' holds graphs, which are no "
                 "columns of numbers; expected false"
@@ -119,11 +119,15 @@ class Evaluator:
         """Returns what predicts some rows, by the prefix of its scores, and what needs no label.
 
         `known` are labelled rows, for the probe and the vote.
+
+        Raises:
+            TrainingError: hidden features or projections are not finite.
         """
         alone = model.classifier is None
         probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
         voted = self.config.knn is not None
         own = self.predict(model, rows, hidden=probed or voted, projected=self.config.cross_view)
+        _refuse_nonfinite(own)
         found, measured = {"": own}, Scores()
         if self.config.cross_view:
             names = self.views.names[: model.classified]
@@ -136,6 +140,7 @@ class Evaluator:
         if not (probed or voted):
             return found, measured
         labelled = self.predict(model, known, hidden=True)
+        _refuse_nonfinite(labelled)
         if not len(labelled.y) or not len(own.y):
             return found, measured  # a probe and a vote need both
         if voted:
@@ -277,6 +282,19 @@ class Evaluator:
             return None
         names = [view.stored for view in self.views.views[:views]]
         return torch.from_numpy(self.reader.present(rows, names))
+
+
+def _refuse_nonfinite(found: Predictions) -> None:
+    """Raises TrainingError on every process, as all have all rows: none waits for another."""
+    hidden = [] if found.hidden is None else [found.hidden]
+    for what, features in (("hidden features", hidden), ("projections", found.projections)):
+        for one in features:
+            if len(bad := np.flatnonzero(~np.isfinite(one).all(1))):
+                raise TrainingError(
+                    f"{what} of {len(bad)} of {len(one)} rows are not finite, the first is row "
+                    f"{found.rows[bad[0]]}; expected numbers: the model's weights or its inputs "
+                    "are not finite; lower optim.lr, and check the data with `heron shards verify`"
+                )
 
 
 def with_means(columns: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -50,6 +50,12 @@ def test_types_and_defaults_are_those_of_the_sections() -> None:
     assert [key.of for key in keys_at("model.encoder.kernel")] == ["convnet"]
 
 
+def test_keys_inside_lists_and_tables_are_as_an_override_takes_them() -> None:
+    assert [key.name for key in keys_at("data.sources.0.weight")] == ["data.sources.N.weight"]
+    assert KEYS["data.sources"].type == KEYS["data.views"].type == "list of sections"
+    assert "model.encoders.VIEW.kernel" in KEYS and "model.encoders.kernel" not in KEYS
+
+
 def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--help", "data.views.0.size"]) == 0
     assert capsys.readouterr().out == (

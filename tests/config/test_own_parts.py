@@ -9,6 +9,7 @@ import torch
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import dump_config, load_config, parse_config
+from heron.pipeline.config.sections import as_typed, leaves, override
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics
@@ -89,6 +90,15 @@ def test_the_augmentation_acts(my_lab: Path) -> None:
 def test_an_encoder_that_is_wrong_is_named(my_lab: Path, encoder: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(tree(my_lab, "run", model={"encoder": {"kind": encoder}}))
+
+
+def test_an_override_finds_a_dotted_name_in_a_list() -> None:
+    masked = {"my_lab.Mask": {"part": 1}}
+    given: dict[str, Any] = {"data": {"views": [{"augment": ["noise", masked]}]}}
+    for name, value in list(leaves(given)):
+        override(given, f"{name}={as_typed(value)}")
+    override(given, "data.views.0.augment.1.my_lab.Mask.part=2")
+    assert given == {"data": {"views": [{"augment": ["noise", {"my_lab.Mask": {"part": 2}}]}]}}
 
 
 def test_options_are_checked(my_lab: Path) -> None:

@@ -96,6 +96,8 @@ def test_fit_is_the_centre_without_distortion() -> None:
     assert torch.equal(small, fit(PICTURES[:, :, :, 3:15], (4, 4)))
     even = torch.full((1, 3, 50, 40), 0.3)
     torch.testing.assert_close(fit(even, (8, 8)), torch.full((1, 3, 8, 8), 0.3))
+    assert fit(even, (1, 200)).shape == (1, 3, 1, 200)
+    assert fit(even, (200, 1)).shape == (1, 3, 200, 1)
 
 
 def test_color_by_its_options() -> None:

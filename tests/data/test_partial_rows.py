@@ -76,6 +76,11 @@ def test_a_row_keeps_a_view_and_its_own_draw(folder: Path) -> None:
     assert 0.5 < gone.mean() < 0.7 and (gone >= ~present[:, 1]).all()  # the draw is the view's own
 
 
+def test_a_view_that_cannot_be_hidden_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.protocol.hide_views: .* 'v3' is not in .*; found"):
+        hide_views(Reader(folder / "mine"), {"v3": 0.5}, Protocol())
+
+
 def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     streams = open_streams(config(folder))
     whole, roles = Reader(folder / "mine"), streams.roles
@@ -195,3 +200,24 @@ def test_measures_of_the_views_that_there_are() -> None:
             bool((unit[0][i] @ unit[1][others].T < unit[0][i] @ unit[1][i]).sum() > len(others) - 5)
         )
     assert recalls["recall@5_a_b"] == pytest.approx(np.mean(hits))
+
+
+def test_no_labelled_row_is_left(folder: Path) -> None:
+    np.savez(
+        folder / "bare.npz", **{n: RANDOM.normal(size=(40, 6)).astype("f4") for n in ("v1", "v2")}
+    )
+    build(make("arrays", {"npz": folder / "bare.npz"}), folder / "bare", progress=False)
+    protocol = {"labelled": "all", "partial_rows": "drop", "hide_labels": 0.0}
+    data = {
+        "path": str(folder / "bare"),
+        "protocol": protocol,
+        "batch": {"labelled": 0, "unlabelled": 8},
+    }
+    objective = {
+        "bce": None,
+        "weighted_unsupervised": None,
+        "weighted_supervised": None,
+        "nt_xent": {},
+    }
+    streams = open_streams(config(folder, data=data, objective=objective))
+    assert not len(streams.roles.labelled) and 8 <= len(streams.roles.unlabelled) < 40

@@ -158,3 +158,15 @@ def test_all_rows_of_shards_take_no_list() -> None:
     assert [part.tolist() for part in parts] == [[batch[rank]] for rank in (0, 1, 77, 4095)]
     assert len({row // 10_000 for row in batch.tolist()}) < 64 * 4
     assert not plan._cache
+
+
+def test_windows_on_both_sides_of_a_power_of_four() -> None:
+    # 129 rows are windows of 64 and 65, and a row of one is drawn beside rows of the other or not.
+    for rows, batch, canonical in ((129, 1, 1), (259, 2, 2)):
+        plan = Stream("labelled", Listed.of([np.arange(rows)]), batch, 0, canonical, window=100)
+        steps = plan.steps_per_epoch
+        straight = plan.many(np.arange(steps))
+        assert len(np.unique(straight)) == steps * batch
+        for t in range(steps):
+            assert plan.at(t).tolist() == straight[t].tolist()
+            assert [*plan.at(t, slice(0, 1)), *plan.at(t, slice(1, 2))] == straight[t].tolist()

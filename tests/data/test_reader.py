@@ -76,6 +76,10 @@ def test_a_missing_shard_and_one_of_another_size_are_named(vectors: Path, tmp_pa
     tar.unlink()
     with pytest.raises(ShardError, match=r"train-000001.tar is missing; the manifest lists it"):
         Reader(copy)
+    tar.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ShardError, match=r"train-000001.tar is missing; the manifest lists it"):
+        Reader(copy)
+    assert len(Reader(copy, "skip").lost) > 0
 
 
 def test_a_damaged_picture_is_named(images: Path, tmp_path: Path) -> None:

@@ -93,7 +93,22 @@ def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
         ({"storage_options": {"aws_secret": "x"}}, "aws_secret"),
         ({"storage_options": {"client_kwargs": {"aws_secret_access_key": "x"}}}, "aws_secret_acc"),
         ({"path": "https://me:x@host/frames"}, "the password in the URL"),
+        ({"path": "simplecache::https://me:x@host/frames"}, "the password in the URL"),
+        (
+            {
+                "path": "",
+                "webdataset": {
+                    "unlabelled": "pipe:curl -s https://me:x@host/a.tar",
+                    "samples_per_epoch": 9,
+                    "image": ["jpg"],
+                },
+            },
+            "the password in the URL",
+        ),
         ({"path": "https://host/frames?X-Amz-Signature=x"}, "X-Amz-Signature"),
+        ({"path": "https://a.blob.core.windows.net/frames?sv=1&sig=x"}, "sig"),
+        ({"storage_options": {"headers": {"Authorization": "Bearer x"}}}, "authorization"),
+        ({"storage_options": {"connection_string": "AccountKey=x"}}, "connection_string"),
     ]:
         with pytest.raises(ConfigError, match=f"{what}.* would be written into the run's folder"):
             frames(tmp_path, data=data)

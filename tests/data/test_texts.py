@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
 from heron.launch.cli import main
 from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.pipeline.data.dataset import open_reader
+from heron.pipeline.data.given_rows import GivenView
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.pretrain import pretrain
@@ -65,6 +67,14 @@ def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
     assert decode(pickle.loads(pickle.dumps(decoder)), b"red square a blue red")[-1] == 1
     write_tokenizer(tmp_path / "u.json", ["a red square", "a blue square", "red and blue"] * 3)
     assert (tmp_path / "u.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+
+
+def test_a_vocabulary_with_gaps_has_room_for_its_last_id() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    decoder = TextDecoder(2, words.to_str())
+    assert decode(decoder, b"a b") == [0, 7]
+    assert decoder.vocabulary == 8
 
 
 def losses(folder: str, name: str, changes: dict[str, Any]) -> list[float]:
@@ -218,5 +228,20 @@ def test_a_text_that_is_no_utf8(run: Path, tmp_path: Path) -> None:
     try:
         with pytest.raises(ShardError, match="sample train0002: view 'caption' is .* UTF-8"):
             reader.read("caption", np.array([2]))
+        skipping = open_reader(mixed(run, data={"on_error": "skip"}).data)
+        rows = np.array([1, 2])
+        out = np.full((2, *skipping.decoders["caption"].shape), 10**9, np.int32)
+        skipping.fill({"caption": out}, rows)  # which is scored with the others, by an embedding
+        assert list(skipping.lost) == [2] and not out[1].any() and out[0].max() < 10**9
+        skipping.fill({"caption": out}, rows[::-1].copy())
+        assert not out[0].any() and out[1].any()
     finally:
         shard.write_bytes(kept)
+
+
+@pytest.mark.parametrize("rows", ["a red square", np.array("a red square"), None])
+def test_one_text_is_no_list_of_texts(rows: Any) -> None:
+    view = View(name="caption", kind="text", shape=(-1,), dtype="uint8")
+    told = f"view 'caption' is {type(rows).__name__}; expected a list of texts"
+    with pytest.raises(InputError, match=told):
+        GivenView(view, TextDecoder(8), rows)

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.data.views import Views
+from heron.pipeline.evaluation.cross_view import cross_view_recalls
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import fitted_threshold, multi_label_scores
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.supervised import WeightedSupervised
+from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
 from tests.experiments import frames
 
 ONE_VIEW: dict[str, Any] = {"stored": "view1", "augment": ["noise"]}
@@ -150,3 +153,30 @@ def test_a_fitted_threshold_is_that_of_the_validation_rows(folder: Path) -> None
     assert len({scores[f"{one}threshold"] for one in ("", "probe_", "knn_")}) == 3
     _, its = evaluator.evaluate(model, streams.roles, "validation")
     assert its["threshold"] == known
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "hidden features"),  # of the probe
+        ({"evaluate": {"probe": "never", "knn": 5}}, "hidden features"),
+        ({"evaluate": {"probe": "never", "cross_view": True}}, "projections"),
+    ],
+)
+def test_what_is_not_finite_is_not_scored(folder: Path, changes: dict[str, Any], what: str) -> None:
+    evaluator, model, streams, views = make(folder, classify=False, **changes)
+    terms = {"weighted_unsupervised": WeightedUnsupervised()}
+    shapes = [streams.reader.view(view.stored).shape for view in views.views]
+    model = Heterogeneous(frames(folder).model, shapes, 4, terms)
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(TrainingError, match=f"{what} of 70 of 70 rows are not finite, .* lower"):
+        evaluator.evaluate(model, streams.roles)
+
+
+def test_a_query_that_is_not_finite_finds_nothing() -> None:
+    views = [torch.eye(20, 30, dtype=torch.float64) for _ in range(2)]
+    assert set(cross_view_recalls(views, ["a", "b"]).values()) == {1.0}
+    views[0][3] = torch.nan
+    found = cross_view_recalls(views, ["a", "b"])
+    assert found["recall@1_a_b"] == found["recall@10_a_b"] == 0.95

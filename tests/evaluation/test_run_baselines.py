@@ -16,7 +16,7 @@ from heron.pipeline.evaluation.baselines import logistic_regression, other_seeds
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
-from tests.experiments import merge
+from tests.experiments import frames, merge
 
 FACES = Path(__file__).parents[2] / "configs" / "faces.yaml"
 
@@ -129,6 +129,13 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     two = ranks.run(2, small, str(tmp_path), "two")
     for key in (k for k in result if k.endswith(("auc_macro", "f1_weighted"))):
         assert two[0][key] == two[1][key] == pytest.approx(result[key], abs=1e-6), key
+
+
+def test_the_plain_network_is_asked_for_nothing_of_projections(tmp_path: Path) -> None:
+    asked = {"evaluate": {"cross_view": True}, "model": {"matryoshka": [2, 8]}}
+    alone = plain(frames(tmp_path, objective={"weighted_unsupervised": {}}, **asked))
+    assert alone is not None
+    assert pretrain(alone)["steps"] > 0
 
 
 def test_further_seeds_train_networks_alone() -> None:
