@@ -361,14 +361,13 @@ def npy(array: NDArray[Any]) -> bytes:
 def _manifest(draft: Manifest, out: Path, plan: list[_Rows]) -> Manifest:
     """Measures the shards on disk: those of this run and of interrupted ones alike."""
     splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
-    moments = {view.name: Moments() for view in draft.views if view.kind == "vector"}
+    moments = {n: Moments() for n, view in enumerate(draft.views) if view.kind == "vector"}
     for part in plan:
         tar, index_file = out / part.file, out / index_name(part.file)
         index = ShardIndex.read(index_file)
         splits[part.split].append(Shard.of(tar, index))
-        if moments and part.split == ("train" if "train" in splits else part.split):
-            for name, moment in moments.items():
-                column = index.column(f"{name}.npy")
+        if part.split == ("train" if "train" in splits else part.split):
+            for column, moment in moments.items():
                 there = index.lengths[:, column] > 0
                 spans = index.offsets[there, column], index.lengths[there, column]
                 starts = index.starts[:-1][there].tolist()
@@ -377,5 +376,5 @@ def _manifest(draft: Manifest, out: Path, plan: list[_Rows]) -> Manifest:
                         block = block[index.present[start : start + len(block), column] > 0]
                     if len(block):
                         moment.add(block)
-    views = [moments[v.name].onto(v) if v.name in moments else v for v in draft.views]
+    views = [moments[n].onto(v) if n in moments else v for n, v in enumerate(draft.views)]
     return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})

@@ -1,7 +1,7 @@
 """Index tars that others wrote, where they lie: an index beside each, and a manifest."""
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -182,7 +182,12 @@ def _finished(
         raise ShardError(f"{folder} holds an unfinished build of ours; expected tars of others")
     if not (folder / MANIFEST).exists():
         return None
-    manifest = load_manifest(folder)
+    try:
+        manifest = load_manifest(folder)
+    except ShardError:
+        if overwrite:  # which mends one that cannot be read
+            return None
+        raise
     if not manifest.foreign:
         raise ShardError(
             f"{folder} holds a build of ours, from {manifest.built_from.source}; expected tars of "
@@ -201,13 +206,13 @@ def _finished(
 def _clear(folder: Path) -> None:
     """Removes an older manifest and its indexes: some of the tars they list may have gone."""
     if (folder / MANIFEST).exists():
-        manifest = load_manifest(folder)
+        stale = list(folder.glob(f"*{TOKENIZER}"))
+        with suppress(ShardError):  # one that cannot be read lists no indexes
+            for shards in load_manifest(folder).splits.values():
+                stale += [folder / shard.index_file for shard in shards]
         (folder / MANIFEST).unlink()
-        for path in folder.glob(f"*{TOKENIZER}"):
-            path.unlink()
-        for shards in manifest.splits.values():
-            for shard in shards:
-                (folder / shard.index_file).unlink(missing_ok=True)
+        for path in stale:
+            path.unlink(missing_ok=True)
 
 
 def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:

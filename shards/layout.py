@@ -173,8 +173,8 @@ def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
 def _text(text: str) -> StoredColumn:
     """Parses a value of --text."""
     member, _, field = text.partition(":")
-    if field and member.rpartition(".")[2] in JSONS:
-        return StoredColumn("text", "text", (member,), field)
+    if field and member.lower().rpartition(".")[2] in JSONS:
+        return StoredColumn("text", "text", (member.lower(),), field)
     return StoredColumn("text", "text", _suffixes(text, ("txt", "text", "caption")))
 
 

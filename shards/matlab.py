@@ -268,8 +268,7 @@ def _hdf5_variables(path: Path) -> list[Variable]:
 
 def _hdf5_variable(name: str, item: Any) -> Variable:
     """Describes an object of the file, whose axes MATLAB stores in reverse."""
-    name_of_kind = item.attrs.get("MATLAB_class", b"")
-    kind = name_of_kind.decode("latin-1") if isinstance(name_of_kind, bytes) else "unknown"
+    kind = matlab_class(item)
     shape = () if "MATLAB_empty" in item.attrs else getattr(item, "shape", None) or ()
     dtype = item.dtype if hasattr(item, "shape") else np.dtype("O")  # a group is a struct or sparse
     if "MATLAB_sparse" in item.attrs or dtype.names:
@@ -281,6 +280,14 @@ def _hdf5_variable(name: str, item: Any) -> Variable:
     if item.is_virtual or item.external:
         return Variable(name, f"{kind} in another file", shape[::-1])
     return Variable(name, kind, shape[::-1], dtype)
+
+
+def matlab_class(item: Any) -> str:
+    """Returns MATLAB's class of an object of HDF5, "" where none is stated."""
+    kind = item.attrs.get("MATLAB_class", "")
+    if isinstance(kind, bytes):  # as MATLAB writes it; others write a text
+        return kind.decode("latin-1")
+    return kind if isinstance(kind, str) else "unknown"
 
 
 def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:

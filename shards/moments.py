@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.manifest import View
+from heron.shards.errors import ShardError
+from heron.shards.manifest import GREATEST, View
 
 
 class Moments:
@@ -41,5 +42,17 @@ class Moments:
         return np.sqrt(self.squares / max(1, self.rows))
 
     def onto(self, view: View) -> View:
-        """Returns the view with these statistics."""
+        """Returns the view with these statistics, as it is where no row was added.
+
+        Raises ShardError where they are so large that float32 cannot compute with them.
+        """
+        if not self.rows:
+            return view
+        for name, values in (("mean", self.mean), ("standard deviation", self.std)):
+            if (worst := np.abs(values)).max(initial=0) > GREATEST:
+                at = int(worst.argmax())
+                raise ShardError(
+                    f"view {view.name!r}: the {name} of column {at} is {values[at]:.3g}; expected "
+                    f"within ±{GREATEST:g}; scale the column, or leave it out"
+                )
         return view.model_copy(update={"mean": self.mean.tolist(), "std": self.std.tolist()})

@@ -32,6 +32,7 @@ HOPELESS = {
     "SSLCertVerificationError",
 }
 BUGS = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError, ImportError)
+SECRET = re.compile("key|secret|token|pass|auth|sig|cred", re.I)  # in the name of an option
 PASSING = (408, 425, 429)  # statuses below 500 that may go away
 
 T = TypeVar("T")
@@ -320,7 +321,7 @@ class Remote:
             key, value = left.pop()
             if isinstance(value, dict):
                 left += [(f"{key}.{name}", item) for name, item in value.items()]
-            elif isinstance(value, str) and re.search("key|secret|token|pass|auth|sig|cred", key):
+            elif isinstance(value, str) and SECRET.search(key):
                 secrets.append(value)
         return [secret for secret in secrets if secret]
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ LONGEST = 2**16  # bytes of a text that are looked at
 LARGEST = 2**24  # bytes of a JSON object
 MOST = 8192  # pieces of a vocabulary
 TOKENIZER = ".tokenizer.json"  # after the name of a view
+HALF = re.compile("[\ud800-\udfff]")  # of a character beyond 16 bits, which no UTF-8 has
 SPECIAL = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
@@ -26,7 +29,7 @@ def read_text(data: bytes, field: str | None = None) -> str:
         field: of the JSON object that has it; None: the member is the text.
 
     Raises:
-        ValueError: it is not UTF-8, no JSON object, or the field is no string.
+        ValueError: it is not UTF-8, no JSON object, or the field is no string of whole characters.
     """
     if field is not None:
         try:
@@ -36,9 +39,12 @@ def read_text(data: bytes, field: str | None = None) -> str:
         text = found.get(field) if isinstance(found, dict) else None
         if not isinstance(text, str):
             raise ValueError(f"is {shown(data)}; expected JSON with a string called {field!r}")
+        if HALF.search(text):
+            raise ValueError(f"has half a character (a lone surrogate) in {field!r}; expected text")
         return text[:LONGEST]
-    try:
-        return data[:LONGEST].decode("utf-8-sig", "ignore" if len(data) > LONGEST else "strict")
+    decoder = getincrementaldecoder("utf-8-sig")()
+    try:  # a character that the cut parts is left out
+        return decoder.decode(data[:LONGEST], final=len(data) <= LONGEST)
     except UnicodeDecodeError:
         raise ValueError(f"is {shown(data)}; expected UTF-8") from None
 

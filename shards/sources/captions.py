@@ -41,7 +41,7 @@ class Captions(FileSource):
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
-        texts = [] if self.csv else [str(Path(path).with_suffix(CAPTION)) for path, _ in self._rows]
+        texts = [] if self.csv else [text for _, text in self._pairs]
         paths = [*dict.fromkeys(path for path, _ in self._rows), *texts]
         return [folder_record(self.folder, paths), *([file_record(self.csv)] if self.csv else [])]
 
@@ -72,7 +72,10 @@ class Captions(FileSource):
     @cached_property
     def _rows(self) -> list[tuple[str, str]]:
         """The picture and the caption of each row."""
-        rows = self._of_csv(self.csv) if self.csv else self._beside()
+        if self.csv:
+            rows = self._of_csv(self.csv)
+        else:
+            rows = [(path, _text(self.folder / text)) for path, text in self._pairs]
         for path, caption in rows:
             if not caption.strip():
                 raise SourceError(
@@ -81,8 +84,9 @@ class Captions(FileSource):
                 )
         return rows
 
-    def _beside(self) -> list[tuple[str, str]]:
-        """Returns the pictures that have a text beside them, and the texts."""
+    @cached_property
+    def _pairs(self) -> list[tuple[str, str]]:
+        """The pictures that have a text beside them, and the paths of the texts."""
         paths = sorted(p for p in self.folder.rglob("*") if p.is_file())
         names = [str(p.relative_to(self.folder)) for p in paths]
         names = [n for n in names if not any(part.startswith(".") for part in n.split("/"))]
@@ -90,7 +94,8 @@ class Captions(FileSource):
         for name in names:
             stems.setdefault(name.rpartition(".")[0], []).append(name)
         for found in stems.values():
-            suffixes = sorted(Path(name).suffix.lower() for name in found)
+            found.sort(key=_is_text)
+            suffixes = [Path(name).suffix.lower() for name in found]
             if len(found) != 2 or suffixes[1] != CAPTION or suffixes[0] not in KINDS:
                 raise SourceError(
                     f"{self.dataset}: {' and '.join(found)}; expected a picture (.jpg, .jpeg or "
@@ -98,10 +103,7 @@ class Captions(FileSource):
                 )
         if not stems:
             raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
-        return [
-            (one, _text(self.folder / other))
-            for one, other in (sorted(p, key=lambda n: n.endswith(CAPTION)) for p in stems.values())
-        ]
+        return [(picture, text) for picture, text in stems.values()]
 
     def _of_csv(self, path: Path) -> list[tuple[str, str]]:
         """Returns the pictures and captions that a CSV names."""
@@ -113,7 +115,8 @@ class Captions(FileSource):
                 f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
             ) from None
         top = self.folder.resolve()
-        if lines and Path(lines[0][0]).suffix.lower() not in KINDS:
+        first = lines[0][0] if lines else ""
+        if Path(first).suffix.lower() not in KINDS and not (top / first).is_file():
             lines = lines[1:]  # the names of the columns
         for number, row in enumerate(lines, 1):
             if len(row) != 2 or not (place := (top / row[0]).resolve()).is_file():
@@ -129,6 +132,10 @@ class Captions(FileSource):
         if not lines:
             raise SourceError(f"{path.name}: no rows; expected file,caption in each line")
         return [(row[0], row[1]) for row in lines]
+
+
+def _is_text(name: str) -> bool:
+    return name.lower().endswith(CAPTION)
 
 
 def _text(path: Path) -> str:

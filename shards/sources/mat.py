@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile
+from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile, matlab_class
 from heron.shards.sources.named import WHOLE_LABELS, NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
@@ -218,7 +218,7 @@ def _of_item(opened: Any, item: Any, where: str, inner: bool = False) -> Any:
     """Returns an object of a v7.3 file, whose axes are stored in reverse."""
     import h5py
 
-    kind = item.attrs.get("MATLAB_class", b"").decode("latin-1")
+    kind = matlab_class(item)
     if isinstance(item, h5py.Group) and "MATLAB_sparse" in item.attrs:
         from scipy.sparse import csc_array
 
@@ -229,6 +229,8 @@ def _of_item(opened: Any, item: Any, where: str, inner: bool = False) -> Any:
         return _dense(csc_array(tuple(parts), shape=(rows, columns)), where)
     if isinstance(item, h5py.Group):
         raise SourceError(f"{where} has a struct or another object; leave it out with --ignore")
+    if "MATLAB_empty" in item.attrs:  # its numbers are its shape
+        return [] if kind == "cell" else np.array("") if kind == "char" else np.empty((0, 0))
     if kind == "cell" and not inner:
         _bound(item.shape, 8, where)
         return [_of_item(opened, opened[ref], where, True) for ref in item[()].ravel().tolist()]
@@ -236,8 +238,7 @@ def _of_item(opened: Any, item: Any, where: str, inner: bool = False) -> Any:
         return []
     values = _numbers(item, where).T
     if kind == "char":
-        text = "".join(map(chr, values.ravel("F").tolist()))
-        return np.array("" if "MATLAB_empty" in item.attrs else text)
+        return np.array("".join(map(chr, values.ravel("F").tolist())))
     return _real(values, where)
 
 

@@ -66,11 +66,12 @@ class Mulan(FileSource):
         """Reads the files, and lays them end to end."""
         names = self._label_names()
         tables = [read_arff(path) for path in self.arff]
+        declared = [*map(_declared, tables[0].kinds.items())]
         for table in tables:
-            for found, first in zip_longest(table.kinds, tables[0].kinds):
+            for found, first in zip_longest(map(_declared, table.kinds.items()), declared):
                 if found != first:
                     raise SourceError(
-                        f"{table.file}: attribute {found!r} where {tables[0].file} has {first!r};"
+                        f"{table.file}: attribute {found} where {tables[0].file} has {first};"
                         " give the files of one data set"
                     )
             self._check_attributes(table, names)
@@ -134,6 +135,12 @@ class Mulan(FileSource):
                 )
 
 
+def _declared(attribute: tuple[str, tuple[str, ...]]) -> str:
+    """Returns the name of an attribute, and its values where each is a feature, in their order."""
+    name, kind = attribute
+    return repr(name) if is_number(kind) else f"{name!r} {type_of(kind)}"
+
+
 def _split_columns(
     table: ArffFile, labels: list[str]
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
@@ -141,6 +148,11 @@ def _split_columns(
     names = list(table.kinds)
     columns = [names.index(label) for label in labels]
     others = [column for column in range(len(names)) if column not in set(columns)]
+    if not others:
+        raise SourceError(
+            f"{table.file}: every attribute is a label; expected a feature; give the XML of this "
+            "data set"
+        )
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         single = table.values.astype(np.float32)
     targets = table.values[:, columns]

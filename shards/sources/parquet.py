@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -93,6 +93,8 @@ class Parquet(FileSource):
 
     def load(self) -> Loaded:
         """Opens the files, and looks at every picture's header and every label."""
+        if not sum(self._rows.rows):
+            raise SourceError(f"{self.files[0].name}: no rows; expected some; give other files")
         views = self._views()
         targets, labels = self._labels()
         ends = np.cumsum([0, *self._rows.rows]).tolist()
@@ -255,23 +257,27 @@ def _vectors(
     """Returns what reads columns of numbers, or of lists of as many in each row, side by side."""
     from pyarrow import types
 
-    def lengths(column: str, of: NDArray[np.int64]) -> set[int]:
-        lists = rows.take(column, of)
+    def lengths(lists: Any) -> set[int]:
         listed = types.is_list(lists.type) or types.is_large_list(lists.type)
-        return set(lists.value_lengths().to_pylist()) if listed else set()
+        return set(lists.value_lengths().drop_null().to_pylist()) if listed else set()
+
+    @cache
+    def first(column: str) -> set[int]:
+        return lengths(rows.take(column, np.zeros(1, np.int64)))
 
     def one(column: str, of: NDArray[np.int64]) -> NDArray[Any]:
-        widths = lengths(column, of) | lengths(column, np.zeros(1, np.int64))
-        if len(widths) > 1:
-            raise SourceError(
-                f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
-                f"expected as many in every row; {FILL}"
-            )
         values = rows.take(column, of)
-        while types.is_nested(values.type):
+        widths = lengths(values) | first(column)
+        while True:
+            if len(widths) > 1:
+                raise SourceError(
+                    f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
+                    f"expected as many in every row; {FILL}"
+                )
             if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
             values = values.flatten()
+            widths = lengths(values)
         kind = values.type
         number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         if not number or values.null_count or len(values) % len(of):

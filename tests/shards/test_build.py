@@ -5,16 +5,17 @@ import os
 import pickle
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
+from heron.shards.manifest import Labels, View
 from heron.shards.moments import Moments
 from heron.shards.sources import make
-from heron.shards.sources.base import Rows
+from heron.shards.sources.base import Rows, Source
 from heron.shards.sources.frames import Frames
 from heron.shards.verify import verify
 from tests.shards.tiny import arrays_source
@@ -225,3 +226,34 @@ def test_to_start_again_may_be_interrupted_and_spares_what_is_not_ours(
 def interrupt(*_: object, **__: object) -> None:
     """Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def test_numbers_whose_mean_float32_cannot_compute_with(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b,kind\n1,1e35,x\n2,2e35,y\n")
+    source = make("table", {"csv": str(tmp_path / "mine.csv")})
+    with pytest.raises(ShardError) as fault:
+        build(source, tmp_path / "out", progress=False)
+    assert str(fault.value) == (
+        "view 'features': the mean of column 1 is 1.5e+35; expected within ±1e+30; scale the "
+        "column, or leave it out"
+    )
+
+
+class Sounds(Source):
+    name: ClassVar[str] = "sounds"
+    block_rows: ClassVar[int | None] = None
+    views: ClassVar[list[View]] = [
+        View(name="a", kind="vector", shape=(2,), dtype="float32", member="sound.npy")
+    ]
+    labels: ClassVar[Labels] = Labels(kind="none", names=[])
+    splits: ClassVar[dict[str, int]] = {"all": 3}
+
+    def read(self, split: str, start: int, stop: int) -> Rows:
+        values = np.arange(start, stop, dtype="f4")[:, None] + np.zeros((1, 2), "f4")
+        return Rows({"a": values}, np.full(len(values), -1), [f"k{n}" for n in range(start, stop)])
+
+
+def test_a_vector_that_names_its_member(tmp_path: Path) -> None:
+    (view,) = build(Sounds(seed=0), tmp_path, shard_rows=3, progress=False).views
+    assert (view.member, view.mean) == ("sound.npy", [1.0, 1.0])
+    assert verify(tmp_path).ok

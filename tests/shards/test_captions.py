@@ -74,3 +74,23 @@ def test_faults(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (made / name).write_bytes(data)
     with pytest.raises(SourceError, match=message):
         _ = make("captions", {"folder": made}).splits
+
+
+@pytest.mark.parametrize("picture_suffix", [".png", ".PNG"])
+def test_suffixes_in_capitals(tmp_path: Path, picture_suffix: str) -> None:
+    for n, stem in enumerate("Ab"):
+        (tmp_path / f"{stem}{picture_suffix}").write_bytes(picture(n))
+        (tmp_path / f"{stem}.TXT").write_text(f"bird {n}")
+    source = make("captions", {"folder": tmp_path})
+    assert whole(source, "all").views["caption"] == [b"bird 0", b"bird 1"]
+    before = source.input_files()
+    (tmp_path / "b.TXT").write_text("bird 2")
+    assert make("captions", {"folder": tmp_path}).input_files() != before
+
+
+def test_a_first_line_that_names_another_kind_of_file_is_no_header(tmp_path: Path) -> None:
+    made, listed = folder(tmp_path), tmp_path / "captions.csv"
+    (made / "a.gif").write_bytes(b"GIF89a")
+    listed.write_text("a.gif,one\nbird 0.png,two\n")
+    with pytest.raises(SourceError, match=r"a.gif begins with b'GIF89a'; expected a JPEG or a PNG"):
+        _ = make("captions", {"folder": made, "csv": listed}).splits

@@ -277,6 +277,14 @@ def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> Non
         run(folder / "ours", image=["jpg"])
 
 
+def test_overwrite_mends_a_manifest_that_cannot_be_read(folder: Path) -> None:
+    whole = run(folder, image=["jpg"], label="cls").manifest
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(ShardError, match="not JSON .*; build or index it again with --overwrite"):
+        run(folder, image=["jpg"], label="cls")
+    assert run(folder, image=["jpg"], label="cls", overwrite=True).manifest == whole
+
+
 def test_verify_finds_what_is_wrong(folder: Path) -> None:
     run(folder, image=["jpg"], label="cls")
     tar = folder / "cats-train-0000.tar"

@@ -14,6 +14,7 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import View, load_manifest
+from heron.shards.texts import LONGEST, read_text
 from heron.shards.verify import verify
 from tests.data import endless
 from tests.shards.others import jpeg, run, write_tar
@@ -93,6 +94,27 @@ def test_labels_that_look_like_texts_are_refused(folder: Path) -> None:
     assert (
         len(run(folder, image=["jpg"], label="txt", label_names=names).manifest.labels.names) == 60
     )
+
+
+def test_the_case_of_a_member_that_holds_a_field(folder: Path) -> None:
+    assert run(folder, image=["jpg"], text=["JSON:caption"]).manifest.views[1].member == "json"
+
+
+def test_long_texts_are_cut_between_characters() -> None:
+    assert read_text("é".encode() * LONGEST) == "é" * (LONGEST // 2)
+    assert read_text(b"a" + "é".encode() * LONGEST) == "a" + "é" * (LONGEST // 2 - 1)
+    with pytest.raises(ValueError, match="expected UTF-8"):
+        read_text("é".encode("latin-1") * (LONGEST + 1))
+
+
+def test_half_a_character_is_no_text(folder: Path) -> None:
+    half = [("90.jpg", jpeg(90)), ("90.json", b'{"caption": "a \\ud83d"}')]
+    write_tar(folder / "00090.tar", [*half, *sample(91)])
+    told = r"00090.tar sample 90 member 'json' has half a character .* in 'caption'; expected text"
+    with pytest.raises(ShardError, match=told):
+        run(folder, image=["jpg"], text=["json:caption"])
+    outcome = run(folder, image=["jpg"], text=["json:caption"], on_error="skip")
+    assert len(outcome.skipped) == 1
 
 
 @pytest.mark.parametrize(

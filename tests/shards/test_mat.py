@@ -12,8 +12,10 @@ from scipy.sparse import csc_array, issparse
 
 from heron.shards.build import build
 from heron.shards.errors import SourceError
+from heron.shards.matlab import MatlabFile
 from heron.shards.sources import make
 from heron.shards.sources.base import Source
+from heron.shards.sources.mat import read_value
 from heron.shards.verify import verify
 from tests.shards.tiny import whole
 
@@ -171,3 +173,19 @@ def test_an_element_that_unpacks_to_too_much(
     monkeypatch.setattr("heron.shards.matlab.MOST_UNPACKED", 10**5)
     with pytest.raises(SourceError, match="X has more than 100,000 bytes unpacked; expected so ma"):
         _ = make("mat", {"mat": tmp_path / "views.mat"}).splits
+
+
+def test_empty_variables_and_classes_as_texts_of_hdf5(tmp_path: Path) -> None:
+    path = tmp_path / "views.mat"
+    with h5py.File(path, "w") as file:
+        for name, kind in (("none", "double"), ("words", "char"), ("cells", "cell")):
+            file[name] = np.zeros(2, "u8")  # MATLAB's way: the shape, in place of the numbers
+            file[name].attrs.update({"MATLAB_class": np.bytes_(kind), "MATLAB_empty": 1})
+        file["X"], file["cube"] = ONE.T, np.ones((2, 3, 4))
+        for name in ("X", "cube"):
+            file[name].attrs["MATLAB_class"] = "double"  # a text, as h5py writes it
+    opened = MatlabFile(path)
+    values = {name: read_value(opened, name) for name in opened.variables}
+    assert values["cells"] == [] and np.asarray(values["words"]).tolist() == ""
+    shapes = {name: np.shape(values[name]) for name in ("none", "X", "cube")}
+    assert shapes == {"none": (0, 0), "X": (9, 4), "cube": (4, 3, 2)}

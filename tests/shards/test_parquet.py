@@ -215,3 +215,25 @@ def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(SourceError, match=message):
             _ = make("parquet", options | change).splits
+
+
+@pytest.mark.parametrize(
+    ("sensors", "told"),
+    [
+        ([[[1, 2], [3, 4]], [[5], [6, 7]], [[8, 9], [1, 2, 3]]], "lists of 1 and 2 values; expec"),
+        ([[1, 2], None, [3, 4]], "sensors is list<.*> ; expected numbers, as many in every row"),
+        ([[1, 2], [3, None], [4, 5]], "sensors is int64 with rows that are missing"),
+        ([[1, 2], [3, 4], [5]], "lists of 1 and 2 values; expected as many in every row"),
+    ],
+)
+def test_lists_of_several_lengths(tmp_path: Path, sensors: list[Any], told: str) -> None:
+    source = parquet(tmp_path, {"sensors": sensors}, vector=["sensors"])
+    with pytest.raises(SourceError, match=told):
+        whole(source, "all")
+
+
+@pytest.mark.parametrize("view", [{"image": ["x"]}, {"text": ["x"]}, {"vector": ["x"]}])
+def test_no_rows(tmp_path: Path, view: dict[str, object]) -> None:
+    source = parquet(tmp_path, {"x": pa.array([], pa.binary())}, **view)
+    with pytest.raises(SourceError, match=r"mine.parquet: no rows; expected some; give other"):
+        _ = source.splits

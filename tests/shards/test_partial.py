@@ -11,7 +11,7 @@ from heron.pipeline.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
-from heron.shards.manifest import Labels
+from heron.shards.manifest import Labels, load_manifest
 from heron.shards.show import show
 from heron.shards.sources import make
 from heron.shards.sources.base import Source, with_unknown
@@ -56,6 +56,16 @@ def test_rows_of_blocks_that_lack_views(tmp_path: Path) -> None:
     counts = {" ".join(line.split()[:-1]): line.split()[-1] for line in lines if line}
     assert counts["rows with"] == "rows" and counts["sound + sight"] == str(there.all(1).sum())
     assert counts["sound"] == str(BLIND.sum()) and counts["sight"] == str(DEAF.sum())
+
+
+def test_a_view_that_no_row_of_train_has(tmp_path: Path) -> None:
+    late = np.arange(300) > 99
+    split = np.where(late, "test", "train")
+    arrays = {"sound": SOUND, "sight": lacking(SIGHT, ~late), "split": split}
+    build(source(tmp_path, arrays, **ALLOWED), tmp_path / "out", progress=False)
+    sound, sight = load_manifest(tmp_path / "out").views
+    assert len(sound.mean or ()) == 4 and sight.mean is sight.std is None
+    assert verify(tmp_path / "out").ok
 
 
 def test_samples_without_a_member(tmp_path: Path) -> None:

@@ -283,3 +283,8 @@ def test_what_cannot_be_opened(
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ShardError, match=message):
         open_store(url, options=options, retry=RETRY).read_bytes("manifest.json")
+
+
+def test_secrets_by_names_in_capitals() -> None:
+    remote = Remote("https://host/set", {"headers": {"Authorization": "Bearer abc"}})
+    assert "abc" not in remote._words(ValueError("no header 'Bearer abc'"))

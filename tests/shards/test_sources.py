@@ -1,5 +1,6 @@
 """Sources: what they read and draw, and how they say what is wrong with a file."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_p
     np.testing.assert_array_equal(again, noisy["view1"])
 
 
+ONE_LABEL = '<labels xmlns="http://mulan.sourceforge.net/labels"><label name="y"/></labels>'
 NOMINAL = """@relation kinds
 @attribute warm {0,1}
 @attribute 'the colour' {red, 'dark, green', "it's"}
@@ -221,6 +223,41 @@ def test_mulan_files_of_different_sets(tmp_path: Path) -> None:
     both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
     with pytest.raises(SourceError, match="other.arff: attribute 'depth' where tiny.arff has 'hei"):
         _ = make("mulan", options | {"arff": both}).splits
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ("{red,blue}", "{blue,red}", "b.arff: attribute 'c' {blue,red} where a.arff has 'c' {red"),
+        ("{red,blue}", "{red,blue,green}", "b.arff: attribute 'c' {red,blue,green} where a.arff"),
+        ("numeric", "{red,blue}", "b.arff: attribute 'c' {red,blue} where a.arff has 'c'; give"),
+        ("numeric", "{1,0}", None),
+        ("{red,blue}", "{red,blue}", None),
+    ],
+)
+def test_mulan_files_whose_attributes_have_other_values(
+    tmp_path: Path, one: str, other: str, message: str | None
+) -> None:
+    for name, kind in (("a", one), ("b", other)):
+        row = "red,1" if "red" in kind else "1,1"
+        text = f"@relation x\n@attribute c {kind}\n@attribute y {{0,1}}\n@data\n{row}\n"
+        (tmp_path / f"{name}.arff").write_text(text)
+    (tmp_path / "x.xml").write_text(ONE_LABEL)
+    files = {"arff": [tmp_path / "a.arff", tmp_path / "b.arff"], "xml": tmp_path / "x.xml"}
+    source = make("mulan", {**files, "binary_features": True})
+    if message is None:
+        assert source.splits == {"all": 2}
+        return
+    with pytest.raises(SourceError, match=re.escape(message)):
+        _ = source.splits
+
+
+def test_mulan_without_a_feature(tmp_path: Path) -> None:
+    (tmp_path / "a.arff").write_text("@relation x\n@attribute y {0,1}\n@data\n1\n0\n")
+    (tmp_path / "x.xml").write_text(ONE_LABEL)
+    source = make("mulan", {"arff": [tmp_path / "a.arff"], "xml": tmp_path / "x.xml"})
+    with pytest.raises(SourceError, match=r"a.arff: every attribute is a label; expected a feat"):
+        _ = source.splits
 
 
 @pytest.mark.skipif(not SCENE.exists(), reason=f"no Scene files under {SCENE.name}/ of the data")
