@@ -148,7 +148,9 @@ class Retriever:
         """
         numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
-        vectors = np.stack(rows)
+        vectors, prefix = np.stack(rows), self.index.manifest.prefix
+        if prefix is not None and vectors.shape[1] == prefix.dim:  # as they are compared
+            vectors = prefix.of(vectors)
         if self.index.manifest.normalised:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
         shared = self.samples.targets[numbers].all(0)
