@@ -13,7 +13,7 @@ from heron.pipeline.negatives.report import report
 from heron.pipeline.report.examples import nearest_rows
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embed import samples_of
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.sheet import draw_answer
 from heron.pipeline.serve.admission import Limits
@@ -31,11 +31,11 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Embeddings:
     folder = tmp_path_factory.mktemp("mixed")
     build(make("tests.mixed.Mixed", {"missing": True}), folder / "data", progress=False)
     s = samples_of(Reader(folder / "data"), np.arange(ROWS))
-    hidden: NDArray[np.float32] = made.clustered(ROWS, 8)
+    hidden: dict[Layer, NDArray[np.float32]] = {"hidden": made.clustered(ROWS, 8)}
     keys = [s.key(number) for number in range(ROWS)]
     where = str(folder / "data")
-    given = {"hidden": hidden}, s.targets, s.names, s.kind, keys
-    return made.embeddings(folder / "embeddings", *given, data=where)
+    given = s.targets, s.names, s.kind, keys
+    return made.embeddings(folder / "embeddings", hidden, *given, data=where)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,10 @@ def test_reports_leave_the_place_empty(stored: Embeddings, tmp_path: Path) -> No
     reader = Reader(stored.manifest.data)
     named = [f'<img alt="{key}"' for key in reader.sample_keys(np.flatnonzero(LACK))]
     assert not any(name in text for name in named)
-    embedding = Predictions(None, made.clustered(ROWS, 8), stored.samples.targets, np.arange(ROWS))
+    rows, y = np.arange(ROWS), np.asarray(stored.samples.targets, np.float32)
+    embedding = Predictions(None, made.clustered(ROWS, 8), y, rows)
     lines = nearest_rows(embedding, reader)
-    keys = reader.sample_keys(np.arange(ROWS))
+    keys = reader.sample_keys(rows)
     lacking = {key for n, key in enumerate(keys) if LACK[n]}
     assert {(not row.picture, row.key in lacking) for line in lines for row in line} == {
         (True, True),
