@@ -21,7 +21,11 @@ class PageLinks:
 
     def __post_init__(self) -> None:
         """Refuses what a browser would not open as a page."""
-        if urlsplit(self.address).scheme not in ("http", "https"):
+        try:
+            scheme = urlsplit(self.address).scheme
+        except ValueError:  # half of an IPv6 address
+            scheme = ""
+        if scheme not in ("http", "https"):
             raise RetrievalError(
                 f"'{self.address}' is no address of a page; expected one such as {ADDRESS}; give "
                 "--page what `heron serve` prints"

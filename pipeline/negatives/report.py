@@ -156,11 +156,11 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
     for row, column in near.examples(relation):
         numbers = int(near.pairs.anchors[row]), int(near.numbers[row, column])
         left, right = (samples.label_names(number) for number in numbers)
-        shown = [pictures.of(samples, number) for number in numbers] if pictures else []
+        shown = [(samples.key(n), pictures.of(samples, n)) for n in numbers] if pictures else []
         pairs.append(
             {
                 "keys": [samples.key(number) for number in numbers],
-                "pictures": [_thumbnail(picture) for picture in shown if picture],
+                "pictures": [(key, _thumbnail(picture)) for key, picture in shown if picture],
                 "cosine": float(near.cosine[row, column]),
                 "distance": float(near.difference[row, column] / near.pairs.largest),
                 "rank": column + 1,
@@ -186,7 +186,8 @@ def find_pictures(
     try:
         shards = shards_of(data, known.data, embeddings.folder)
         pictures = SamplePictures.open(shards, known.run, own=False)
-        if pictures.of(embeddings.samples, 0) is not None:
+        pictures.of(embeddings.samples, 0)  # of other shards it raises
+        if pictures.view is not None:
             return pictures, ""
         return None, "pictures: the data set has no view of images"
     except (RetrievalError, ShardError, OSError) as fault:

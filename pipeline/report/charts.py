@@ -77,13 +77,13 @@ def _lines(
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
             x, y = (_means(np.array(column, float), stride) for column in zip(*points, strict=True))
-            mode = "lines+markers" if len(x) < 30 else mode
-            traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": mode})
+            drawn = "lines+markers" if len(x) < 30 else mode
+            traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": drawn})
     return traces
 
 
 def _means(values: NDArray[np.float64], stride: int) -> list[float]:
-    return [float(f"{values[i : i + stride].mean():.5g}") for i in range(0, len(values), stride)]
+    return [float(f"{values[i : i + stride].mean():.9g}") for i in range(0, len(values), stride)]
 
 
 def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
@@ -145,14 +145,16 @@ def label_map(
 ) -> dict[str, Any]:
     """Returns rows in two dimensions; the page makes the traces of the label that is chosen.
 
-    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA. The map has
-    the labels that rows have.
+    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA; at one point
+    where the features of all rows are the same. The map has the labels that rows have.
     """
     from sklearn.manifold import TSNE  # here: it takes as long to load as half of torch
 
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
-    points = tsne.fit_transform(hidden - hidden.mean(0)).round(2)
+    points = np.zeros((len(hidden), 2))
+    if np.ptp(hidden, axis=0).any():  # else PCA divides by 0, and t-SNE of NaN crashes the process
+        points = tsne.fit_transform(hidden - hidden.mean(0)).round(2)
     held = [np.flatnonzero(row == 1) for row in y]
     hover = [
         f"{key}: " + ", ".join(names[a] for a in of_row[:HOVER_LABELS])

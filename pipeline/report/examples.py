@@ -58,7 +58,12 @@ def _examples(
 ) -> list[Example]:
     rows, names = embedding.rows[near], reader.manifest.labels.names
     labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in embedding.y[near] == 1]
-    pictures = map(_png, reader.read(stored, rows)) if stored else [""] * len(rows)
+    pictures = [""] * len(rows)
+    if stored:
+        there = reader.present(rows, [stored])[:, 0].tolist()
+        pictures = [
+            _png(p) if t else "" for p, t in zip(reader.read(stored, rows), there, strict=True)
+        ]
     each = zip(reader.sample_keys(rows), pictures, labels, cosine.tolist(), strict=True)
     return [
         Example(

@@ -374,7 +374,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             f"{out} is there already; expected a new or an empty folder; give another folder "
             "(--out), or remove it"
         )
-    work = out.with_name(f".{out.name}.part")
+    target = out.resolve()  # a link leads to the disk that the folder is to be on
+    work = target.with_name(f".{target.name}.part")
     work.mkdir(parents=True, exist_ok=True)
     with (work / LOCK).open("w") as lock:
         try:
@@ -389,10 +390,8 @@ def new_folder(out: Path) -> Iterator[Path]:
                 if path.name != LOCK:
                     path.unlink()
             yield work
-            if out.exists():
-                out.rmdir()
-            work.rename(out)
-            (out / LOCK).unlink()  # held until now: no other build has come between
+            work.rename(target)  # in the place of an empty folder
+            (target / LOCK).unlink()  # held until now: no other build has come between
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise

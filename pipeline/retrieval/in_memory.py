@@ -92,7 +92,7 @@ def _samples(
     whole = given.dtype.kind in "biu" or (given.dtype.kind == "f" and (given % 1 == 0).all())
     if not whole or given.ndim not in (1, 2) or len(given) != count:
         raise RetrievalError(f"labels are {given.dtype} {list(given.shape)}; {expected}")
-    width = given.shape[1] if given.ndim == 2 else int(given.max(initial=-1)) + 1
+    width = given.shape[1] if given.ndim == 2 else int(given.max() if count else -1) + 1
     if label_names is None and width > MOST_CLASSES:
         raise RetrievalError(
             f"labels: class {width - 1:,} is the largest; expected {MOST_CLASSES - 1:,} at most; "

@@ -362,7 +362,7 @@ def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str
         )
     if not unit:
         return np.ascontiguousarray(vectors)
-    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32)
+    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")
 
 
 def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:

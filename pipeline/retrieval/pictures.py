@@ -51,7 +51,7 @@ class SamplePictures:
         return cls(Reader(data))
 
     def of(self, samples: Samples, number: int) -> Image.Image | None:
-        """Returns a picture, RGB, of its stored size; None where there are only vectors.
+        """Returns a picture, RGB, of its stored size; None where the sample has none.
 
         Raises:
             RetrievalError: the shards hold another sample there, or no picture.
@@ -64,7 +64,7 @@ class SamplePictures:
                 f"row {row:,} of {reader.store} is '{found}'; expected '{key}', as the index has "
                 "it; give the shards that were embedded (--data)"
             )
-        if self.view is None:
+        if self.view is None or not reader.present(np.array([row]), [self.view.name]).all():
             return None
         if reader.manifest.block_rows is not None:
             pixels = reader.read(self.view.name, np.array([row]))[0]

@@ -148,7 +148,9 @@ class Retriever:
         """
         numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
-        vectors = np.stack(rows)
+        vectors, prefix = np.stack(rows), self.index.manifest.prefix
+        if prefix is not None and vectors.shape[1] == prefix.dim:  # as they are compared
+            vectors = prefix.of(vectors)
         if self.index.manifest.normalised:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
         shared = self.samples.targets[numbers].all(0)
@@ -287,7 +289,7 @@ class Retriever:
         return FileEncoder.open(self.run, self._shards, self.index.manifest, precision, self._own)
 
     def picture(self, number: int) -> Image.Image | None:
-        """Returns the picture of a sample, RGB, or None where there are only vectors.
+        """Returns the picture of a sample, RGB, or None where it has none.
 
         Raises:
             RetrievalError: the shards are others by now, or the picture cannot be read.
@@ -295,6 +297,12 @@ class Retriever:
         """
         with self._lock:
             return self._pictures.of(self.samples, number)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the samples have pictures, though some may lack theirs; raises as `picture`."""
+        self.picture(0)  # of the shards that are there
+        return self._pictures.view is not None
 
     @cached_property
     def _pictures(self) -> "SamplePictures":

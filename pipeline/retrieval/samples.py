@@ -85,11 +85,13 @@ class Samples:
         near = (self.key(int(i)) for i in self._order[at : at + most])
         found = dict.fromkeys(key for key in near if key.startswith(part))
         data = np.ascontiguousarray(self.keys).view(np.uint8).data
-        for match in re.finditer(re.escape(wanted), data) if wanted.strip(b"\0") else ():
-            if len(found) >= most:
-                break
+        pattern, place = re.compile(re.escape(wanted)), 0
+        if not wanted.strip(b"\0"):
+            return list(found)
+        while len(found) < most and (match := pattern.search(data, place)):
             number = match.start() // width
-            if match.end() <= (number + 1) * width and wanted in self.keys[number]:
+            place = (number + 1) * width  # of the next key, into which a match may reach
+            if match.end() <= place and wanted in self.keys[number]:
                 found[self.key(number)] = None
         return list(found)
 

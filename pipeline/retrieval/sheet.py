@@ -96,7 +96,7 @@ def draw_answer(
     tiles = [Tile(picture, list(_of_query(answer)), True)]
     for place, hit in enumerate(answer.hits):
         found = retriever.picture(hit.number)
-        if found is None:
+        if found is None and not retriever.has_pictures:
             raise RetrievalError(
                 f"{retriever.data} has no view of pictures in 1 or 3 channels; a sheet needs "
                 "pictures: ask without --sheet"

@@ -5,12 +5,12 @@ import hmac
 import json
 import socket
 from collections.abc import Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, ClassVar
 from urllib.parse import urlencode, urlsplit
 
 import h11
 from starlette.datastructures import Headers, QueryParams
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
@@ -54,11 +54,8 @@ class Gate:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return bearer.strip()
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            found = None
-        return found.value if found else ""
+        # As browsers do: http.cookies reads none after one that breaks its rules, such as JSON.
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
     def _exchange(self, scope: Scope) -> Response:
         """Has the token of the page's address become a cookie; refuses all else."""

@@ -289,7 +289,7 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
         measured = f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
     pictures = texts = False
     with suppress(*EXPECTED):
-        pictures = retriever.picture(0) is not None
+        pictures = retriever.has_pictures
     with suppress(*EXPECTED):
         texts = retriever.takes_text
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
@@ -307,7 +307,7 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
             "corners": CORNERS,
             "regions": [region.model_dump() for region in drawn.regions],
         },
-        "of": manifest.embeddings_fingerprint[7:19],
+        "of": manifest.fingerprint[7:19],
         "longest": LONGEST,
         "pictures": pictures,
         "texts": texts,

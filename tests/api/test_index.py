@@ -77,6 +77,12 @@ def test_its_files_go_with_it() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "bool", "int8", "float32"])
+def test_labels_of_classes_are_of_any_type(dtype: str) -> None:
+    samples = heron.Index.build(np.eye(3, 4), np.array([0, 1, 1]).astype(dtype)).samples
+    assert samples.names == ["0", "1"] and samples.targets.tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
 def test_labels_of_classes_and_of_some() -> None:
     classes = np.where(Y[:, 0] == 1, 2, -1)
     found = heron.Index.build(Z, labels=classes, label_names=["a", "b", "c"])

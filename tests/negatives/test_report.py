@@ -125,6 +125,8 @@ def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Pat
     assert html.escape(PageLinks().confused(swap["anchor"], swap["neighbour"])) in text
     with pytest.raises(RetrievalError, match="'javascript:x' is no address of a page"):
         report(near.embeddings, near.question, tmp_path / "no", address="javascript:x")
+    with pytest.raises(RetrievalError, match=r"'http://\[::1/' is no address of a page; expected"):
+        PageLinks("http://[::1/")
     # A cell has its link: those without enough pairs are grey, and have none.
     confusion = charts(out / "report.html")[2]
     (heat,), names = confusion["traces"], samples.names

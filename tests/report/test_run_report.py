@@ -18,7 +18,7 @@ from heron.pipeline.evaluation.metrics import label_f1
 from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.report import charts, run_report
-from heron.pipeline.report.charts import MOST_POINTS, confusion, curves
+from heron.pipeline.report.charts import MOST_POINTS, confusion, curves, label_map
 from heron.pipeline.report.examples import nearest_rows
 from heron.pipeline.report.run_report import LONG, confused_classes, wants_map
 from tests import ranks
@@ -72,6 +72,17 @@ def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
     assert by_title["Objective"][0]["y"][:2] == [1.5, 5.5]
     assert len(by_title["Objective"][0]["x"]) == MOST_POINTS
     assert by_title["F1, weighted (test rows)"][0]["y"] == [0.5]
+
+
+def test_steps_of_long_runs_keep_their_digits() -> None:
+    rows = [{"step": step, "loss": 1.0} for step in (1234567, 1234568)]
+    assert curves(rows)[0][0].traces[0]["x"] == [1234567, 1234568]
+
+
+def test_a_map_of_features_that_are_all_the_same_is_one_point() -> None:
+    keys, y = [str(n) for n in range(6)], np.zeros((6, 2), np.float32)
+    found = label_map(np.full((6, 4), 0.3, np.float32), keys, y, ["a", "b"], [0, 1])
+    assert found["x"] == found["y"] == [0.0] * 6
 
 
 def test_confusion_counts_rows_of_the_true_class() -> None:

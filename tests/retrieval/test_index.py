@@ -110,6 +110,16 @@ def test_the_file_is_that_of_faiss(
     assert written.read_bytes() == (tmp_path / "bare").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["flat", *LISTED])
+def test_vectors_lie_in_memory_in_any_order(kind: Kind) -> None:
+    vectors = clustered(N)  # those of a data frame stand column by column
+    numbers = [
+        Index.build(given, kind=kind, memory_bytes=GB).search(vectors[:50], 5).numbers.tolist()
+        for given in (vectors, np.asfortranarray(vectors))
+    ]
+    assert numbers[0] == numbers[1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mapped_index_finds_the_same(kind: Kind, indices: dict[tuple[Kind, bool], Index]) -> None:
     index, other = indices[kind, False], indices[kind, kind != "hnsw"]

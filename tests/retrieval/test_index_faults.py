@@ -179,6 +179,15 @@ def test_a_folder_appears_when_it_is_whole(
         build_index(embeddings, out, progress=False)
 
 
+def test_a_link_to_an_empty_folder_gets_the_index(embeddings: Embeddings, tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk" / "index", tmp_path / "link"
+    disk.mkdir(parents=True)
+    link.symlink_to(disk)
+    build_index(embeddings, link, progress=False)
+    assert link.is_symlink() and len(Index.open(disk)) == len(Index.open(link)) == len(embeddings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+
+
 def test_altered_samples_are_not_copied(tmp_path: Path) -> None:
     embeddings = unlabelled(tmp_path / "e", clustered(40))
     path = tmp_path / "e" / "labels.json"

@@ -59,6 +59,10 @@ def test_the_nearest_are_those_of_the_prefix(
             hits = retriever.by_key(f"s{number:03d}", 5).hits
             assert [hit.number for hit in hits] == expected
     assert asked.embeddings is not None and asked.vector(0)[0].shape == (DIM,)
+    means = [one.by_keys(["s000", "s017"], 9).hits for one in (asked, alone)]
+    assert [hit.number for hit in means[0]] == [hit.number for hit in means[1]]
+    for one, other in zip(*means, strict=True):
+        assert abs(one.score - other.score) < 1e-6
     everything = build_index(stored, tmp_path / "all", layer=layer, progress=False)
     assert everything.manifest.prefix is None
     near = everything.search(whole[:1], 6).numbers[0, 1:].tolist()

@@ -172,6 +172,8 @@ def test_keys_that_hold_a_part_and_counts_of_labels(stored: Embeddings) -> None:
     assert samples.keys_with("s00", 3) == ["s000", "s001", "s002"]
     for none in ("0s", "x", "\0", "é", "s0000"):  # "0s" is there only across two keys
         assert samples.keys_with(none, 5) == []
+    beside = made.samples(np.ones((2, 1)), ["a"], keys=["xxxx00", "100100"])
+    assert beside.keys_with("00100", 5) == ["100100"]  # "00" and "100" of two keys are none
     allowed = np.random.default_rng(0).random(N) < 0.3
     assert samples.label_counts(allowed) == samples.targets[allowed].sum(0).tolist()
     assert samples.label_counts() == samples.targets.sum(0).tolist()

@@ -18,6 +18,7 @@ from tests.serve.browsing import (
     Browser,
     BrowserContext,
     Page,
+    Route,
     expect,
     focused,
     keys,
@@ -73,6 +74,16 @@ def test_the_map_pans_zooms_and_picks(context: BrowserContext, faces: Site) -> N
     alone = int(np.argmax(x))  # at the edge
     left = box["x"] + box["width"] / 2 + (x[alone] - x.max() / 2) * scale
     top = box["y"] + box["height"] / 2 - (y[alone] - y.max() / 2) * scale
+    held: list[Route] = []
+    page.route("**/api/sample/*", lambda route: held.append(route))
+    with page.expect_request("**/api/sample/*"):
+        page.mouse.move(left, top)
+    page.mouse.move(5, 5)  # off the map, before the answer
+    with page.expect_response("**/api/sample/*"):
+        held[0].continue_()
+    page.unroute("**/api/sample/*")
+    page.wait_for_timeout(100)
+    expect(page.locator("#under")).to_be_hidden()
     page.mouse.click(left, top)
     key = faces.found.samples.key(alone)
     expect(page.locator("#query-title")).to_have_text(f"Sample {key}")
@@ -211,6 +222,22 @@ def test_labels_are_included_and_excluded_by_a_click(context: BrowserContext, fa
     expect(page.locator("#where")).to_have_value("(Male or Smiling) and not Young")
     page.get_by_label("Only samples without Young").press("Enter")
     expect(page.locator("#where")).to_have_value("Male or Smiling")
+
+
+def test_a_quoted_label_with_a_sign_is_left_out_by_a_second_click(
+    context: BrowserContext, tmp_path: Path
+) -> None:
+    found = retriever(tmp_path, "frames")
+    found.samples.names[2] = "R&B"
+    with running(found) as url:
+        page = mapped(opened(context, f"{url}?key={found.samples.key(7)}"))
+        button = page.get_by_label("Only samples without R&B")
+        button.click()
+        expect(page.locator("#where")).to_have_value("not 'R&B'")
+        expect(button).to_have_attribute("aria-pressed", "true")
+        button.click()
+        expect(page.locator("#where")).to_have_value("")
+        page.goto("about:blank")
 
 
 def test_several_examples(context: BrowserContext, faces: Site) -> None:

@@ -94,6 +94,7 @@ def test_faults_are_told_in_words(context: BrowserContext, faces: Site) -> None:
     page.click("text=Apply")
     expect(page.get_by_role("alert")).to_contain_text("this '(' is not closed")
     shoot(page, "fault")
+    expect(page.locator("#facets-note")).to_contain_text("this '(' is not closed")
     page.click("text=Clear")
     expect(page.get_by_role("alert")).to_be_hidden()
     page.fill("#key", "no such key")
@@ -101,6 +102,15 @@ def test_faults_are_told_in_words(context: BrowserContext, faces: Site) -> None:
     expect(page.get_by_role("alert")).to_contain_text("no sample has the key 'no such key'")
     page.click("text=Random")
     assert len(keys(page)) == 24
+
+
+def test_a_random_sample_of_none_is_told_and_nothing_is_awaited(
+    context: BrowserContext, faces: Site
+) -> None:
+    page = opened(context, f"{faces.url}?among=Smilin")
+    expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
+    expect(page.locator("#hits")).not_to_have_attribute("aria-busy", "true")
+    expect(page.locator("#facets-note")).to_have_text("Of all 48 samples.")
 
 
 def test_uploads(context: BrowserContext, faces: Site) -> None:

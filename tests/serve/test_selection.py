@@ -3,15 +3,19 @@
 import csv
 import json
 from io import StringIO
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 
 from heron.launch.cli import main
+from heron.pipeline.retrieval.build import build_index
+from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.map import SampleMap
 from heron.pipeline.retrieval.query import Retriever
-from tests.serve.served import Site, running
+from heron.pipeline.serve.routes import about
+from tests.serve.served import LIMITS, Site, running
 
 SOME = quote("Smiling and not Male")
 
@@ -46,6 +50,19 @@ def test_the_map_and_its_colours(faces: Site, frames: Site) -> None:
     order = np.argsort(-samples.targets.sum(0), kind="stable")
     assert about["exclusive"] and about["classes"] == order.tolist()
     assert [about["classes"][code] for code in data] == samples.targets.argmax(1).tolist()
+
+
+def test_addresses_name_the_index_so_that_a_cache_holds_the_map_of_it(
+    faces: Site, tmp_path: Path
+) -> None:
+    of = {faces.json("/api/about")["of"]}
+    assert faces.found.embeddings is not None
+    build_index(faces.found.embeddings, tmp_path / "other", kind="flat", progress=False)
+    saved = Index.build(np.eye(9), kind="flat")
+    saved.save(tmp_path / "saved")
+    for folder in ("other", "saved"):
+        of.add(about(Retriever.open(tmp_path / folder), LIMITS, None)["of"])
+    assert len(of) == 3 and "" not in of
 
 
 def test_labels_are_counted_where_filter_and_outline_allow(faces: Site) -> None:

@@ -56,6 +56,8 @@ def test_the_address_becomes_a_cookie(locked: Site) -> None:
     for path in ("/", "/page.js", "/api/about", "/api/neighbours?key=000007"):
         assert locked.ask(path, Cookie=f"other=1; {name}")[0].status == 200
         assert locked.ask(path, Authorization=f"Bearer {TOKEN}")[0].status == 200
+    for other in ('prefs={"a": 1}', "a b=c", "none", "=;", '"'):  # of another server of the host
+        assert locked.ask("/api/about", Cookie=f"{other}; {name}")[0].status == 200
     data, kind = picture(locked, 3), "application/octet-stream"
     found = locked.json("/api/upload", method="POST", body=data, Content_Type=kind, Cookie=name)
     assert found["hits"][0]["number"] == 3

@@ -21,7 +21,7 @@ function terms(where) {
   for (const found of text.matchAll(/'(?:[^']|'')*'|"(?:[^"]|"")*"|[()]|[^\s'"()]+/g)) {
     const [word] = found;
     depth += (word === "(") - (word === ")");
-    if (depth) continue;
+    if (depth || /^['"]/.test(word)) continue; // the name of a label may have any sign
     if (/^or$|[&|!]/i.test(word)) return [`(${text})`];
     if (/^and$/i.test(word)) {
       parts.push(text.slice(from, found.index).trim());
@@ -62,7 +62,7 @@ export async function drawFacets() {
   try {
     found = await ask(api("facets", { where, lasso }), { signal: asking.signal });
   } catch (error) {
-    if (error.name !== "AbortError") at("facets-note").textContent = "Nothing passes the filter.";
+    if (error.name !== "AbortError") at("facets-note").textContent = error.message;
     return;
   }
   const chosen = new Set(terms(where));

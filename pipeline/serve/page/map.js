@@ -338,12 +338,14 @@ function listen() {
 /** Show the sample under the pointer, once it rests. */
 function hover(where) {
   clearTimeout(hovering);
+  hovering = null;
   at("under").hidden = true;
   if (!where) return;
-  hovering = setTimeout(async () => {
+  const mine = hovering = setTimeout(async () => {
     const found = nearest(...where);
     if (found < 0) return;
     const { key } = await ask(api(`sample/${found}`));
+    if (mine !== hovering) return; // the pointer has moved on meanwhile
     const image = page.about.pictures ? make("img", { src: source(found), alt: "", width: 72, height: 72 }) : null;
     at("under").replaceChildren(...[image, make("figcaption", {}, key)].filter(Boolean));
     at("under").style.left = `${Math.min(where[0] + 12, size().width - 90)}px`;

@@ -34,18 +34,13 @@ async function show() {
   at("count").value = k;
   choose(relation, upload || text || key.length > 1);
   at("hits").setAttribute("aria-busy", "true");
-  if (!upload && !text && !key.length) {
-    try {
+  const wanted = JSON.stringify([key, text, upload]);
+  try {
+    if (!upload && !text && !key.length) {
       const { key: any } = await ask(api("random", { where: query.among }), { signal });
       history.replaceState({}, "", address({ ...query, key: [any] }));
       return show();
-    } catch (error) {
-      if (error.name !== "AbortError") fail(error.message);
-      return;
     }
-  }
-  const wanted = JSON.stringify([key, text, upload]);
-  try {
     const { answer, picture } = await fetched(query, signal);
     at("fault").hidden = true;
     drawQuery(answer.query, upload, picture);
