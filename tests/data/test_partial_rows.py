@@ -203,9 +203,8 @@ def test_measures_of_the_views_that_there_are() -> None:
 
 
 def test_no_labelled_row_is_left(folder: Path) -> None:
-    np.savez(
-        folder / "bare.npz", **{n: RANDOM.normal(size=(40, 6)).astype("f4") for n in ("v1", "v2")}
-    )
+    rows: dict[str, Any] = {n: RANDOM.normal(size=(40, 6)).astype("f4") for n in ("v1", "v2")}
+    np.savez(folder / "bare.npz", **rows)
     build(make("arrays", {"npz": folder / "bare.npz"}), folder / "bare", progress=False)
     protocol = {"labelled": "all", "partial_rows": "drop", "hide_labels": 0.0}
     data = {
@@ -213,11 +212,9 @@ def test_no_labelled_row_is_left(folder: Path) -> None:
         "protocol": protocol,
         "batch": {"labelled": 0, "unlabelled": 8},
     }
-    objective = {
-        "bce": None,
-        "weighted_unsupervised": None,
-        "weighted_supervised": None,
-        "nt_xent": {},
-    }
+    objective: dict[str, Any] = dict.fromkeys(
+        ["bce", "weighted_unsupervised", "weighted_supervised"], None
+    )
+    objective["nt_xent"] = {}
     streams = open_streams(config(folder, data=data, objective=objective))
     assert not len(streams.roles.labelled) and 8 <= len(streams.roles.unlabelled) < 40

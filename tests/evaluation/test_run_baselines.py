@@ -132,7 +132,7 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
 
 
 def test_the_plain_network_is_asked_for_nothing_of_projections(tmp_path: Path) -> None:
-    asked = {"evaluate": {"cross_view": True}, "model": {"matryoshka": [2, 8]}}
+    asked: dict[str, Any] = {"evaluate": {"cross_view": True}, "model": {"matryoshka": [2, 8]}}
     alone = plain(frames(tmp_path, objective={"weighted_unsupervised": {}}, **asked))
     assert alone is not None
     assert pretrain(alone)["steps"] > 0

@@ -137,7 +137,7 @@ def test_folds_are_tested_once_each_and_shuffled_anew(tmp_path: Path) -> None:
 
 
 def test_the_plain_network_sees_graphs(tmp_path: Path) -> None:
-    terms = {"hard": {}, "cross_entropy": {}}
+    terms: dict[str, Any] = {"hard": {}, "cross_entropy": {}}
     result = pretrain(graphs(tmp_path, objective=terms, evaluate={"baselines": "plain"}))
     assert 0 <= result["plain_accuracy"] <= 1
 

@@ -1,12 +1,14 @@
 """Atomic writes: whole under its name, or not there, and what was there stays."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
+from tests.shards.others import jpeg, run, write_tar
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
@@ -27,3 +29,16 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     with atomic_write(path) as stream:
         stream.write(b"new")
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0))])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(ShardError, match="a.index.npz: the disk is full; .* free some space"):
+            run(tmp_path, image=["jpg"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+    assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1

@@ -1,7 +1,5 @@
 """Tars of others: indexed where they lie, verified, shown, and trained on."""
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -392,16 +390,3 @@ def test_training_on_tars_of_others(tmp_path: Path) -> None:
         row["loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row
     ]
     assert len(losses) == 2 and np.isfinite(losses).all()
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0))])
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", full)
-        with pytest.raises(ShardError, match="a.index.npz: the disk is full; .* free some space"):
-            run(tmp_path, image=["jpg"])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
-    assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1
