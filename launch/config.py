@@ -3,10 +3,9 @@
 import textwrap
 from typing import Annotated, Any
 
-import yaml
-
 from heron.launch.arguments import UsageError
 from heron.pipeline.config.errors import ConfigError
+from heron.pipeline.config.sections import dump_yaml
 
 COLUMNS = 100
 
@@ -57,5 +56,5 @@ def _at(tree: Any, key: str) -> str:
             known = ", ".join(inside) or "no key below it"
             raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {known}")
         tree = inside[name]
-    text: str = yaml.safe_dump(tree, sort_keys=False)
+    text = dump_yaml(tree)
     return text.removesuffix("...\n").rstrip()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import ConfigError
@@ -16,6 +15,7 @@ from heron.pipeline.config.sections import (
     PathText,
     Section,
     check,
+    dump_yaml,
     parse_override,
     read_tree,
 )
@@ -269,4 +269,4 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 def dump_study(study: Study) -> str:
     """Returns the study as YAML, complete: defaults too."""
-    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False)
+    return dump_yaml(study.model_dump(mode="json"))

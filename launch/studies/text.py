@@ -90,10 +90,12 @@ def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
+
+    def cell(text: str) -> str:
+        return " ".join(text.splitlines()).replace("|", r"\|")
+
     rows = [heads, ["---"] * len(heads), *lines]
-    return "".join(
-        "| " + " | ".join(text.replace("|", r"\|") for text in row) + " |\n" for row in rows
-    )
+    return "".join("| " + " | ".join(map(cell, row)) + " |\n" for row in rows)
 
 
 def write_files(out: Path, files: Mapping[str, bytes]) -> None:

@@ -161,6 +161,6 @@ def _why(run: Path, error: Exception) -> str:
     if not failures:
         return str(error)
     rank, first = min(failures.items())
-    lines = [line for line in str(first).splitlines() if line.strip()]
+    lines = [line for line in str(first).splitlines() if line.strip()] or [type(first).__name__]
     reason = lines[0] if "died" in lines[0] else lines[-1]
     return f"rank {rank}: {reason.strip()}; see {run}/log-{rank}.txt"

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from heron.pipeline.config.data import Data
@@ -15,6 +14,7 @@ from heron.pipeline.config.sections import (
     PathText,
     Section,
     check,
+    dump_yaml,
     override,
     parse_yaml,
     read_tree,
@@ -162,7 +162,7 @@ def parse_config(tree: dict[str, Any]) -> Config:
 
 def dump_config(config: Config) -> str:
     """Returns the resolved configuration as YAML, enough to run again."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _choose(method: str, tree: dict[str, Any]) -> None:

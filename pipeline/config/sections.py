@@ -69,11 +69,21 @@ class _Loader(yaml.SafeLoader):
             ) from None
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.[\d_]+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML that quotes a text which `_Loader` would read as a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.[\d_]+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
+
+
+def dump_yaml(tree: Any, **options: Any) -> str:
+    """Returns plain values as YAML, in their order, which `read_tree` reads as they were."""
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, **options))
 
 
 def read_tree(path: str | Path, what: str = "configuration", key: str = "data") -> dict[str, Any]:
@@ -166,7 +176,7 @@ def leaves(tree: Any, name: str = "", into_lists: bool = True) -> Iterator[tuple
 
 def as_typed(value: Any) -> str:
     """Returns a value as YAML on one line, as it is typed in an override."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
+    text = dump_yaml(value, default_flow_style=True, width=10**9)
     return text.removesuffix("...\n").strip()
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 MOST_POINTS = 500  # of a curve; longer ones are means of as many steps each
 MOST_CLASSES = 60  # of a confusion matrix
 MAP_LABELS = 12  # labels that the map can be coloured by
+FLAT = 1e-12  # features that differ by less are the same
 HOVER_LABELS = 8  # labels of a row that the map names
 
 # Where the values of metrics.jsonl are shown: title, and the keys that share the chart.
@@ -152,9 +153,12 @@ def label_map(
 
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
-    points = np.zeros((len(hidden), 2))
-    if np.ptp(hidden, axis=0).any():  # else PCA divides by 0, and t-SNE of NaN crashes the process
-        points = tsne.fit_transform(hidden - hidden.mean(0)).round(2)
+    points, centred = np.zeros((len(hidden), 2)), hidden - hidden.mean(0)
+    centred = np.pad(centred, ((0, 0), (0, max(0, 2 - centred.shape[1]))))  # PCA wants two columns
+    if (
+        np.ptp(hidden, axis=0).max() > FLAT
+    ):  # else PCA divides by 0, and t-SNE of NaN crashes the process
+        points = tsne.fit_transform(centred).round(2)
     held = [np.flatnonzero(row == 1) for row in y]
     hover = [
         f"{key}: " + ", ".join(names[a] for a in of_row[:HOVER_LABELS])

@@ -146,6 +146,8 @@ class Retriever:
         Raises:
             RetrievalError: no such sample, k or filter; or nothing passes the filter.
         """
+        if not keys:
+            raise RetrievalError("there are no keys; expected the key of one sample at least")
         numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
         vectors, prefix = np.stack(rows), self.index.manifest.prefix

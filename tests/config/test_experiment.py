@@ -7,6 +7,7 @@ import pytest
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
+from heron.pipeline.config.sections import as_typed, dump_yaml, parse_override, read_tree
 from heron.pipeline.config.terms import Terms, named_terms
 from heron.shards.sources import make
 
@@ -143,3 +144,14 @@ def test_an_override_of_a_place_in_a_list() -> None:
         message = f"'{place}' is no place in a list of 2; expected 0 to 1"
         with pytest.raises(ConfigError, match=message):
             load_config(faces, [override])
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-3", "12e5", "+1_0e2", "1.5", "0x1", "yes", "null", "a: b", "try #2"]
+)
+def test_texts_that_look_like_something_else_stay_texts(text: str, tmp_path: Path) -> None:
+    """A study with a text such as '1e-3' took its own folder for another study's."""
+    for value in (text, [text], {"a": text}):
+        assert parse_override(f"key={as_typed(value)}") == ("key", value)
+        (tmp_path / "x.yaml").write_text(dump_yaml({"key": value}))
+        assert read_tree(tmp_path / "x.yaml") == {"key": value}

@@ -83,6 +83,10 @@ def test_a_map_of_features_that_are_all_the_same_is_one_point() -> None:
     keys, y = [str(n) for n in range(6)], np.zeros((6, 2), np.float32)
     found = label_map(np.full((6, 4), 0.3, np.float32), keys, y, ["a", "b"], [0, 1])
     assert found["x"] == found["y"] == [0.0] * 6
+    near = np.full((6, 4), 1e-30, np.float32) * np.arange(6, dtype=np.float32)[:, None]
+    assert label_map(near, keys, y, ["a", "b"], [0, 1])["x"] == [0.0] * 6
+    column = label_map(np.arange(6, dtype=np.float32)[:, None], keys, y, ["a", "b"], [0, 1])
+    assert len(set(zip(column["x"], column["y"], strict=True))) == 6
 
 
 def test_confusion_counts_rows_of_the_true_class() -> None:

@@ -188,6 +188,18 @@ def test_a_link_to_an_empty_folder_gets_the_index(embeddings: Embeddings, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
 
 
+def test_the_folder_that_one_is_in_is_not_replaced(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    with pytest.raises(
+        RetrievalError, match=r"^\. is the folder that you are in; expected another"
+    ):
+        build_index(embeddings, Path("."), progress=False)
+    assert [*tmp_path.iterdir()] == [here]
+
+
 def test_altered_samples_are_not_copied(tmp_path: Path) -> None:
     embeddings = unlabelled(tmp_path / "e", clustered(40))
     path = tmp_path / "e" / "labels.json"

@@ -140,6 +140,8 @@ def test_several_samples_are_one_query(stored: Embeddings, retriever: Retriever)
     same(answer, by_a_loop(stored, mean, "cosine", lambda i: i not in own, 9))
     assert answer.query.examples == own and answer.allowed == N - 3
     assert answer.query.labels == [n for i, n in enumerate(NAMES) if y[own, i].all()]
+    with pytest.raises(RetrievalError, match="there are no keys; expected the key of one"):
+        retriever.by_keys([])
     some = retriever.by_keys(["s003", "s008"], 9, "a")
     same(
         some,

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +20,8 @@ from heron.launch.studies.results import (
     worker_curves,
 )
 from heron.launch.studies.study import dump_study, load_study
-from heron.launch.studies.text import mean_std, number
+from heron.launch.studies.text import markdown, mean_std, number
+from heron.launch.studies.worker import _why
 from heron.pipeline.config.errors import StudyError
 from heron.shards.artefact import sha256
 from tests.studies import made
@@ -354,3 +355,14 @@ def test_a_rate_beyond_all_numbers_tells_no_batch(tmp_path: Path) -> None:
     line = {"step": 0, "loss": 1.0, "samples_per_s": 1e300, "seconds": 1e300}
     (folder / "trials" / "000" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert "batch" not in read_results(folder).table
+
+
+def test_a_cell_of_several_lines_is_one_row() -> None:
+    assert markdown(["a"], [["x\ny | z"]]).splitlines()[-1] == r"| x y \| z |"
+
+
+def test_workers_that_failed_without_a_word_are_named(tmp_path: Path) -> None:
+    class Failed(Exception):
+        worker_failures: ClassVar = {1: KeyError(), 2: OSError("gone")}
+
+    assert _why(tmp_path, Failed()) == f"rank 1: KeyError; see {tmp_path}/log-1.txt"
