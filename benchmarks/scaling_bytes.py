@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.config.model import Cnn, Model
+from heron.pipeline.config.model import Cnn, ModelConfig
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.config.training import Optim
 from heron.pipeline.data.batches import Batch
@@ -70,7 +70,7 @@ class Case:
 
     def build(self) -> tuple[Objective, Heterogeneous]:
         objective = Objective(self.terms.terms(), self.matryoshka)
-        config = Model(
+        config = ModelConfig(
             encoder=Cnn(channels=list(self.channels)),
             projection_width=self.width,
             matryoshka=list(self.matryoshka),

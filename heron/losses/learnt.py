@@ -15,7 +15,7 @@ from heron.losses.inputs import (
     shown,
 )
 from heron.losses.loss import Loss, options_of
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.sections import check
 from heron.pipeline.data.graphs import NONE
 from heron.pipeline.distributed.collectives import from_first
@@ -54,7 +54,9 @@ class Mib(Loss):
             beta_epochs: epochs between the two.
             gather: compare rows of all processes.
         """
-        spec = ModelSpec(check(Model, {"projection_width": dim}, "dim"), [[]] * views, 0, [], 0)
+        spec = ModelSpec(
+            check(ModelConfig, {"projection_width": dim}, "dim"), [[]] * views, 0, [], 0
+        )
         super().__init__(mib.Mib, options_of(mib.Mib, locals()), gather, spec)
         self.views = views
 
@@ -164,7 +166,7 @@ class C2ae(_OfClassifier):
             code: width of a code; None is 0.8 of the labels.
             gather: compare rows of all processes.
         """
-        spec = ModelSpec(Model(), [], labels, [dim], 1)
+        spec = ModelSpec(ModelConfig(), [], labels, [dim], 1)
         super().__init__(c2ae.C2ae, options_of(c2ae.C2ae, locals()), gather, spec)
         self.dim, self.labels = dim, labels
 
@@ -205,7 +207,7 @@ class Deepmtmv(_OfClassifier):
             separation: weight of how little the labels of a group agree.
             consensus: how strongly the views' clusters are drawn together.
         """
-        spec = ModelSpec(Model(), [], labels, [dim] * views, views)
+        spec = ModelSpec(ModelConfig(), [], labels, [dim] * views, views)
         super().__init__(deepmtmv.Deepmtmv, options_of(deepmtmv.Deepmtmv, locals()), spec=spec)
         self.dim, self.labels, self.classes = dim * views, labels, classes
         self.errors = deepmtmv.TaskErrors(self.groups, classes)
@@ -253,7 +255,7 @@ class Infograph(Loss):
             dim: width of a node's features.
             gather: compare nodes with the graphs of all processes.
         """
-        spec = ModelSpec(Model(), [[1, 0, 2, 1]], 0, [dim], 0)
+        spec = ModelSpec(ModelConfig(), [[1, 0, 2, 1]], 0, [dim], 0)
         super().__init__(infograph.Infograph, {}, gather, spec)
         self.dim = dim
 

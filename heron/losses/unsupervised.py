@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heron.losses.inputs import RowCounts, Views, as_inputs, as_views
 from heron.losses.loss import Loss
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.sections import check
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives import clip, hard, single_view, unsupervised
@@ -232,5 +232,9 @@ class SingleViewUnsupervised(_OfInputs):
 def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
     """Returns what parts are built for."""
     return ModelSpec(
-        check(Model, {"projection_width": dim}, "dim"), [[width] for width in input_dims], 0, [], 0
+        check(ModelConfig, {"projection_width": dim}, "dim"),
+        [[width] for width in input_dims],
+        0,
+        [],
+        0,
     )

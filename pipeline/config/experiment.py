@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
     PathText,
@@ -55,7 +55,7 @@ class Config(Section):
     seed: Count = 0
     run: RunFolder
     data: Data
-    model: Model = Model()
+    model: ModelConfig = ModelConfig()
     objective: Terms
     optim: Optim = Optim()
     negatives: Negatives = Negatives()

@@ -312,7 +312,7 @@ Encoder = Annotated[
 ]
 
 
-class Model(Section):
+class ModelConfig(Section):
     """Per-view encoder and projector, the weight net H, and the classifier.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
 
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.sections import Section
 from heron.shards.artefact import Count
 from heron.shards.dotted import load_class, suggest
@@ -89,7 +89,7 @@ class TermSetting:
         labelled: labelled rows of a global batch.
     """
 
-    model: Model
+    model: ModelConfig
     terms: Mapping[str, Term]
     labelled: int
 

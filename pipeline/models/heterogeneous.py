@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.terms import Term
 from heron.pipeline.config.training import Precision
 from heron.pipeline.distributed.sync_batchnorm import by_stream
@@ -33,7 +33,7 @@ class ModelSpec:
         batch: rows of a global batch; 0: not known.
     """
 
-    config: Model
+    config: ModelConfig
     shapes: Sequence[Sequence[int]]
     labels: int
     widths: Sequence[int]
@@ -111,7 +111,7 @@ class Heterogeneous(nn.Module):
 
     def __init__(
         self,
-        config: Model,
+        config: ModelConfig,
         shapes: Sequence[Sequence[int]],
         labels: int,
         terms: Mapping[str, Term],
@@ -165,7 +165,7 @@ class Heterogeneous(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _refuse(
-        self, config: Model, shapes: Sequence[Sequence[int]], terms: Mapping[str, Term]
+        self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, Term]
     ) -> None:
         compared = {"inputs", "input_projections"}
         for name, term in terms.items():
@@ -345,7 +345,7 @@ def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
     return nodes
 
 
-def head(config: Model, width: int) -> list[nn.Module]:
+def head(config: ModelConfig, width: int) -> list[nn.Module]:
     """Returns the layers from hidden features of a width to a projection z.
 
     One Linear-ReLU-BatchNorm layer as in HeroCon's networks, or the two-layer head of SimCLR

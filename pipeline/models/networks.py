@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.extras import require
-from heron.pipeline.config.model import Model, Network, Timm, Transformer
+from heron.pipeline.config.model import ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # mean and standard deviation of pictures, where weights say no others
 MOST_BYTES = 2**20  # of a JSON file beside weights
@@ -310,12 +310,12 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
     return tree
 
 
-def described(model: Model) -> Model:
+def described(model: ModelConfig) -> ModelConfig:
     """Returns a model's options with the configurations that weights bring, to be built without."""
     return _changed(model, _describe)
 
 
-def without_weights(model: Model) -> Model:
+def without_weights(model: ModelConfig) -> ModelConfig:
     """Returns a model's options without weights to begin with: those of a checkpoint follow."""
     return _changed(model, lambda key, one: one.model_copy(update={"weights": None}))
 
@@ -327,7 +327,7 @@ def _describe(key: str, one: Network) -> Network:
     return one.model_copy(update={"config": known})
 
 
-def _changed(model: Model, change: Callable[[str, Network], Network]) -> Model:
+def _changed(model: ModelConfig, change: Callable[[str, Network], Network]) -> ModelConfig:
     def of(key: str, one: Any) -> Any:
         return change(key, one) if isinstance(one, Network) else one
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.terms import Needs, Term, TermSetting, named_terms
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
@@ -35,7 +35,7 @@ class Objective:
     """
 
     def __init__(self, terms: Mapping[str, Term], matryoshka: Sequence[int] = ()) -> None:
-        """Takes the terms of a configuration, and the widths: see `config.model.Model`."""
+        """Takes the terms of a configuration, and the widths: see `config.model.ModelConfig`."""
         self.terms, self.matryoshka = dict(terms), tuple(matryoshka)
         needs = [term.requires() for term in terms.values()]
 
@@ -57,7 +57,9 @@ class Objective:
         """Whether every term looks at labels, and none at a row that has none."""
         return all(term.requires().labels for term in self.terms.values())
 
-    def refuse(self, kind: str, views: Sequence[ModelView], labelled: int, model: Model) -> None:
+    def refuse(
+        self, kind: str, views: Sequence[ModelView], labelled: int, model: ModelConfig
+    ) -> None:
         """Refuses terms that do not fit the data.
 
         Args:

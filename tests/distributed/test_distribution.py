@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.model import Cnn, Convnet, Mlp, Model, Resnet
+from heron.pipeline.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
 from heron.pipeline.config.terms import Term
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.plan import share, shares
@@ -44,17 +44,19 @@ from tests.distributed.terms import (
 UNLABELLED, LABELS = 8, 3
 
 
-ENCODERS: dict[str, tuple[Model, list[int]]] = {  # and the shape of a sample as stored
-    "mlp": (Model(encoder=Mlp(widths=[7, 5], dropout=0.4), projection_width=4), [6]),
-    "plain": (Model(encoder=Mlp(widths=[7, 5], norm=False), projector="mlp"), [6]),
-    "no dropout": (Model(encoder=Mlp(widths=[7, 5]), projection_width=4), [6]),
-    "cnn": (Model(encoder=Cnn(channels=[4, 5]), projection_width=4), [8, 8, 3]),
+ENCODERS: dict[str, tuple[ModelConfig, list[int]]] = {  # and the shape of a sample as stored
+    "mlp": (ModelConfig(encoder=Mlp(widths=[7, 5], dropout=0.4), projection_width=4), [6]),
+    "plain": (ModelConfig(encoder=Mlp(widths=[7, 5], norm=False), projector="mlp"), [6]),
+    "no dropout": (ModelConfig(encoder=Mlp(widths=[7, 5]), projection_width=4), [6]),
+    "cnn": (ModelConfig(encoder=Cnn(channels=[4, 5]), projection_width=4), [8, 8, 3]),
     "convnet": (
-        Model(encoder=Convnet(channels=[3, 4], widths=[6], shape=[1, 4, 6]), projection_width=4),
+        ModelConfig(
+            encoder=Convnet(channels=[3, 4], widths=[6], shape=[1, 4, 6]), projection_width=4
+        ),
         [24],
     ),
     "resnet": (
-        Model(
+        ModelConfig(
             encoder=Resnet(widths=[4, 6], depths=[1, 2]),
             projection_width=4,
             projector="mlp",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.scaling_bytes import arithmetic, received
-from heron.pipeline.config.model import Cnn, Model
+from heron.pipeline.config.model import Cnn, ModelConfig
 from heron.pipeline.config.terms import Needs, Term, Terms
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import Exchange, exchanges, norms
@@ -31,7 +31,7 @@ class Compared(Term):
 
 def built(terms: Mapping[str, Any], **options: object) -> tuple[Objective, Heterogeneous]:
     objective = Objective(Terms.model_validate(terms).terms())
-    config = Model.model_validate(
+    config = ModelConfig.model_validate(
         {"encoder": Cnn(channels=[4, 6]), "projection_width": 8} | options
     )
     return objective, Heterogeneous(config, SHAPES, 5, objective.terms)
@@ -49,7 +49,7 @@ def test_meetings_of_batch_norm() -> None:
     bare.encoders[0].eval()  # frozen
     assert norms(bare, SHAPES, [3, 2], 5) == [[4] * 2, [6] * 2]
     encoders = {"other": {"kind": "cnn", "channels": [3, 5, 7]}}
-    config = Model.model_validate({"encoder": Cnn(channels=[4, 6]), "encoders": encoders})
+    config = ModelConfig.model_validate({"encoder": Cnn(channels=[4, 6]), "encoders": encoders})
     terms = Terms.model_validate({"bce": {}}).terms()
     unlike = Heterogeneous(config, SHAPES, 5, terms, ["one", "other"])
     assert norms(unlike, SHAPES, [3], 5) == [[4, 3], [6, 5], [7]]
@@ -114,7 +114,7 @@ def test_gradients_go_in_buckets_of_25_mib(width: int, calls: int) -> None:
     terms = Terms.model_validate({"bce": {}}).terms()
     with torch.device("meta"):
         layers = [width // 2, width]
-        config = Model.model_validate({"encoder": {"kind": "mlp", "widths": layers}})
+        config = ModelConfig.model_validate({"encoder": {"kind": "mlp", "widths": layers}})
         model = Heterogeneous(config, [(4,)], 5, terms)
     weights = sum(parameter.numel() for parameter in model.parameters())
     (moved,) = [

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Mlp, Model
+from heron.pipeline.config.model import Mlp, ModelConfig
 from heron.pipeline.config.terms import Term
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
@@ -20,7 +20,7 @@ MLP = Mlp(widths=[7, 5])
 
 def build(views: int = 2, project_inputs: bool = False, **options: Any) -> Heterogeneous:
     torch.manual_seed(0)
-    config, shapes = Model(encoder=MLP, projection_width=4, **options), [[6]] * views
+    config, shapes = ModelConfig(encoder=MLP, projection_width=4, **options), [[6]] * views
     terms: dict[str, Term] = {"bce": Bce(), "weighted_unsupervised": WeightedUnsupervised()}
     if project_inputs:
         terms["single_view_unsupervised"] = SingleViewUnsupervised()
@@ -96,7 +96,7 @@ def test_the_order_of_terms_changes_no_weight() -> None:
     states = []
     for names in (terms, reversed(terms)):
         torch.manual_seed(0)
-        config = Model(encoder=MLP, projection_width=4)
+        config = ModelConfig(encoder=MLP, projection_width=4)
         model = Heterogeneous(config, [[6]] * 2, 3, {name: terms[name] for name in names})
         states.append(model.state_dict())
     torch.testing.assert_close(*states, rtol=0, atol=0)

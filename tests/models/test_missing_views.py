@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.model import Mlp, Model
+from heron.pipeline.config.model import Mlp, ModelConfig
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.distributed.strategy import MicroBatch, refuse_lonely_rows
@@ -16,7 +16,7 @@ SIZES = [4, 3]
 
 def model() -> Heterogeneous:
     torch.manual_seed(0)
-    config = Model(encoder=Mlp(widths=[5], dropout=0.4), projection_width=4)
+    config = ModelConfig(encoder=Mlp(widths=[5], dropout=0.4), projection_width=4)
     terms = Terms.model_validate({"bce": {}, "nt_xent": {}}).terms()
     return Heterogeneous(config, [[6], [3]], 2, terms).double()
 

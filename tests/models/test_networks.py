@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.training import Optim
 from heron.pipeline.distributed.strategy import set_rate
 from heron.pipeline.models.encoders import build_encoder
@@ -32,7 +32,7 @@ PICTURE, TEXT = [8, 8, 3], [10, 50]
 
 def made(shape: list[int], **options: Any) -> Any:
     torch.manual_seed(0)
-    model = Model.model_validate({"encoder": {"kind": "transformers", **options}})
+    model = ModelConfig.model_validate({"encoder": {"kind": "transformers", **options}})
     return build_encoder(model.encoder, shape, salt=0)[0]
 
 
@@ -117,7 +117,9 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
     first = made(TEXT, config=BERT)
     first.network.save_pretrained(tmp_path)
     torch.manual_seed(5)
-    model = Model.model_validate({"encoder": {"kind": "transformers", "weights": str(tmp_path)}})
+    model = ModelConfig.model_validate(
+        {"encoder": {"kind": "transformers", "weights": str(tmp_path)}}
+    )
     again, width = build_encoder(model.encoder, TEXT, salt=0)
     assert width == 16
     torch.testing.assert_close(again(ids(4), torch.arange(1)), first(ids(4), torch.arange(1)))
@@ -145,7 +147,9 @@ def test_what_does_not_fit_is_refused(shape: list[int], options: Any, told: str)
         made(shape, **options)
     for kind in ("mlp", "cnn"):
         with pytest.raises(ConfigError, match=f"'{kind}', but the view is text of 10 tokens"):
-            build_encoder(Model.model_validate({"encoder": {"kind": kind}}).encoder, TEXT, salt=0)
+            build_encoder(
+                ModelConfig.model_validate({"encoder": {"kind": kind}}).encoder, TEXT, salt=0
+            )
 
 
 def test_views_of_three_kinds() -> None:
@@ -158,14 +162,14 @@ def test_views_of_three_kinds() -> None:
         "projection_width": 4,
     }
     names = ["image", "caption", "sensors"]
-    config = Model.model_validate(options)
+    config = ModelConfig.model_validate(options)
     model = Heterogeneous(config, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
     assert (model.widths, model.classified_width) == ([8, 16, 6], 30)
     out = model([torch.rand(2, 3, 8, 8), ids(4, 5), torch.rand(2, 7)], torch.arange(2), [2])
     assert out["hidden"][0].shape == (2, 30)
     assert [z.shape for z in out["projections"]] == [(2, 4)] * 3
     with pytest.raises(ConfigError, match=r"shared_projector needs .* give \[8, 16, 6\]"):
-        shared = Model.model_validate({**options, "shared_projector": True})
+        shared = ModelConfig.model_validate({**options, "shared_projector": True})
         Heterogeneous(shared, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
 
 
@@ -216,7 +220,7 @@ def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     options = {"kind": "timm", "name": "vit_tiny_patch16_224", "options": small}
     torch.manual_seed(0)
     vit: Any
-    vit, width = build_encoder(Model.model_validate({"encoder": options}).encoder, PICTURE, 0)
+    vit, width = build_encoder(ModelConfig.model_validate({"encoder": options}).encoder, PICTURE, 0)
     x = torch.rand(2, 3, 8, 8)
     features = vit(x, torch.arange(2))
     assert features.shape == (2, width) == (2, 16)
@@ -224,13 +228,13 @@ def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     torch.testing.assert_close(features, wanted)
     save_file(vit.network.state_dict(), tmp_path / "vit.safetensors")
     loaded = {**options, "weights": str(tmp_path / "vit.safetensors")}
-    again, _ = build_encoder(Model.model_validate({"encoder": loaded}).encoder, PICTURE, 0)
+    again, _ = build_encoder(ModelConfig.model_validate({"encoder": loaded}).encoder, PICTURE, 0)
     torch.testing.assert_close(again(x, torch.arange(2)), features)
     other = {**loaded, "options": {**small, "depth": 3}}
     with pytest.raises(ConfigError, match=r"vit\.safetensors lacks or has others than blocks\.2"):
-        build_encoder(Model.model_validate({"encoder": other}).encoder, PICTURE, 0)
+        build_encoder(ModelConfig.model_validate({"encoder": other}).encoder, PICTURE, 0)
     with pytest.raises(ConfigError, match="drop_rate is there; dropout would not follow rows"):
         dropping = {**options, "options": {"drop_rate": 0.1}}
-        build_encoder(Model.model_validate({"encoder": dropping}).encoder, PICTURE, 0)
+        build_encoder(ModelConfig.model_validate({"encoder": dropping}).encoder, PICTURE, 0)
     with pytest.raises(ConfigError, match="is 'timm', whose networks see pictures"):
-        build_encoder(Model.model_validate({"encoder": options}).encoder, TEXT, 0)
+        build_encoder(ModelConfig.model_validate({"encoder": options}).encoder, TEXT, 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.models.heterogeneous import Encoded, ModelSpec
 from heron.pipeline.objectives.clip import MOST, LearntScale, Siglip, clip, siglip
 from tests import oracles
@@ -62,7 +62,7 @@ def test_the_largest_scale_is_finite_in_float32() -> None:
     [(None, 128, -math.log(127)), (None, 0, -10), (None, 1, 0), (-3.0, 128, -3)],
 )
 def test_siglip_begins_at_the_odds_of_a_pair(given: float | None, rows: int, bias: float) -> None:
-    spec = ModelSpec(Model(), [], 0, [], 0, rows)
+    spec = ModelSpec(ModelConfig(), [], 0, [], 0, rows)
     part = Siglip(bias=given).parts(spec)["siglip_scale"]()
     assert float(part.state_dict()["bias"]) == pytest.approx(bias)
 

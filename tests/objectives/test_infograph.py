@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives.infograph import Infograph, infograph
 
@@ -64,6 +64,6 @@ def test_what_cannot_be_compared() -> None:
     local, graphs, there = drawn()
     with pytest.raises(ValueError, match="has 1 graph in a batch"):
         infograph(local[:1], graphs[:1], there[:1], 1)
-    spec = ModelSpec(Model(), [[8, 8, 2, 3], [6]], 2, [4, 4], 2)
+    spec = ModelSpec(ModelConfig(), [[8, 8, 2, 3], [6]], 2, [4, 4], 2)
     with pytest.raises(ConfigError, match=r"shapes \[\(8, 8, 2, 3\), \(6,\)\].*graphs alone"):
         Infograph().parts(spec)

@@ -13,7 +13,7 @@ from heron.losses.momentum import CallerKeyQueue
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.config.model import Model
+from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.terms import Terms, named_terms
 from heron.pipeline.models.heterogeneous import Encoded
 from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
@@ -300,7 +300,9 @@ class Whole(NtXent):
     ],
 )
 def test_what_has_no_prefix_is_refused(terms: dict[str, Any], kind: str, message: str) -> None:
-    model = Model(projection_width=4, matryoshka=[2, 4], shared_encoder=True, shared_projector=True)
+    model = ModelConfig(
+        projection_width=4, matryoshka=[2, 4], shared_encoder=True, shared_projector=True
+    )
     objective = Objective(Terms.model_validate(terms).terms(), model.matryoshka)
     with pytest.raises(ConfigError, match=message):
         objective.refuse(kind, VIEWS, 8, model)

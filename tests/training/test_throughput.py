@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Cnn, Linear, Model, Resnet, Transformer
+from heron.pipeline.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.classification import Bce
@@ -116,7 +116,7 @@ def test_utilisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_models_operations_are_those_of_its_products() -> None:
     """Two views of a linear encoder, a classifier on both: two operations a product, tripled."""
-    config = Model(encoder=Linear(width=5))
+    config = ModelConfig(encoder=Linear(width=5))
     model = Heterogeneous(config, [[7], [9]], 3, {"bce": Bce()})
     forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 3)
     assert model_flops(model, [[7], [9]], 11) == 3 * forward
@@ -124,7 +124,7 @@ def test_a_models_operations_are_those_of_its_products() -> None:
     model = Heterogeneous(config, [[7], [9]], 3, groups)
     forward = 2 * 11 * (7 * 5 + 9 * 5 + 10 * 4 + 4 * 2 + 3 * 2)
     assert model_flops(model, [[7], [9]], 11) == 3 * forward
-    pictures = Heterogeneous(Model(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, {"bce": Bce()})
+    pictures = Heterogeneous(ModelConfig(encoder=Cnn(channels=[4])), [[8, 6, 3]], 3, {"bce": Bce()})
     assert model_flops(pictures, [[8, 6, 3]], 11) == 3 * 2 * 11 * (4 * 3 * 3 * 9 * 4 + 4 * 3)
 
 
