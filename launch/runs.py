@@ -10,7 +10,6 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from heron.launch.arguments import UsageError
@@ -272,8 +271,7 @@ def _last_rows(path: Path) -> Run:
         try:
             row = Metrics.model_validate(parse_json(line)).model_dump()
         except ValueError as fault:
-            words = in_words(fault) if isinstance(fault, ValidationError) else str(fault)
-            reason = words.splitlines()[0]
+            reason = in_words(fault).splitlines()[0]
             raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
         if "loss" in row and not step:
             loss, step = row["loss"], row["step"] + 1

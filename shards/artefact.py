@@ -190,8 +190,10 @@ def _finite(text: str) -> float:
     return number
 
 
-def in_words(fault: ValidationError) -> str:
-    """Returns the first few things that are wrong with a record, on one line."""
+def in_words(fault: Exception) -> str:
+    """Returns the first few things that are wrong with a record, on one line; else its text."""
+    if not isinstance(fault, ValidationError):
+        return str(fault)
     lines = [
         error["msg"].removeprefix("Value error, ")  # ours, which say all
         if error["type"] == "value_error"

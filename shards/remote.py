@@ -32,7 +32,8 @@ HOPELESS = {
     "SSLCertVerificationError",
 }
 BUGS = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError, ImportError)
-SECRET = re.compile("key|secret|token|pass|auth|sig|cred", re.I)  # in the name of an option
+# In the name of an option, or of a query of a URL.
+SECRET = re.compile("key|secret|token|pass|auth|sig|cred|connection_string", re.I)
 PASSING = (408, 425, 429)  # statuses below 500 that may go away
 
 T = TypeVar("T")

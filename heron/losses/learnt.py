@@ -54,9 +54,8 @@ class Mib(Loss):
             beta_epochs: epochs between the two.
             gather: compare rows of all processes.
         """
-        spec = ModelSpec(
-            check(ModelConfig, {"projection_width": dim}, "dim"), [[]] * views, 0, [], 0
-        )
+        config = check(ModelConfig, {"projection_width": dim}, "dim")
+        spec = ModelSpec(config, [[]] * views, 0, [], 0)
         super().__init__(mib.Mib, options_of(mib.Mib, locals()), gather, spec)
         self.views = views
 

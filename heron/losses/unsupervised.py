@@ -231,10 +231,5 @@ class SingleViewUnsupervised(_OfInputs):
 
 def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
     """Returns what parts are built for."""
-    return ModelSpec(
-        check(ModelConfig, {"projection_width": dim}, "dim"),
-        [[width] for width in input_dims],
-        0,
-        [],
-        0,
-    )
+    config = check(ModelConfig, {"projection_width": dim}, "dim")
+    return ModelSpec(config, [[width] for width in input_dims], 0, [], 0)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from heron.launch.studies.study import Pbt, Study, dump_study
 from heron.launch.studies.trials import Trial
@@ -62,8 +62,7 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
         except ValueError as error:
             if resumed and number == len(lines):
                 break
-            fault = in_words(error) if isinstance(error, ValidationError) else error
-            raise StudyError(f"{where} is damaged: {fault}; {AGAIN}") from None
+            raise StudyError(f"{where} is damaged: {in_words(error)}; {AGAIN}") from None
         if row.fingerprint not in (None, made := fingerprint(tree)):
             raise StudyError(
                 f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "

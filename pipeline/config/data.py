@@ -13,6 +13,7 @@ from heron.pipeline.config.endless import WebDataset
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import BelowOne, Natural, PathText, Positive, Section, Share
 from heron.shards.artefact import MANIFEST, Count, Fingerprint
+from heron.shards.remote import SECRET
 
 
 class Protocol(Section):
@@ -290,12 +291,9 @@ def _secret(value: Any, name: str = "") -> str | None:
     """The name of something that looks like a credential, in storage options or in a URL."""
     if isinstance(value, dict):
         return next((s for key, v in value.items() if (s := _secret(v, str(key)))), None)
-    words = "secret", "token", "password", "key", "signature", "authorization", "connection_string"
     if name:
-        named = any(word in name.lower() for word in words)
-        return name if named and value not in (None, True, False, "anon") else None
+        return name if SECRET.search(name) and value not in (None, True, False, "anon") else None
     parts = urlsplit(str(value))
     if "://" in str(value) and (parts.password or PASSWORD.search(str(value))):
         return "the password in the URL"
-    asked = parse_qs(parts.query)  # Azure's signature goes by `sig`
-    return next((w for w in asked if w == "sig" or any(x in w.lower() for x in words)), None)
+    return next(filter(SECRET.search, parse_qs(parts.query)), None)

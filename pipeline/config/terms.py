@@ -45,7 +45,7 @@ class Needs:
             loss makes of them: in backward every row is sent what each process found for it.
         labelled: of the labelled rows of all processes, such as `hidden`; likewise.
         vectors: of all rows of all processes, of which the own rows alone have a gradient: for a
-            loss that finds their whole gradient, as `objectives.mutual` does; nothing is sent back.
+            loss that finds their whole gradient, as `objectives.mirroring` does; nothing goes back.
         labelled_vectors: of the labelled rows, likewise.
         own: of this process's rows alone, such as `logits`.
         labels: the kinds of labels that the term is defined for; none: it looks at no label.

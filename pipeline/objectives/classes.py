@@ -85,7 +85,7 @@ def class_losses(
         rows: of which the anchors are.
         others: log_total of every key, where all keys are anchors of some process: then the
             gradient with respect to the anchors is all that is owed to their rows, as of
-            `mutual_sums`, and that of `least` the sum over all processes.
+            `mirrored_sums`, and that of `least` the sum over all processes.
         around: begins a round of the keys, of which own rows' alone are here; None: all are.
 
     Returns:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise
-from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
+from heron.pipeline.objectives.mirroring import Mirroring, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 
 # (sums [rows, moments], the rows of the per-anchor tensors) -> share of the loss
@@ -25,25 +25,25 @@ def contrast(
     pairs: Pairs,
     finish: Finish,
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
-    mutual: Mirroring | None = None,
+    mirroring: Mirroring | None = None,
 ) -> Float[Tensor, ""]:
     """Sum a loss of each anchor's sums over all anchors; memory is linear in anchors + keys.
 
-    Without `mutual` the gradient is that of the anchors' share, with respect to every vector. With
-    it, of a term whose rows are each other's anchors and keys, it is the whole gradient of the
-    anchors' rows and no other's: see `mutual`.
+    Without `mirroring` the gradient is that of the anchors' share, with respect to every vector.
+    With it, of a term whose rows are each other's anchors and keys, it is the whole gradient of the
+    anchors' rows and no other's: see `mirroring`.
 
     Args:
         pairs: what is compared.
         finish: the loss of some anchors, a scalar, in plain differentiable torch.
         per_anchor: tensors of floats of which `finish` is given the rows of its anchors.
-        mutual: how the pairs mirror each other.
+        mirroring: how the pairs mirror each other.
 
     Returns:
         The loss, differentiable once with respect to the vectors and `per_anchor`.
     """
-    if mutual is not None:
-        (sums,) = mutual_sums(pairs, mutual)
+    if mirroring is not None:
+        (sums,) = mirrored_sums(pairs, mirroring)
         return finish(sums, per_anchor)
     width = 0 if pairs.anchor_weight is None else pairs.anchor_weight.shape[1]
     if width <= fused.WIDEST_SIDE and is_fused(pairs.anchors[0]):

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses
 from heron.pipeline.objectives.contrast import contrast, fused_sums
 from heron.pipeline.objectives.engine import class_numbers
-from heron.pipeline.objectives.mutual import Mirroring, everyone, mutual_sums
+from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
 from heron.pipeline.objectives.own_positives import own_views, unit_views
 from heron.pipeline.objectives.own_positives import positives as augmentations
 from heron.pipeline.objectives.pairs import Pairs, is_fused
@@ -181,7 +181,8 @@ def hard(
     count, batch, (here, seen) = len(z), row_count(rows, z[0]), held_rows(rows, present)
     samples = torch.arange(batch, device=z[0].device)
     admit = samples if label is None else class_numbers(label, batch, "hard")[0]
-    own_slice, mutual = as_slice(rows), Mirroring.of(rows, batch, [0], [0], [range(count)], present)
+    mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
+    own_slice = as_slice(rows)
     anchors, keys = join_views(vectors, seen, here), join_views(vectors, seen)
     of_anchor = join_views([admit] * count, present, own_slice)
     of_key = join_views([admit] * count, present)
@@ -206,11 +207,11 @@ def hard(
     if positives == "label":
         own = own_places(batch, count, present, own_slice, keys.device)
         mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
-        return _by_label(pairs, partial(log_total, known=known), mean, own, mutual, rows)
+        return _by_label(pairs, partial(log_total, known=known), mean, own, mirroring, rows)
     every = count * (count - 1) * max(batch, 1)
     mean = 1 / (every if present is None else pair_count(present, range(count)))
     views = augmentations(vectors, range(count), tau, here, seen)
-    return _by_view(pairs, log_total, mean, known, views, mutual)
+    return _by_view(pairs, log_total, mean, known, views, mirroring)
 
 
 def _log_total(sums: Tensor, known: Sequence[Tensor], plain: bool, spread: float) -> Tensor:
@@ -231,7 +232,7 @@ def _by_view(
     mean: float,
     known: Sequence[Tensor],
     pairs_of_views: Sequence[Tensor],
-    mutual: Mirroring | None,
+    mirroring: Mirroring | None,
 ) -> Tensor:
     """The sum, times `mean`, over the pairs of an anchor and another view of its sample."""
 
@@ -240,7 +241,7 @@ def _by_view(
         loss = _softplus(log_total(sums, per_anchor[: len(known)])[:, None] - positive)
         return (loss * there[0] if there else loss).sum() * mean
 
-    return contrast(pairs, finish, [*known, *pairs_of_views], mutual=mutual)
+    return contrast(pairs, finish, [*known, *pairs_of_views], mirroring=mirroring)
 
 
 def _by_label(
@@ -248,21 +249,21 @@ def _by_label(
     log_total: Callable[[Tensor], Tensor],
     mean: float,
     own: Tensor,
-    mutual: Mirroring | None,
+    mirroring: Mirroring | None,
     rows: Rows,
 ) -> Tensor:
     """The sum, times `mean`, over the pairs of a class; `own` are the anchors among all keys."""
     (anchors,), (keys,), of_key = pairs.anchors, pairs.keys, pairs.key_tag
     assert of_key is not None and pairs.anchor_tag is not None
-    if is_fused(keys) and mutual is None:
+    if is_fused(keys) and mirroring is None:
         total = log_total(fused_sums(pairs))
         tags = pairs.anchor_tag.int(), of_key.int(), own.int()
         weight = torch.full_like(total, mean)
         return fused.tagged_pair_losses(anchors, keys, total, *tags, weight)
-    total = log_total(mutual_sums(pairs, mutual)[0])
+    total = log_total(mirrored_sums(pairs, mirroring)[0])
     weight, least = keys.new_full((len(of_key), 1), mean), keys.new_full((1,), -math.inf)
     classes = Classes([of_key], weight, own, soft=True)
-    told, around = everyone(mutual, total), None if mutual is None else mutual.around
+    told, around = everyone(mirroring, total), None if mirroring is None else mirroring.around
     return class_losses(anchors, keys, total, least, classes, rows, told, around)
 
 
@@ -321,7 +322,7 @@ def debiased(
     )
     known = augmentations(vectors, range(count), tau, here)
     return contrast(
-        pairs, finish, known, mutual=Mirroring.of(rows, batch, [0], [0], [range(count)])
+        pairs, finish, known, mirroring=Mirroring.of(rows, batch, [0], [0], [range(count)])
     )
 
 

@@ -12,7 +12,7 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses, largest_pairs
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mirroring, everyone, mutual_sums
+from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -122,24 +122,24 @@ def hierarchical(
         for level in range(levels.shape[1])
     ]
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
-    mutual = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
+    mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     anchors = join_views(vectors, seen, here) / tau
 
-    def log_total(anchors: Tensor, own: Tensor, mutual: Mirroring | None) -> Tensor:
+    def log_total(anchors: Tensor, own: Tensor, mirroring: Mirroring | None) -> Tensor:
         exclude = own[:, None]
         pairs = Pairs([anchors], [keys], anchor_tag=own, key_tag=number, exclude=exclude)
-        sums = mutual_sums(pairs, mutual)[0][:, 0]
+        sums = mirrored_sums(pairs, mirroring)[0][:, 0]
         return torch.where(sums > 0, sums, 1.0).log()
 
-    total = log_total(anchors, own, mutual)
+    total = log_total(anchors, own, mirroring)
     # A pair at level l is raised to the largest of the levels below; -inf raises nothing.
     least = keys.new_full((len(groups),), -math.inf)
-    others = everyone(mutual, total)
+    others = everyone(mirroring, total)
     if constrain:
         with torch.no_grad():
             known = others if others is not None else log_total(keys / tau, number, None)
         least = _largest_below(keys, largest_pairs(keys, known, classes, tau), tau)
-    around = None if mutual is None else mutual.around
+    around = None if mirroring is None else mirroring.around
     return class_losses(anchors, keys, total, least, classes, rows, others, around)
 
 

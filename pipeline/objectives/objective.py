@@ -188,11 +188,8 @@ class Objective:
         needs = term.requires()
         vectors = {*needs.vectors, *needs.labelled_vectors}
         names = vectors & {"projections", *(term.nested or ())}
-        if not names:
-            return [widths]
-        return [{**widths, **dict.fromkeys(names, views * width)} for width in self.matryoshka] or [
-            widths
-        ]
+        passes = [{**widths, **dict.fromkeys(names, views * w)} for w in self.matryoshka]
+        return [*passes] if names and passes else [widths]
 
     def remember(self, run: RunSpec) -> None:
         """Makes the memories of the terms, on the device of the model."""

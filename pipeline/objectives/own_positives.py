@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
+from heron.pipeline.objectives.mirroring import Mirroring, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import (
     OwnRows,
@@ -50,10 +50,10 @@ def own_excluded(
         among = (
             every  # a view that is no anchor is a key, of which its own row is told the gradient
         )
-    mutual = None
+    mirroring = None
     if list(among) == every:
         mirror = range(len(heads))[::-1]
-        mutual = Mirroring.of(rows, batch, mirror, [0] * len(heads), [every], present)
+        mirroring = Mirroring.of(rows, batch, mirror, [0] * len(heads), [every], present)
     known = positives(vectors, among, tau, here, seen)
     if len(counted) < len(among):
         weigh = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
@@ -72,7 +72,7 @@ def own_excluded(
         key_tag=join_views([samples] * count, present),
         exclude=few,
     )
-    return contrast(pairs, finish, known, mutual=mutual)
+    return contrast(pairs, finish, known, mirroring=mirroring)
 
 
 def cross_view(
@@ -121,12 +121,12 @@ def cross_view(
         ways = [couple, couple[::-1]]
         mirror, way = range(2 * len(heads))[::-1], [0] * len(heads) + [1] * len(heads)
         views = [[u] for u in couple]
-        mutual = Mirroring.of(rows, batch, mirror, way, views, present) if mirrored else None
-        sums = [] if mutual is None else mutual_sums(pairs(ways), mutual)
+        mirroring = Mirroring.of(rows, batch, mirror, way, views, present) if mirrored else None
+        sums = [] if mirroring is None else mirrored_sums(pairs(ways), mirroring)
         for at, (u, v) in enumerate(ways):
             if u not in among:
                 continue
-            if mutual is None:
+            if mirroring is None:
                 shares.append(contrast(pairs([(u, v)]), finish, known(u, v)))
             else:
                 shares.append(finish(sums[at], known(u, v)))

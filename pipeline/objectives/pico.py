@@ -16,9 +16,9 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
+from heron.pipeline.objectives.mirroring import Mirroring
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
 from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.mutual import Mirroring
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Rows, as_slice
 from heron.shards.artefact import Count
@@ -244,13 +244,13 @@ def pico(
     anchors, same = queries[own], classes[own]
 
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
-    mutual = Mirroring.of(rows, len(q), [0], [0], [[0]])
+    mirroring = Mirroring.of(rows, len(q), [0], [0], [[0]])
     count = int(of_other.max()) + 1 if len(of_other) else 0
     positives = (torch.bincount(of_other, minlength=count)[same] - 1).to(dtype)
     nothing = others.new_zeros(count, others.shape[1])
     rest = nothing.index_add(0, of_other, others)[same] - anchors
     attraction = (anchors * rest).sum(1) / (tau * positives)
-    if mutual is not None:  # it is a positive of its class's queries, too
+    if mirroring is not None:  # it is a positive of its class's queries, too
         rest = rest + nothing.index_add(0, classes, queries)[same] - anchors
         slope = (anchors * rest.detach()).sum(1) / (tau * positives)
         attraction = attraction.detach() + slope - slope.detach()
@@ -261,4 +261,4 @@ def pico(
 
     number = torch.arange(len(others), device=q.device)
     pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=number, exclude=own[:, None])
-    return contrast(pairs, finish, [attraction], mutual=mutual)
+    return contrast(pairs, finish, [attraction], mirroring=mirroring)

@@ -13,7 +13,7 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mutual import Mirroring, mutual_sums
+from heron.pipeline.objectives.mirroring import Mirroring, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -118,10 +118,10 @@ def single_view_unsupervised(
     for inputs, projections, weights in zip(x, z, h, strict=True):
         a, v, w = (unit(part).to(dtype) for part in (inputs, projections, weights))
         near, far = [torch.cat([a / tau, -v], 1), a / tau - w], [torch.cat([v, w], 1), v]
-        mutual = None
+        mirroring = None
         if isinstance(rows, OwnRows):  # heads turned over, of whose sums nothing is made
             near, far = near + far, far + near
-            mutual = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
+            mirroring = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
         pairs = Pairs(
             [side[here] for side in near],
             far,
@@ -130,8 +130,8 @@ def single_view_unsupervised(
             exclude=samples[own, None],
         )
         known = [(a * v)[here].sum(1, keepdim=True) / tau]
-        if mutual is None:
+        if mirroring is None:
             shares.append(contrast(pairs, finish, known))
         else:
-            shares.append(finish(mutual_sums(pairs, mutual)[0], known))
+            shares.append(finish(mirrored_sums(pairs, mirroring)[0], known))
     return torch.stack(shares).sum()

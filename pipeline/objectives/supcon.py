@@ -11,7 +11,7 @@ from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
-from heron.pipeline.objectives.mutual import Mirroring
+from heron.pipeline.objectives.mirroring import Mirroring
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -89,18 +89,18 @@ def supcon(
     same = classes[own]
 
     members = torch.bincount(classes, minlength=count)
-    mutual = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    of_class = keys if mutual is None else keys.detach()
+    mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
+    of_class = keys if mirroring is None else keys.detach()
     whole = keys.new_zeros(count, keys.shape[1])
-    if mutual is not None and mutual.around is not None:
-        for block in mutual.around([of_class]):
+    if mirroring is not None and mirroring.around is not None:
+        for block in mirroring.around([of_class]):
             whole.index_add_(0, classes[block.places[0]], block.keys[0])
     else:
         whole = whole.index_add(0, classes, of_class)
     others = (members[same] - 1).to(dtype)
-    rest = whole[same] - (anchors if mutual is None else anchors.detach())
+    rest = whole[same] - (anchors if mirroring is None else anchors.detach())
     attraction = (anchors * rest).sum(1) / (tau * others.clamp(min=1))
-    if mutual is not None:  # a row is as much its positives' positive as they are its
+    if mirroring is not None:  # a row is as much its positives' positive as they are its
         attraction = 2 * attraction - attraction.detach()
     mean = 1 / max(len(classes), 1)
 
@@ -111,4 +111,4 @@ def supcon(
         return torch.where(some, total.log() - attraction, 0.0).sum() * mean
 
     pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=place, exclude=own[:, None])
-    return contrast(pairs, finish, [attraction, others], mutual=mutual)
+    return contrast(pairs, finish, [attraction, others], mirroring=mirroring)

@@ -198,7 +198,7 @@ def _by_kernels(
 
 
 class _SharedPairs(torch.autograd.Function):
-    """L_s of own anchors with the whole gradient of their rows; two passes, as of `mutual`.
+    """L_s of own anchors with the whole gradient of their rows; two passes, as of `mirroring`.
 
     The first finds each own anchor's D of every label and the loss's slope by it, which all
     processes then tell each other; the second what is owed to the rows as anchors and as keys. A

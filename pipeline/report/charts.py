@@ -155,9 +155,8 @@ def label_map(
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
     points, centred = np.zeros((len(hidden), 2)), hidden - hidden.mean(0)
     centred = np.pad(centred, ((0, 0), (0, max(0, 2 - centred.shape[1]))))  # PCA wants two columns
-    if (
-        np.ptp(hidden, axis=0).max() > FLAT
-    ):  # else PCA divides by 0, and t-SNE of NaN crashes the process
+    # Else PCA divides by 0, and t-SNE of NaN crashes the process.
+    if np.ptp(hidden, axis=0).max() > FLAT:
         points = tsne.fit_transform(centred).round(2)
     held = [np.flatnonzero(row == 1) for row in y]
     hover = [

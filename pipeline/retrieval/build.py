@@ -375,7 +375,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             "(--out), or remove it"
         )
     target = out.resolve()  # a link leads to the disk that the folder is to be on
-    if target in (here := Path.cwd(), *here.parents):
+    if target == Path.cwd():
         raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
     work = target.with_name(f".{target.name}.part")
     work.mkdir(parents=True, exist_ok=True)

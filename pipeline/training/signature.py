@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import CheckpointError
@@ -101,10 +101,9 @@ class Signature(BaseModel):
             with path.open("rb") as stream:
                 return cls.model_validate(parse_json(stream.read(MOST_BYTES + 1)))
         except (OSError, ValueError) as error:
-            fault = in_words(error) if isinstance(error, ValidationError) else error
             raise CheckpointError(
-                f"{path} cannot be read: {fault}; expected it as it was written; bring it back, or "
-                "give another checkpoint"
+                f"{path} cannot be read: {in_words(error)}; expected it as it was written; bring "
+                "it back, or give another checkpoint"
             ) from None
 
     def refuse_other_tokenizers(self, checkpoint: Path) -> None:

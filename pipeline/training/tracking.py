@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import to_json
 
 from heron import __version__
@@ -183,10 +183,9 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):  # nothing ended it
                 return rows[: number - 1]
-            fault = in_words(error) if isinstance(error, ValidationError) else error
             raise TrainingError(
-                f"{path}, line {number} is damaged: {fault}; expected a line as it was written; "
-                "bring the file back, or take the line out"
+                f"{path}, line {number} is damaged: {in_words(error)}; expected a line as it was "
+                "written; bring the file back, or take the line out"
             ) from None
     return rows
 
@@ -220,7 +219,8 @@ def read_result(
         given = {name: result.get(name, "nothing") for name in numbers}
         TypeAdapter(dict[str, float | None]).validate_python(given, strict=True)
     except (OSError, ValueError) as error:
-        fault = in_words(error) if isinstance(error, ValidationError) else error
-        raise TrainingError(f"{path} cannot be read: {fault}; expected {expected}") from None
+        raise TrainingError(
+            f"{path} cannot be read: {in_words(error)}; expected {expected}"
+        ) from None
     found: dict[str, Any] = result
     return found

@@ -79,6 +79,15 @@ def test_steps_of_long_runs_keep_their_digits() -> None:
     assert curves(rows)[0][0].traces[0]["x"] == [1234567, 1234568]
 
 
+def test_a_short_curve_alone_has_markers() -> None:
+    short = {"alignment": 1.0}
+    rows = [
+        {"step": n, "loss": 1.0, "uniformity": 1.0} | (short if n < 3 else {}) for n in range(40)
+    ]
+    modes = {line["name"]: line["mode"] for one in curves(rows)[0] for line in one.traces}
+    assert (modes["alignment"], modes["uniformity"]) == ("lines+markers", "lines")
+
+
 def test_a_map_of_features_that_are_all_the_same_is_one_point() -> None:
     keys, y = [str(n) for n in range(6)], np.zeros((6, 2), np.float32)
     found = label_map(np.full((6, 4), 0.3, np.float32), keys, y, ["a", "b"], [0, 1])

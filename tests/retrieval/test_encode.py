@@ -17,7 +17,6 @@ from heron.pipeline.retrieval import given
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.retrieval.sheet import CELL, Tile, _broken, _font, draw_tiles
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make
@@ -391,12 +390,3 @@ def test_a_sheet_has_the_query_first_and_framed(
 def test_a_sheet_needs_pictures(frames: Retriever, tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="has no view of pictures in 1 or 3 channels; a sheet"):
         ask(frames.index.folder, "--key", frames.samples.key(0), "--sheet", tmp_path / "a.png")
-
-
-def test_text_on_a_sheet_is_broken_not_cut() -> None:
-    text = "Smiling, " * 30 + "x" * 90 + " end"
-    lines = list(_broken(text, _font()))
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(_font().getlength(line) <= CELL for line in lines)
-    tall = draw_tiles([Tile(None, [(text, "black")]), Tile(None, [("a", "black")])], 1)
-    assert tall.height > 2 * CELL + 14 * len(lines)

@@ -74,27 +74,27 @@ class Mirroring:
         return cls(mirror, way, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
-def everyone(mutual: Mirroring | None, numbers: Tensor) -> Tensor | None:
+def everyone(mirroring: Mirroring | None, numbers: Tensor) -> Tensor | None:
     """Numbers of the own anchors of one way, [anchors], of all anchors; without gradient.
 
-    None without `mutual`. Every process must take part.
+    None without `mirroring`. Every process must take part.
     """
-    if mutual is None or mutual.spread is None:
-        return None if mutual is None else numbers.detach()
-    return mutual.spread([numbers.detach()[:, None]])[0][:, 0]
+    if mirroring is None or mirroring.spread is None:
+        return None if mirroring is None else numbers.detach()
+    return mirroring.spread([numbers.detach()[:, None]])[0][:, 0]
 
 
-def mutual_sums(pairs: Pairs, mutual: Mirroring | None) -> list[Float[Tensor, "_ _"]]:
+def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tensor, "_ _"]]:
     """The sums of each way's own anchors, differentiable once.
 
-    With `mutual` their gradient with respect to the anchors is all that is owed to the rows, and
+    With `mirroring` their gradient with respect to the anchors is all that is owed to the rows, and
     keys take none; in backward every process must take part. Without, heads are of one way, and
     the gradient of the sums is taken with respect to anchors and keys.
     """
     count = len(pairs.anchors)
-    keys = pairs.keys if mutual is None else [k.detach() for k in pairs.keys]
+    keys = pairs.keys if mirroring is None else [k.detach() for k in pairs.keys]
     sums: tuple[Tensor, ...] = _Sums.apply(  # type: ignore[no-untyped-call]
-        replace(pairs, anchors=[], keys=[]), mutual, count, *pairs.anchors, *keys
+        replace(pairs, anchors=[], keys=[]), mirroring, count, *pairs.anchors, *keys
     )
     return list(sums)
 
@@ -104,43 +104,43 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, pairs: Pairs, mutual: Mirroring | None, heads: int, *tensors: Tensor
+        ctx: FunctionCtx, pairs: Pairs, mirroring: Mirroring | None, heads: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*tensors)
-        ctx.given = pairs, mutual  # type: ignore[attr-defined]
+        ctx.given = pairs, mirroring  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
-        for some, here, _ in _around(pairs, mutual, keys):
-            if mutual is not None and is_fused(anchors[0]):
+        for some, here, _ in _around(pairs, mirroring, keys):
+            if mirroring is not None and is_fused(anchors[0]):
                 for total, a, k in zip(sums, anchors, here, strict=True):
                     total += _fused(some, a, k)
                 continue
-            for strip in _visits(mutual, anchors, here):
+            for strip in _visits(mirroring, anchors, here):
                 h, rows, first = strip.head, strip.rows, strip.first
                 for r, part in enumerate(summands(some, rows, strip.logits, first)):
                     sums[h][rows, r] += part.sum(1)
                     if strip.turned is not None:
                         served, columns = strip.turned
                         sums[strip.mirror][served, r] += part[:, columns].sum(0)
-        return _by_way(sums, mutual)
+        return _by_way(sums, mirroring)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *d_sums: Tensor) -> tuple[Tensor | None, ...]:
-        pairs, mutual = ctx.given  # type: ignore[attr-defined]
+        pairs, mirroring = ctx.given  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         heads = len(tensors) // 2
         anchors, keys = tensors[:heads], tensors[heads:]
         slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
         of_ways = [d * slopes.to(d) for d in d_sums]
-        own = [of_ways[0]] * heads if mutual is None else [of_ways[way] for way in mutual.way]
+        own = [of_ways[0]] * heads if mirroring is None else [of_ways[way] for way in mirroring.way]
         turned: list[Tensor] = []
-        if mutual is not None:
-            everyone = of_ways if mutual.spread is None else mutual.spread(of_ways)
-            turned = [everyone[mutual.way[m]] for m in mutual.mirror]
+        if mirroring is not None:
+            everyone = of_ways if mirroring.spread is None else mirroring.spread(of_ways)
+            turned = [everyone[mirroring.way[m]] for m in mirroring.mirror]
         d_anchors = [torch.zeros_like(a) for a in anchors]
-        d_keys = [torch.zeros_like(k) if mutual is None else None for k in keys]
-        for some, here, places in _around(pairs, mutual, keys):
+        d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
+        for some, here, places in _around(pairs, mirroring, keys):
             of_keys = (
                 turned if places is None else [x[p] for x, p in zip(turned, places, strict=True)]
             )
@@ -149,7 +149,9 @@ class _Sums(torch.autograd.Function):
                 for total, *head in zip(d_anchors, anchors, here, own, of_keys, strict=True):
                     total += _fused_gradient(some, *head)
             else:
-                _add_gradients(some, mutual, (anchors, here), (own, of_keys), (d_anchors, d_keys))
+                _add_gradients(
+                    some, mirroring, (anchors, here), (own, of_keys), (d_anchors, d_keys)
+                )
         return None, None, None, *d_anchors, *d_keys
 
 
@@ -157,19 +159,19 @@ Heads = Sequence[Tensor]
 
 
 def _around(
-    pairs: Pairs, mutual: Mirroring | None, keys: Heads
+    pairs: Pairs, mirroring: Mirroring | None, keys: Heads
 ) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
     """Pairs with keys that are here, the keys, and their places among all; None: these are all."""
-    if mutual is None or mutual.around is None:
+    if mirroring is None or mirroring.around is None:
         yield pairs, keys, None
         return
-    for block in mutual.around(keys):
+    for block in mirroring.around(keys):
         yield within(pairs, block), block.keys, block.places
 
 
 def _add_gradients(
     pairs: Pairs,
-    mutual: Mirroring | None,
+    mirroring: Mirroring | None,
     vectors: tuple[Heads, Heads],
     slopes: tuple[Heads, Heads],
     gradients: tuple[Heads, Sequence[Tensor | None]],
@@ -177,7 +179,7 @@ def _add_gradients(
     """Adds what anchors, and keys, are owed by their pairs, strip by strip."""
     (anchors, keys), (own, of_keys), (d_anchors, d_keys) = vectors, slopes, gradients
     buffer = anchors[0].new_empty(0)
-    for strip in _visits(mutual, anchors, keys):
+    for strip in _visits(mirroring, anchors, keys):
         h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
         if of_keys and len(buffer) < logits.numel():
             buffer = logits.new_empty(logits.numel())
@@ -198,9 +200,9 @@ def _add_gradients(
             d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
 
 
-def _by_way(sums: Sequence[Tensor], mutual: Mirroring | None) -> tuple[Tensor, ...]:
+def _by_way(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:
     found: list[Tensor] = []
-    ways = [0] * len(sums) if mutual is None else mutual.way
+    ways = [0] * len(sums) if mirroring is None else mirroring.way
     for part, way in zip(sums, ways, strict=True):
         found[way:] = [found[way] + part if way < len(found) else part]
     return tuple(found)
@@ -223,16 +225,16 @@ class _Strip:
 
 
 def _visits(
-    mutual: Mirroring | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
+    mirroring: Mirroring | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
 ) -> Iterator[_Strip]:
     """All strips of all heads.
 
     On one process a head and its mirror are visited once, and of a symmetric head the keys from
     the strip's first anchor on.
     """
-    alone = mutual is not None and mutual.spread is None
+    alone = mirroring is not None and mirroring.spread is None
     for h, (a, k) in enumerate(zip(anchors, keys, strict=True)):
-        m = mutual.mirror[h] if mutual is not None else h
+        m = mirroring.mirror[h] if mirroring is not None else h
         if alone and m < h:
             continue
         half = alone and m == h
