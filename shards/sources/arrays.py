@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import UNREADABLE, read_npz
-from heron.shards.sources.named import NamedArrays
+from heron.shards.sources.named_arrays import NamedArrays
 
 # Bytes of all arrays of an .npz, or so many times the file's, if that is more.
 MOST_UNPACKED, MOST_FOLD = 2**30, 100

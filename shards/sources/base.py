@@ -1,4 +1,4 @@
-"""The base classes of sources, which give a publisher's files, or drawings, as rows."""
+"""Base classes of data sources, which give the rows of a data set to `heron shards build`."""
 
 import logging
 from abc import abstractmethod
@@ -16,31 +16,32 @@ from heron.shards.artefact import in_words, sha256
 from heron.shards.errors import CONTROL, SourceError, shown
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 
-WHOLE = "all"  # the split of a data set that has none
+WHOLE = "all"  # the only split of a data set that is not split
 Kind = Literal["image", "vector", "text", "graph"]  # of a view
 Missing = Literal["allow"] | None  # whether rows may lack a view
 
 
-def _exists(path: Path) -> Path:
+def _check_exists(path: Path) -> Path:
     if not path.exists():
         raise ValueError("neither a file nor a folder lies there")
     return path
 
 
-FileOrFolder = Annotated[Path, AfterValidator(_exists)]
+FileOrFolder = Annotated[Path, AfterValidator(_check_exists)]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Consecutive rows of a split.
 
-    `views` holds, for every view, float32 [rows, width], uint8 [rows, height, width, channels], or
-    the bytes of a picture or of a text for each row; `keys` names rows that are a tar sample each,
-    as those with pictures and texts are, and is None where rows are packed in blocks.
-
-    Of a view with `missing="allow"` a row that lacks it is NaN throughout, or None for the bytes of
-    a picture or a text: see `is_there`. Of labels with `unknown="allow"` one that is not known is
-    255: see `with_unknown`.
+    Attributes:
+        views: for each view, float32 [rows, width], uint8 [rows, height, width, channels], or a
+            list with each row's bytes (a JPEG or PNG picture, a UTF-8 text, or a packed graph). A
+            row that lacks a view with `missing="allow"` is NaN throughout, or None in a list.
+        labels: class numbers [rows], or [rows, labels]; -1 or 255 where a row is unlabelled. With
+            `unknown="allow"` single labels may be 255 too: see `with_unknown`.
+        keys: a name for each row where every row is a tar sample of its own, as rows with pictures
+            and texts are; None where rows are packed in blocks.
     """
 
     views: dict[str, NDArray[Any] | list[Any]]
@@ -53,15 +54,15 @@ def is_there(values: NDArray[Any] | list[Any]) -> NDArray[np.bool_]:
     if isinstance(values, np.ndarray):
         if values.dtype.kind != "f" or not values.size:
             return np.ones(len(values), bool)
-        lacking: NDArray[np.bool_] = np.isnan(values).all(axis=tuple(range(1, values.ndim)))
-        return ~lacking
+        absent: NDArray[np.bool_] = np.isnan(values).all(axis=tuple(range(1, values.ndim)))
+        return ~absent
     return np.array([value is not None for value in values], bool)
 
 
 def with_unknown(
     values: NDArray[Any], names: Sequence[str], where: str
 ) -> tuple[NDArray[np.uint8], Labels]:
-    """Returns several labels a row as they are stored, single ones of which are not known.
+    """Converts multi-label rows, single labels of which may be unknown, to their stored form.
 
     Args:
         values: 0 or 1 where a label is known; NaN, -1 or 255 where it is not, [rows, labels].
@@ -69,10 +70,10 @@ def with_unknown(
         where: names the array in messages.
 
     Returns:
-        0, 1, or 255 for what is not known, [rows, labels]; and what the labels are.
+        0, 1, or 255 where a label is unknown, [rows, labels]; and the description of the labels.
 
     Raises:
-        SourceError: a value is another.
+        SourceError: a value is none of these, or there is not one column for each name.
     """
     if values.shape[1:] != (len(names),):
         raise SourceError(
@@ -91,19 +92,22 @@ def with_unknown(
 
 
 class Source(BaseModel):
-    """A source: its fields are its options, on the command line and in YAML alike.
+    """Base class of data sources; the fields are the options, on the command line and in YAML.
 
-    A source gives any rows in any order, in any process: what it draws, it draws from (seed, row),
-    so that the bytes of a shard do not depend on who wrote it. A pickle holds the options alone.
+    A subclass sets `name` and defines `views`, `labels`, `splits` and `read`; derive from
+    `FileSource` to read files. Any process may read any rows in any order, so whatever is random
+    must be drawn from (seed, row): the bytes of a shard then do not depend on who wrote it.
+    Pickling a source keeps its options alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # in the manifest; no two sources share one
     version: ClassVar[int] = 1  # raise it when rows change, or an old folder passes for a new one
     examples: ClassVar[str] = ""  # for --help
-    block_rows: ClassVar[int | None] = 256  # None: images, a tar sample each
-    left_out: ClassVar[tuple[str, ...]] = ()  # see `options`
+    block_rows: ClassVar[int | None] = 256  # rows packed in a block; None: each is a tar sample
+    # Options added after folders were built without them: recorded only if not the default.
+    omit_if_default: ClassVar[tuple[str, ...]] = ()
 
     seed: int = Field(0, ge=0, description="seed of everything drawn at random")
 
@@ -125,7 +129,7 @@ class Source(BaseModel):
     @property
     @abstractmethod
     def splits(self) -> dict[str, int]:
-        """The splits and the number of their rows."""
+        """The number of rows in each split."""
 
     @abstractmethod
     def read(self, split: str, start: int, stop: int) -> Rows:
@@ -133,22 +137,23 @@ class Source(BaseModel):
 
     @property
     def files(self) -> list[Path]:
-        """The publisher's files that are read; none for what is drawn."""
+        """The publisher's files that are read; none if rows are drawn."""
         return []
 
     def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[str]]:
-        """Pickles the options, never the data set that a cached property holds."""
+        """Pickles the options, never the data that a cached property holds."""
         return type(self).model_validate_json, (self.model_dump_json(),)
 
     def options(self) -> dict[str, Any]:
-        """Returns the options, files by name alone: their bytes matter, and not their folder.
+        """Returns the options for the manifest; paths are reduced to file names.
 
-        One of `left_out`, which came later, is named only where it is not its default.
+        The contents of a file matter, not its folder. Options in `omit_if_default` are left out
+        where they have their default.
         """
         return {
-            key: _plain(getattr(self, key))
+            key: _without_folders(getattr(self, key))
             for key, field in type(self).model_fields.items()
-            if key not in self.left_out or getattr(self, key) != field.default
+            if key not in self.omit_if_default or getattr(self, key) != field.default
         }
 
     def input_files(self) -> list[InputFile]:
@@ -156,61 +161,71 @@ class Source(BaseModel):
         return [file_record(path) for path in self.files]
 
     def invalid(self, fault: ValidationError) -> SourceError:
-        """Says of which files no manifest can be made, and why."""
+        """Returns an error that says why no manifest can be made of these files."""
         where = ", ".join(path.name for path in self.files) or self.name
         return SourceError(f"{where}: {in_words(fault)}")
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """All rows of a view, read when they are asked for.
+    """All rows of a view, read on demand.
 
-    `shape` is (rows, width) of vectors, (rows, height, width, channels) of pictures with -1 for
-    what varies, (rows, -1) of texts; of graphs see `heron.shards.manifest.View`. `read` gives some
-    rows as `Rows` has them. `member` is the suffix in a tar, where it is not the usual one.
+    Attributes:
+        shape: (rows, width) of vectors; (rows, height, width, channels) of pictures, with -1 for
+            what varies; (rows, -1) of texts; for graphs see `heron.shards.manifest.View`.
+        read: returns the rows of the given numbers, in the form that `Rows` describes.
+        member: the suffix of the tar member, if not the usual one.
+        kind: of the view; None: inferred from `shape`.
+        missing: "allow" if rows may lack the view, as in `Rows`.
     """
 
     shape: tuple[int, ...]
     read: Callable[[NDArray[np.int64]], NDArray[Any] | list[Any]]
     member: str | None = None
-    kind: Kind | None = None  # None: the shape says it
-    missing: Missing = None  # "allow": rows may lack the view, as in `Rows`
+    kind: Kind | None = None
+    missing: Missing = None
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any] | list[Any]:
-        """Returns some rows."""
+        """Returns the rows of these numbers."""
         return self.read(rows)
 
 
-def each(read: Callable[[int], bytes | None]) -> Callable[[NDArray[np.int64]], list[Any]]:
-    """Returns what reads rows one after the other: the bytes of each, None where it lacks them."""
+def read_each(read: Callable[[int], bytes | None]) -> Callable[[NDArray[np.int64]], list[Any]]:
+    """Returns a `Column.read` that calls `read` row by row; None stands for a row without bytes."""
     return lambda rows: [read(row) for row in rows.tolist()]
 
 
-def numbers(
+def vectors(
     shape: tuple[int, ...],
     read: Callable[[NDArray[np.int64]], NDArray[Any]],
     where: str,
     remedy: str,
     missing: Missing = None,
 ) -> Column:
-    """Returns a column of numbers that become finite float32 when they are read.
+    """Returns a column of vectors that are converted to float32, and checked, as they are read.
 
-    `read` gives some rows as they are stored; `where` names the array in messages. With `missing`
-    a row may be NaN throughout, which lacks the view. SourceError, as they are read, where a value
-    is not finite, or is a whole number that float32 cannot hold.
+    Reading raises SourceError where a value is not finite, or is a whole number that float32 cannot
+    hold.
+
+    Args:
+        shape: (rows, width).
+        read: returns rows as they are stored.
+        where: names the array in messages.
+        remedy: ends the messages.
+        missing: "allow": a row may be NaN throughout, and then lacks the view.
     """
 
-    def checked(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def read_checked(rows: NDArray[np.int64]) -> NDArray[np.float32]:
         stored = read(rows)
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             values = stored.astype(np.float32, copy=False)
-        sound, expected = np.isfinite(values), "; expected a finite float32"
+        valid, expected = np.isfinite(values), "; expected a finite float32"
         if missing:
-            sound |= ~is_there(values)[:, None]
-        if sound.all() and stored.dtype.kind in "iu":
-            sound = values == stored
+            valid |= ~is_there(values)[:, None]
+        if valid.all() and stored.dtype.kind in "iu":
+            valid = values == stored
             expected = f", which float32 cannot hold; expected whole numbers up to {1 << 24:,}"
-        if len(bad := np.argwhere(~sound)):
+        if len(bad := np.argwhere(~valid)):
             row, column = bad[0].tolist()
             raise SourceError(
                 f"{where}, row {rows[row]}, column {column} is {stored[row, column]}{expected}; "
@@ -218,15 +233,21 @@ def numbers(
             )
         return values
 
-    return Column(shape, checked, missing=missing)
+    return Column(shape, read_checked, missing=missing)
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What a source found in its files: all rows, and those of each split, by their numbers.
+    """What `FileSource.load` returns: the rows of all files, and the split each belongs to.
 
-    `targets` are the labels of the rows, as `labels` describes them; `keys` name rows of pictures
-    in files; `warning` is for the log.
+    Attributes:
+        views: a column, or an array [rows, ...], for each view.
+        targets: the labels of all rows, in the form that `labels` describes.
+        labels: the kind and names of the labels.
+        splits: the numbers of the rows in each split.
+        keys: a name for each row where every row is a tar sample of its own.
+        dataset: the data set's name, where only its files tell it.
+        warning: is logged.
     """
 
     views: Mapping[str, Column | NDArray[Any]]
@@ -234,27 +255,27 @@ class Loaded:
     labels: Labels
     splits: Mapping[str, Sequence[int] | NDArray[np.int64]]
     keys: Sequence[str] | None = None
-    dataset: str = ""  # its name, where the files alone say it
+    dataset: str = ""
     warning: str = ""
 
 
 class FileSource(Source):
-    """A source that reads files: a subclass says how to `load` them, and no more."""
+    """Base class of sources that read files: a subclass sets `name` and defines `load` alone."""
 
     @property
     def files(self) -> list[Path]:
-        """The files and folders that the options name, in their order."""
-        given = (getattr(self, option) for option in type(self).model_fields)
-        named = (one if isinstance(one, list) else [one] for one in given)
-        return [path for several in named for path in several if isinstance(path, Path)]
+        """The files and folders that the options name, in the order of the options."""
+        values = (getattr(self, option) for option in type(self).model_fields)
+        lists = (value if isinstance(value, list) else [value] for value in values)
+        return [item for items in lists for item in items if isinstance(item, Path)]
 
     @abstractmethod
     def load(self) -> Loaded:
-        """Opens the files; SourceError says what is wrong with them."""
+        """Opens the files; raises SourceError where something is wrong with them."""
 
     @cached_property
     def loaded(self) -> Loaded:
-        """What `load` gave, once in a process."""
+        """The result of `load`, which is called once in a process."""
         try:
             loaded = self.load()
         except ValidationError as fault:
@@ -270,15 +291,15 @@ class FileSource(Source):
 
     @property
     def views(self) -> list[View]:
-        """The views, by the shapes of their columns."""
+        """The views, described by their columns."""
         views = []
-        for name, found in self.loaded.views.items():
-            column = found if isinstance(found, Column) else Column(found.shape, found.__getitem__)
+        for name, data in self.loaded.views.items():
+            column = data if isinstance(data, Column) else Column(data.shape, data.__getitem__)
             shape = column.shape[1:]
-            by_shape: Kind = "image" if len(shape) > 1 else "text" if shape == (-1,) else "vector"
-            kind = column.kind or by_shape
-            about: dict[str, Any] = {"member": column.member, "missing": column.missing}
-            views.append(View(name=name, kind=kind, shape=shape, dtype=KINDS[kind][0], **about))
+            inferred: Kind = "image" if len(shape) > 1 else "text" if shape == (-1,) else "vector"
+            kind = column.kind or inferred
+            extra: dict[str, Any] = {"member": column.member, "missing": column.missing}
+            views.append(View(name=name, kind=kind, shape=shape, dtype=KINDS[kind][0], **extra))
         return views
 
     @property
@@ -288,17 +309,17 @@ class FileSource(Source):
 
     @cached_property
     def splits(self) -> dict[str, int]:
-        """The splits and the number of their rows; workers, which never ask, do not warn."""
+        """The number of rows in each split; logs the warning, for workers never ask for splits."""
         if self.loaded.warning:
             logging.getLogger("heron").warning("%s: %s", self.name, self.loaded.warning)
         return {split: len(rows) for split, rows in self.loaded.splits.items()}
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Returns rows [start, stop) of a split."""
-        part = self.loaded.splits[split][start:stop]
-        rows, keys = np.asarray(part), self.loaded.keys
+        span = self.loaded.splits[split][start:stop]
+        rows, keys = np.asarray(span), self.loaded.keys
         # A slice keeps the order of axes in memory, which an index records.
-        targets = slice(part.start, part.stop) if isinstance(part, range) else rows
+        targets = slice(span.start, span.stop) if isinstance(span, range) else rows
         return Rows(
             {name: column[rows] for name, column in self.loaded.views.items()},
             self.loaded.targets[targets],
@@ -307,7 +328,12 @@ class FileSource(Source):
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
-    """Returns where each split lies if they are laid end to end; `merge` makes one of them."""
+    """Returns the row numbers of splits that are laid end to end.
+
+    Args:
+        rows: the number of rows in each split.
+        merge: return them all as the one split `all`.
+    """
     splits, start = {}, 0
     for split, count in rows.items():
         splits[split] = range(start, start + count)
@@ -316,14 +342,14 @@ def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
 
 
 class Drawn(Source):
-    """A source that is drawn: it reads no file, and has as many rows as are asked for."""
+    """Base class of synthetic sources: they read no file, and draw as many rows as requested."""
 
     train: int
     test: int
 
     @property
     def splits(self) -> dict[str, int]:
-        """`train` and `test`."""
+        """`train`, and `test` if it has rows."""
         return {"train": self.train} | ({"test": self.test} if self.test else {})
 
 
@@ -332,7 +358,7 @@ def file_record(path: Path) -> InputFile:
     return InputFile(name=path.name, bytes=path.stat().st_size, sha256=sha256(path))
 
 
-def _plain(value: Any) -> Any:
+def _without_folders(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_without_folders(item) for item in value]
     return value.name if isinstance(value, Path) else value

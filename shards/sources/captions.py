@@ -11,7 +11,7 @@ from pydantic import DirectoryPath, Field, FilePath
 from heron.shards.errors import SourceError, shown
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import shape_of
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each, file_record
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, file_record, read_each
 from heron.shards.sources.folder import KINDS, folder_record, look_at, make_keys, read_picture
 
 CAPTION = ".txt"
@@ -58,10 +58,10 @@ class Captions(FileSource):
             views={
                 "image": Column(
                     (count, *shape_of(headers)),
-                    each(lambda row: read_picture(self.folder, paths[row])),
+                    read_each(lambda row: read_picture(self.folder, paths[row])),
                     member,
                 ),
-                "caption": Column((count, -1), each(lambda row: self._rows[row][1].encode())),
+                "caption": Column((count, -1), read_each(lambda row: self._rows[row][1].encode())),
             },
             targets=np.full(count, -1),
             labels=Labels(kind="none", names=[]),

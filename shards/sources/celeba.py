@@ -21,8 +21,8 @@ from heron.shards.sources.base import (
     FileOrFolder,
     FileSource,
     Loaded,
-    each,
     file_record,
+    read_each,
 )
 from heron.shards.sources.folder import folder_record
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
@@ -98,7 +98,7 @@ class CelebA(FileSource):
     unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
-    left_out: ClassVar[tuple[str, ...]] = ("captions",)
+    omit_if_default: ClassVar[tuple[str, ...]] = ("captions",)
     name: ClassVar[str] = "celeba"
     examples: ClassVar[str] = (
         "heron shards build celeba --images img_align_celeba.zip "
@@ -176,9 +176,9 @@ class CelebA(FileSource):
             ]
             return describe_face(set(names), np.random.default_rng([self.seed, row])).encode()
 
-        texts = {"caption": Column((len(files), -1), each(caption))} if self.captions else {}
+        texts = {"caption": Column((len(files), -1), read_each(caption))} if self.captions else {}
         return Loaded(
-            views={"image": Column((len(files), *size, 3), each(read)), **texts},
+            views={"image": Column((len(files), *size, 3), read_each(read)), **texts},
             targets=attributes.values,
             labels=Labels(kind="multi_label", names=attributes.columns),
             splits=splits,

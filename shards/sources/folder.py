@@ -16,7 +16,7 @@ from pydantic import DirectoryPath, Field
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
 from heron.shards.picture import Header, Kind, read_header_of, read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each, split_ranges
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, read_each, split_ranges
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
@@ -78,7 +78,7 @@ class Folder(FileSource):
             return read_picture(self.folder, paths[row], _kind(paths[row]))
 
         member = "png" if _kind(paths[0]) == "PNG" else None
-        column = Column((len(paths), *shape), each(read), member)
+        column = Column((len(paths), *shape), read_each(read), member)
         return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
     @cached_property

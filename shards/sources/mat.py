@@ -12,7 +12,7 @@ from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
 from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile, matlab_class
-from heron.shards.sources.named import WHOLE_LABELS, NamedArrays
+from heron.shards.sources.named_arrays import WHOLE_LABELS, NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
 

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from heron.shards.errors import SourceError, shown, some
 from heron.shards.manifest import Labels
 from heron.shards.picture import read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, numbers
-from heron.shards.sources.saved import by_words, fetch, listed
-from heron.shards.sources.stated import MINUS_ONE, MinusOne, describe
+from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, vectors
+from heron.shards.sources.labels import MINUS_ONE, MinusOne, describe
+from heron.shards.sources.parquet_files import by_words, fetch, listed
 
 if TYPE_CHECKING:
     from heron.shards.arrow import ArrowRows
@@ -174,7 +174,7 @@ class Parquet(FileSource):
                 continue
             read = _vectors(self._rows, columns, where)
             shape = sum(self._rows.rows), read(np.zeros(1, np.int64)).shape[1]
-            views[view] = numbers(shape, read, f"{where}: view {view!r}", FILL)
+            views[view] = vectors(shape, read, f"{where}: view {view!r}", FILL)
         return views
 
     def _labels(self) -> tuple[NDArray[Any], Labels]:

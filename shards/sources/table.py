@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from heron.shards.errors import SourceError, some
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, FileSource, Loaded
-from heron.shards.sources.stated import MinusOne, classes_of, describe
+from heron.shards.sources.labels import MinusOne, classes_of, describe
 from heron.shards.sources.text import (
     SEPARATORS,
     Sheet,

@@ -11,7 +11,7 @@ from pydantic import DirectoryPath, Field
 from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.graph import pack, tidy
 from heron.shards.manifest import GRAPHS, Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, each
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, read_each
 from heron.shards.sources.text import split_lines
 
 Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
@@ -82,7 +82,7 @@ class Tu(FileSource):
             return pack(labels[nodes].astype(np.int32), (edges[own] - starts[row]).astype(np.int32))
 
         return Loaded(
-            views={"graph": Column(shape, each(graph), kind="graph")},
+            views={"graph": Column(shape, read_each(graph), kind="graph")},
             targets=targets.reshape(-1).astype(np.int64),
             labels=Labels(kind="multi_class", names=[str(name) for name in names]),
             splits={WHOLE: range(len(classes))},

@@ -10,7 +10,7 @@ from pydantic import Field, FilePath
 from heron.shards.errors import DOWNLOAD, SourceError, times
 from heron.shards.manifest import Labels
 from heron.shards.matlab import MatlabFile
-from heron.shards.sources.base import Column, FileSource, Loaded, numbers
+from heron.shards.sources.base import Column, FileSource, Loaded, vectors
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
 LARGEST_LABEL = 255  # of a phone; published are 0 to 39
@@ -157,7 +157,7 @@ class Xrmb(FileSource):
 def _column(file: MatlabFile, name: str) -> Column:
     """Returns a view of a split, whose matrix is opened when rows are read."""
     where = f"{file.path.name}: {name}"
-    return numbers(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
+    return vectors(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:

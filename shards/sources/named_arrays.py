@@ -10,8 +10,8 @@ from pydantic import Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, numbers, with_unknown
-from heron.shards.sources.stated import MINUS_ONE, LabelKind, MinusOne, describe
+from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, vectors, with_unknown
+from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, describe
 
 LABELS = "labels"
 SPLIT = "split"  # the array that parts the rows
@@ -31,7 +31,7 @@ class NamedArrays(FileSource):
     A subclass says how to open them.
     """
 
-    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
+    omit_if_default: ClassVar[tuple[str, ...]] = ("missing", "unknown")
 
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"
@@ -173,7 +173,7 @@ class NamedArrays(FileSource):
             remedy = "fill, scale or drop it first"
             if not allowed:
                 remedy += ", or `--missing allow` rows that are NaN throughout"
-            return numbers(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
+            return vectors(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
         first = self._first(name)
 
         def pixels(rows: NDArray[np.int64] | slice) -> NDArray[np.uint8]:
