@@ -1,4 +1,4 @@
-"""Arrays of your own: an .npz, or .npy files larger than memory, of any views and labels."""
+"""Arrays of your own, of any views and labels: an .npz, or .npy files larger than memory."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,12 +13,12 @@ from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import UNREADABLE, read_npz
 from heron.shards.sources.named_arrays import NamedArrays
 
-# Bytes of all arrays of an .npz, or so many times the file's, if that is more.
+# The arrays of an .npz may have 1 GiB, or 100 times the bytes of the file if that is more.
 MOST_UNPACKED, MOST_FOLD = 2**30, 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
-def _named_file(value: str) -> str:
+def _check_named_file(value: str) -> str:
     name, _, file = value.partition("=")
     if not name or not file:
         raise ValueError("expected NAME=FILE.npy")
@@ -33,8 +33,8 @@ class Arrays(NamedArrays):
     A view is numbers [rows, width], or raw pictures: uint8 [rows, height, width, channels], or
     without the last axis where there is one channel. Labels are class numbers or names [rows], or
     0 and 1 [rows, labels]; a row without a label has -1 for its class, for all of its classes, or
-    for all of its labels (255 where those are uint8). An array `split` of strings, one a row, parts
-    the rows; without one they are the split `all`. Files of --npy are mapped into memory, a block
+    for all of its labels (255 where those are uint8). An array `split` of strings has each row's
+    split; without it all rows are the split `all`. Files of --npy are mapped into memory, a block
     of rows at a time.
 
     With `--missing allow` a row that is NaN throughout a view lacks it; pictures are always there.
@@ -49,7 +49,7 @@ class Arrays(NamedArrays):
     )
 
     npz: FilePath | None = Field(None, description="the .npz file, as numpy.savez writes it")
-    npy: list[Annotated[str, AfterValidator(_named_file)]] | None = Field(
+    npy: list[Annotated[str, AfterValidator(_check_named_file)]] | None = Field(
         None,
         min_length=1,
         description="instead of it, NAME=FILE.npy for each array, as numpy.save writes it",
@@ -60,8 +60,10 @@ class Arrays(NamedArrays):
         if (self.npz is None) == (self.npy is None):
             raise ValueError("expected either npz or npy; give one of them")
         names = [value.partition("=")[0] for value in self.npy or []]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"npy: two files are called {twice[0]!r}; give each a name of its own")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(
+                f"npy: two files are called {repeated[0]!r}; give each a name of its own"
+            )
         return self
 
     @property
@@ -71,37 +73,37 @@ class Arrays(NamedArrays):
 
     @property
     def files(self) -> list[Path]:
-        """The files of arrays."""
+        """The .npz, or the .npy files."""
         return [self.npz] if self.npz else list(self._paths.values())
 
     def options(self) -> dict[str, Any]:
         """Returns the options, files by name alone."""
-        named = [f"{name}={path.name}" for name, path in self._paths.items()]
-        return super().options() | ({"npy": named} if self.npy else {})
+        entries = [f"{name}={path.name}" for name, path in self._paths.items()]
+        return super().options() | ({"npy": entries} if self.npy else {})
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
         """The .npy file of each array."""
-        parts = [value.partition("=") for value in self.npy or []]
-        return {name: Path(file) for name, _, file in parts}
+        entries = [value.partition("=") for value in self.npy or []]
+        return {name: Path(file) for name, _, file in entries}
 
     @cached_property
     def _npz(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the .npz by their names; none where there is no .npz."""
+        """The arrays of the .npz by name; none for .npy files."""
         if self.npz is None:
             return {}
         try:
             with self.npz.open("rb") as stream:
-                most = max(MOST_UNPACKED, MOST_FOLD * self.npz.stat().st_size)
-                return read_npz(stream, most)
+                limit = max(MOST_UNPACKED, MOST_FOLD * self.npz.stat().st_size)
+                return read_npz(stream, limit)
         except (*UNREADABLE, ShardError) as fault:
-            what = f"expected what numpy.savez writes ({fault})"
-            reason = PICKLES if "pickle" in str(fault) else what
+            expected = f"expected what numpy.savez writes ({fault})"
+            reason = PICKLES if "pickle" in str(fault) else expected
             raise SourceError(f"{self.npz.name}: cannot be read: {reason}") from None
 
     @property
     def names(self) -> Sequence[str]:
-        """The arrays there are."""
+        """The names of all arrays."""
         return list(self._npz or self._paths)
 
     def where(self, name: str) -> str:
@@ -109,12 +111,12 @@ class Arrays(NamedArrays):
         return self.npz.name if self.npz else self._paths[name].name
 
     def array(self, name: str) -> NDArray[Any]:
-        """Returns an array of the .npz, or an .npy mapped anew: what was read leaves memory."""
+        """Returns an array of the .npz, or maps an .npy anew, to free the rows read before."""
         return self._npz[name] if self.npz else map_npy(self._paths[name])
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """Maps the array of an .npy, read-only, of which only what is used is read."""
+    """Memory-maps the array of an .npy, read-only: only the rows in use are read."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except UNREADABLE as fault:

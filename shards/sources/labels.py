@@ -1,4 +1,4 @@
-"""Labels as arrays state them: whole numbers, names, or 0 and 1, brought to the form of shards."""
+"""Encodes the labels of an array (whole numbers, names, or 0 and 1) in the form of shards."""
 
 from itertools import pairwise
 from typing import Any, Literal
@@ -19,17 +19,17 @@ MINUS_ONE = (
 )
 
 
-def describe(
+def encode_labels(
     array: NDArray[Any],
     where: str,
     kind: LabelKind | None = None,
     names: list[str] | None = None,
     minus_one: MinusOne | None = None,
 ) -> tuple[Labels, NDArray[Any]]:
-    """Returns what labels are, and the array of them as `Labels` stores it.
+    """Returns the description of labels, and their array as `Labels` stores it.
 
-    Classes are the values that there are, in their order; with `names`, which name the numbers from
-    0 on, the numbers. One column is as good as none.
+    The classes are the sorted distinct values; with `names`, they are the numbers 0, 1, ... that it
+    names. A single column [rows, 1] is the same as [rows].
 
     Args:
         array: whole numbers or strings, [rows] or [rows, labels].
@@ -39,7 +39,7 @@ def describe(
         minus_one: see `MINUS_ONE`.
 
     Raises:
-        SourceError: they are no labels, or could be meant in two ways.
+        SourceError: the array holds no labels, or they are ambiguous.
     """
     if array.ndim not in (1, 2) or array.dtype.kind not in "iubUS" or not array.size:
         raise SourceError(
@@ -47,12 +47,12 @@ def describe(
             "0/1 [rows, labels]"
         )
     if array.dtype.kind == "S":
-        array = _decoded(array, where)
+        array = _decode(array, where)
     kind = kind or ("multi_label" if array.ndim == 2 and array.shape[1] > 1 else "multi_class")
     if kind == "multi_class" and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if kind in ("multi_label", "complementary"):
-        return _sets(array.reshape(len(array), -1), where, kind, names, minus_one)
+        return _encode_binary(array.reshape(len(array), -1), where, kind, names, minus_one)
     if (kind == "hierarchical") != (array.ndim == 2):
         raise SourceError(
             f"{where} is {array.dtype} {array.shape}; expected [rows, levels] of hierarchical "
@@ -63,8 +63,8 @@ def describe(
         _check_minus_one(array, where, minus_one)
     levels = []
     for at, column in enumerate(columns):
-        given = names if at == len(columns) - 1 else None
-        level, columns[at] = _classes(column, where, given, minus_one)
+        level_names = names if at == len(columns) - 1 else None
+        level, columns[at] = _encode_classes(column, where, level_names, minus_one)
         levels.append(level)
     if kind == "hierarchical":
         targets = np.stack(columns, 1)
@@ -78,7 +78,7 @@ def describe(
 
 
 def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the distinct texts, in the order of numbers where all are numbers, and each's place.
+    """Returns the distinct texts, sorted as numbers if all are, and the class of each text.
 
     Raises:
         SourceError: two of them are one number.
@@ -87,17 +87,17 @@ def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int6
     values = {name: parse_number(name) for name in names}
     if None not in values.values():
         names.sort(key=lambda name: values[name] or 0.0)
-        for one, other in pairwise(names):
-            if values[one] == values[other]:
+        for a, b in pairwise(names):
+            if values[a] == values[b]:
                 raise SourceError(
-                    f"{where}: classes {one!r} and {other!r} are the same number in two spellings; "
+                    f"{where}: classes {a!r} and {b!r} are the same number in two spellings; "
                     "expected one spelling of each class; write them alike first"
                 )
-    number = {name: place for place, name in enumerate(names)}
-    return names, np.array([number[text] for text in texts], np.int64)
+    numbers = {name: number for number, name in enumerate(names)}
+    return names, np.array([numbers[text] for text in texts], np.int64)
 
 
-def _classes(
+def _encode_classes(
     column: NDArray[Any], where: str, names: list[str] | None, minus_one: MinusOne | None
 ) -> tuple[list[str], NDArray[np.int64]]:
     """Returns the names of the classes, and the class of each row."""
@@ -114,32 +114,32 @@ def _classes(
             raise SourceError(f"{where}: {shown(unknown[0])} is none of the names; add it to them")
         return names, np.array([names.index(text) for text in texts], np.int64)
     column = column.astype(np.int64)
-    known = column != -1 if minus_one != "no" else np.ones(len(column), bool)
-    bad = known & (column < (-1 if minus_one == "no" else 0))
+    labelled = column != -1 if minus_one != "no" else np.ones(len(column), bool)
+    bad = labelled & (column < (-1 if minus_one == "no" else 0))
     if names is not None:
-        bad |= known & ((column < 0) | (column >= len(names)))
+        bad |= labelled & ((column < 0) | (column >= len(names)))
     if bad.any():
         row = int(bad.argmax())
-        below = "from 0 on" if names is None else f"from 0 to {len(names) - 1}"
+        valid = "from 0 on" if names is None else f"from 0 to {len(names) - 1}"
         raise SourceError(
-            f"{where}: label of row {row} is {column[row]}; expected a class number {below}, or -1 "
-            "in all of a row that has no label; see --label-names and --minus-one"
+            f"{where}: label of row {row} is {column[row]}; expected a class number {valid}, or "
+            "-1 in all of a row that has no label; see --label-names and --minus-one"
         )
     if names is not None:
-        return names, np.where(known, column, -1)
-    values = np.unique(column[known])
-    classes = np.where(known, np.searchsorted(values, column), -1)
+        return names, np.where(labelled, column, -1)
+    values = np.unique(column[labelled])
+    classes = np.where(labelled, np.searchsorted(values, column), -1)
     return [str(value) for value in values] or ["0"], classes
 
 
-def _sets(
+def _encode_binary(
     array: NDArray[Any],
     where: str,
     kind: Literal["multi_label", "complementary"],
     names: list[str] | None,
     minus_one: MinusOne | None,
 ) -> tuple[Labels, NDArray[np.uint8]]:
-    """Returns labels of 0 and 1 in each column."""
+    """Returns labels that are 0 or 1 in each column."""
     if array.dtype.kind == "U":
         raise SourceError(
             f"{where} is {array.dtype} {array.shape}; expected 0/1 in {kind} labels; see "
@@ -156,8 +156,8 @@ def _sets(
         expected = "0 or 1, or -1 in all of a row that has no label; see --minus-one"
         if minus_one == "no":
             expected = "-1 or 1, as --minus-one no says"
-        found = "neither" if minus_one == "no" else array[row, column]
-        raise SourceError(f"{where}: label of row {row} is {found}; expected {expected}")
+        value = "neither" if minus_one == "no" else array[row, column]
+        raise SourceError(f"{where}: label of row {row} is {value}; expected {expected}")
     targets = np.where(unlabelled[:, None], 255, array).astype(np.uint8)
     labels = Labels(kind=kind, names=names or [str(n) for n in range(array.shape[1])])
     if len(labels.names) != array.shape[1]:
@@ -169,7 +169,7 @@ def _sets(
 
 
 def _check_minus_one(array: NDArray[Any], where: str, minus_one: MinusOne | None) -> None:
-    """Raises a SourceError where all labels are -1 and 1, and nobody says what -1 states."""
+    """Refuses labels of -1 and 1 alone where no option says what -1 states."""
     if minus_one is None and set(np.unique(array).tolist()) == {-1, 1}:
         raise SourceError(
             f"{where}: labels are -1 and 1 alone; expected to know what -1 states: say --minus-one "
@@ -178,7 +178,7 @@ def _check_minus_one(array: NDArray[Any], where: str, minus_one: MinusOne | None
         )
 
 
-def _decoded(array: NDArray[np.bytes_], where: str) -> NDArray[np.str_]:
+def _decode(array: NDArray[np.bytes_], where: str) -> NDArray[np.str_]:
     try:
         return np.char.decode(array, "utf-8")
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ class Mat(NamedArrays):
     """A MATLAB file of v5 or v7.3: matrices, full or sparse, by name or in a cell, and labels.
 
     The matrices of a cell X are the arrays X1, X2, ...; a cell of texts is an array of names.
-    Samples are the rows or the columns, whichever the labels have as many of, and are the last
+    Samples are the rows or the columns, whichever the labels match in number, and are the last
     axis of pictures (uint8 height x width x channels x samples). Labels are a vector of class
     numbers, a cell of class names, or a matrix of 0 and 1.
     """
@@ -46,7 +46,7 @@ class Mat(NamedArrays):
 
     @property
     def names(self) -> Sequence[str]:
-        """The variables, and those that are ignored; of a cell, its matrices."""
+        """The arrays that are read, and the variables that are ignored."""
         return [*self._stored, *(name for name in self.ignore if name not in self._stored)]
 
     def where(self, name: str) -> str:
@@ -57,19 +57,19 @@ class Mat(NamedArrays):
         """Returns an array, its samples along the first axis."""
         array = self._stored[name]
         if name == self.labels_name:
-            return self._label_array(array)
-        return np.moveaxis(array, -1, 0) if self._turned(name) else array
+            return self._orient_labels(array)
+        return np.moveaxis(array, -1, 0) if self._samples_last(name) else array
 
     @cached_property
     def _stored(self) -> dict[str, NDArray[Any]]:
-        """The arrays as the file has them."""
+        """The arrays as the file stores them, by name; those of a cell are numbered from 1."""
         file, arrays = MatlabFile(self.mat), dict[str, NDArray[Any]]()
         for name in file.variables:
             if name in self.ignore:
                 continue
             value = read_value(file, name)
             values = enumerate(value, 1) if isinstance(value, list) else [("", value)]
-            arrays |= {f"{name}{number}": one for number, one in values}
+            arrays |= {f"{name}{number}": array for number, array in values}
         if unknown := set(self.ignore).difference(file.variables, arrays):
             raise SourceError(
                 f"{self.mat.name}: no variable {unknown.pop()!r} to ignore; it has "
@@ -79,7 +79,7 @@ class Mat(NamedArrays):
 
     @cached_property
     def _count(self) -> int:
-        """The number of samples: that of the labels, or the one that all views share."""
+        """The number of samples: that of the labels, or the one length that all views share."""
         label = self._stored.get(self.labels_name) if self.label_kind != "none" else None
         if label is not None and label.size == max(label.shape, default=0):
             return int(label.size)
@@ -95,16 +95,16 @@ class Mat(NamedArrays):
             return int(first.shape[0 if self.samples == "rows" else -1])
         if len(shared) != 1:
             shapes = ", ".join(f"{name} {times(array.shape)}" for name, array in chosen.items())
-            found = "two numbers" if shared else "no number"
+            count = "two numbers" if shared else "no number"
             raise SourceError(
-                f"{self.mat.name}: {found} of samples that fit all of {shapes or 'no array'}; "
+                f"{self.mat.name}: {count} of samples that fit all of {shapes or 'no array'}; "
                 "expected one; say which arrays are not used with --ignore, which are the labels "
                 "with --labels-name, and what samples are with --samples rows or columns"
             )
         return int(shared.pop())
 
-    def _turned(self, name: str) -> bool:
-        """Returns whether the samples of an array are along its last axis."""
+    def _samples_last(self, name: str) -> bool:
+        """Returns whether an array has its samples along its last axis."""
         array, count = self._stored[name], self._count
         if array.ndim < 2 or count not in (array.shape[0], array.shape[-1]):
             return False
@@ -117,20 +117,20 @@ class Mat(NamedArrays):
             return self.samples == "columns"
         return bool(array.shape[0] != count)
 
-    def _may_view(self, name: str) -> bool:
-        return self._count in self.array(name).shape[:1] and super()._may_view(name)
+    def _can_be_view(self, name: str) -> bool:
+        return self._count in self.array(name).shape[:1] and super()._can_be_view(name)
 
-    def _conversion(self, name: str) -> str:
-        said = [super()._conversion(name)]
-        if self._turned(name):
-            said.append(f"view {name!r} is {times(self._stored[name].shape)}: samples are last")
-        return "; ".join(filter(None, said))
+    def _describe_conversion(self, name: str) -> str:
+        notes = [super()._describe_conversion(name)]
+        if self._samples_last(name):
+            notes.append(f"view {name!r} is {times(self._stored[name].shape)}: samples are last")
+        return "; ".join(filter(None, notes))
 
-    def _label_array(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _orient_labels(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns labels as whole numbers [rows] or [rows, labels], or as names [rows]."""
         if array.size == self._count:
             array = array.reshape(-1)
-        elif self._turned(self.labels_name):
+        elif self._samples_last(self.labels_name):
             array = array.T
         if array.dtype.kind != "f" or self.unknown == "allow":
             return array
@@ -145,8 +145,8 @@ class Mat(NamedArrays):
 def read_value(file: MatlabFile, name: str) -> Value:
     """Returns an array of numbers, or of texts, or the matrices of a cell, column by column.
 
-    A full matrix is mapped into memory; anything else is read as a whole, of 1 GiB at most. A
-    cell of texts is one array of them.
+    A full matrix is mapped into memory; anything else is read into memory, 1 GiB at most. A
+    cell of texts becomes one array of them.
 
     Raises:
         SourceError: the variable is none of these, is too large, or is damaged.
@@ -161,43 +161,43 @@ def read_value(file: MatlabFile, name: str) -> Value:
             import h5py
 
             with h5py.File(file.path, "r") as opened:
-                value = _of_item(opened, opened[name], where)
+                value = _from_hdf5(opened, opened[name], where)
         else:
             from scipy.io import loadmat
 
             loaded = loadmat(BytesIO(file.element(name)), variable_names=[name])
-            value = _plain(loaded[name], where)
+            value = _from_scipy(loaded[name], where)
     except SourceError:
         raise
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
         raise SourceError(f"{where} is damaged ({fault}); {DOWNLOAD}") from None
     if isinstance(value, list):
-        if any(isinstance(one, list) for one in value):
+        if any(isinstance(item, list) for item in value):
             raise SourceError(f"{where} is a cell of cells; expected matrices or texts in it")
-        if value and all(one.dtype.kind == "U" for one in value):
-            return np.array([str(one) for one in value])
+        if value and all(item.dtype.kind == "U" for item in value):
+            return np.array([str(item) for item in value])
     return value
 
 
-def _plain(value: Any, where: str) -> Any:
-    """Returns what SciPy made of a variable as arrays and lists of them."""
+def _from_scipy(value: Any, where: str) -> Any:
+    """Converts a variable that SciPy loaded to an array, or for a cell to a list of arrays."""
     if hasattr(value, "check_format"):
         return _dense(value, where)
     if value.dtype == object:
-        return [_plain(one, where) for one in value.ravel("F")]
+        return [_from_scipy(item, where) for item in value.ravel("F")]
     if value.dtype.kind == "U":
         return np.array("".join(value.ravel().tolist()))
-    return _real(value, where)
+    return _check_real(value, where)
 
 
 def _dense(sparse: Any, where: str) -> NDArray[Any]:
-    """Returns a sparse matrix as a full one, its indices checked."""
-    _bound(sparse.shape, 8, where)
+    """Converts a sparse matrix to a full one, after checking its indices."""
+    _check_size(sparse.shape, 8, where)
     sparse.check_format(full_check=True)  # or a number would be written anywhere in memory
-    return _real(sparse.toarray(), where)
+    return _check_real(sparse.toarray(), where)
 
 
-def _real(value: Any, where: str) -> NDArray[Any]:
+def _check_real(value: Any, where: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise SourceError(
             f"{where} has a {'complex' if value.dtype.kind == 'c' else 'struct or another object'}"
@@ -206,7 +206,7 @@ def _real(value: Any, where: str) -> NDArray[Any]:
     return value
 
 
-def _bound(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
+def _check_size(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
     if (size := math.prod(shape) * item_bytes) > MOST_UNPACKED:
         raise SourceError(
             f"{where} is {times(shape)}, {size:,} bytes in memory; expected {MOST_UNPACKED:,} at "
@@ -214,42 +214,43 @@ def _bound(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
         )
 
 
-def _of_item(opened: Any, item: Any, where: str, inner: bool = False) -> Any:
-    """Returns an object of a v7.3 file, whose axes are stored in reverse."""
+def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any:
+    """Converts an object of a v7.3 file, whose axes are stored in reverse order."""
     import h5py
 
     kind = matlab_class(item)
     if isinstance(item, h5py.Group) and "MATLAB_sparse" in item.attrs:
         from scipy.sparse import csc_array
 
-        parts = [_numbers(item[part], where) for part in ("data", "ir", "jc") if part in item]
-        rows, columns = int(item.attrs["MATLAB_sparse"]), len(parts[-1]) - 1
-        _bound((rows, columns), 8, where)
-        parts = parts if len(parts) == 3 else [np.empty(0), np.empty(0, int), parts[-1]]
-        return _dense(csc_array(tuple(parts), shape=(rows, columns)), where)
+        arrays = [_read_dataset(item[key], where) for key in ("data", "ir", "jc") if key in item]
+        rows, columns = int(item.attrs["MATLAB_sparse"]), len(arrays[-1]) - 1
+        _check_size((rows, columns), 8, where)
+        arrays = arrays if len(arrays) == 3 else [np.empty(0), np.empty(0, int), arrays[-1]]
+        return _dense(csc_array(tuple(arrays), shape=(rows, columns)), where)
     if isinstance(item, h5py.Group):
         raise SourceError(f"{where} has a struct or another object; leave it out with --ignore")
     if "MATLAB_empty" in item.attrs:  # its numbers are its shape
         return [] if kind == "cell" else np.array("") if kind == "char" else np.empty((0, 0))
-    if kind == "cell" and not inner:
-        _bound(item.shape, 8, where)
-        return [_of_item(opened, opened[ref], where, True) for ref in item[()].ravel().tolist()]
+    if kind == "cell" and not in_cell:
+        _check_size(item.shape, 8, where)
+        references = item[()].ravel().tolist()
+        return [_from_hdf5(opened, opened[ref], where, in_cell=True) for ref in references]
     if kind == "cell":
         return []
-    values = _numbers(item, where).T
+    values = _read_dataset(item, where).T
     if kind == "char":
         return np.array("".join(map(chr, values.ravel("F").tolist())))
-    return _real(values, where)
+    return _check_real(values, where)
 
 
-def _numbers(item: Any, where: str) -> NDArray[Any]:
-    """Reads a data set of HDF5 that lies in this file."""
+def _read_dataset(item: Any, where: str) -> NDArray[Any]:
+    """Reads an HDF5 data set that is stored in this file."""
     if item.is_virtual or item.external:
         raise SourceError(f"{where} lies in another file; expected its numbers here; {DOWNLOAD}")
-    _bound(item.shape, item.dtype.itemsize, where)
-    if item.chunks and (held := math.prod(item.chunks) * item.dtype.itemsize) > LARGEST_CHUNK:
+    _check_size(item.shape, item.dtype.itemsize, where)
+    if item.chunks and (size := math.prod(item.chunks) * item.dtype.itemsize) > LARGEST_CHUNK:
         raise SourceError(
-            f"{where} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} at most; {DOWNLOAD}"
+            f"{where} has chunks of {size:,} bytes; expected {LARGEST_CHUNK:,} at most; {DOWNLOAD}"
         )
     values: NDArray[Any] = item[()]
     return values

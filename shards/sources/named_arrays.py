@@ -1,4 +1,4 @@
-"""Arrays that have names: which of them are views, labels or splits, and what is wrong with one."""
+"""Named arrays: the base class that decides which are views, labels and splits, and checks them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from pydantic import Field
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, vectors, with_unknown
-from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, describe
+from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_labels
 
 LABELS = "labels"
-SPLIT = "split"  # the array that parts the rows
-COLOURS = 1, 3  # channels that are told from a height or a width
+SPLIT = "split"  # the array that names the split of each row
+COLOURS = 1, 3  # numbers of channels that are not taken for a height or a width
 NUMBERS = "fiub"  # kinds of dtypes
 WHOLE_NUMBERS = "iub"
 PICTURE_AXES = 3, 4  # of uint8
@@ -26,9 +26,9 @@ WHOLE_LABELS = (
 
 
 class NamedArrays(FileSource):
-    """A source of arrays that have names: all of them are used, or named by `ignore`.
+    """Base class of sources of named arrays: each is used, or named by `ignore`.
 
-    A subclass says how to open them.
+    A subclass defines `names`, `array` and `where`.
     """
 
     omit_if_default: ClassVar[tuple[str, ...]] = ("missing", "unknown")
@@ -66,35 +66,37 @@ class NamedArrays(FileSource):
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """The arrays there are."""
+        """The names of all arrays."""
 
     @abstractmethod
     def array(self, name: str) -> NDArray[Any]:
-        """Returns an array by its name, [rows, ...]."""
+        """Returns the array of this name, [rows, ...]."""
 
     @abstractmethod
     def where(self, name: str) -> str:
         """Returns the name of the file that an array is in."""
 
     def load(self) -> Loaded:
-        """Looks at the shapes of the views, and reads the labels and the splits."""
+        """Checks the shapes of the views, and reads the labels and the splits."""
         titles = ", ".join(path.name for path in self.files)
-        asked = [*(self.view_names or ()), *self.ignore]
+        requested = [*(self.view_names or ()), *self.ignore]
         default = type(self).model_fields["labels_name"].default
         if self.label_kind != "none" and (self.labels_name, self.label_kind) != (default, None):
-            asked.append(self.labels_name)
-        if unknown := [name for name in asked if name not in self.names]:
+            requested.append(self.labels_name)
+        if unknown := [name for name in requested if name not in self.names]:
             raise SourceError(
                 f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; expected one "
                 "of them"
             )
-        others = {self.labels_name, SPLIT, *self.ignore}
-        names = self.view_names or [n for n in self.names if n not in others and self._may_view(n)]
-        self._check_used(titles, names, others)
+        not_views = {self.labels_name, SPLIT, *self.ignore}
+        names = self.view_names or [
+            name for name in self.names if name not in not_views and self._can_be_view(name)
+        ]
+        self._check_used(titles, names, not_views)
         labels, targets = self._labels()
         split = self._split()
         views = {name: self._column(name) for name in names}
-        said = [line for line in map(self._conversion, names) if line]
+        conversions = [line for line in map(self._describe_conversion, names) if line]
         lengths = {name: column.shape[0] for name, column in views.items()}
         lengths |= {} if targets is None else {self.labels_name: len(targets)}
         lengths |= {} if split is None else {SPLIT: len(split)}
@@ -106,24 +108,24 @@ class NamedArrays(FileSource):
                     f"{self.where(name)}: {name!r} has {length} rows and {first!r} {rows}; "
                     "expected the same rows in every array"
                 )
-        parts = [] if split is None else dict.fromkeys(split.tolist())
+        split_names = [] if split is None else dict.fromkeys(split.tolist())
         return Loaded(
             views=views,
             targets=np.full(rows, -1) if targets is None else targets,
             labels=labels,
-            splits={part: np.flatnonzero(split == part) for part in parts} or {WHOLE: range(rows)},
-            warning="; ".join(said),
+            splits={s: np.flatnonzero(split == s) for s in split_names} or {WHOLE: range(rows)},
+            warning="; ".join(conversions),
         )
 
-    def _check_used(self, titles: str, views: list[str], others: set[str]) -> None:
-        """Refuses arrays that nobody uses, and labels that may pass for a view."""
-        unused = [name for name in self.names if name not in {*views, *others}]
-        may_be = unused if self.view_names else [*unused, *filter(self._whole, views)]
-        if may_be and self.labels_name not in self.names and self.label_kind is None:
+    def _check_used(self, titles: str, views: list[str], not_views: set[str]) -> None:
+        """Refuses unused arrays, and arrays that may be labels where no labels are named."""
+        unused = [name for name in self.names if name not in {*views, *not_views}]
+        maybe_labels = unused if self.view_names else [*unused, *filter(self._is_integral, views)]
+        if maybe_labels and self.labels_name not in self.names and self.label_kind is None:
             raise SourceError(
-                f"{titles}: no array {self.labels_name!r}, but {may_be[0]!r}, which may be the "
-                "labels; name them with --labels-name, or say --label-kind none where there are "
-                "none"
+                f"{titles}: no array {self.labels_name!r}, but {maybe_labels[0]!r}, which may be "
+                "the labels; name them with --labels-name, or say --label-kind none where there "
+                "are none"
             )
         if unused:
             array = self.array(unused[0])
@@ -138,54 +140,55 @@ class NamedArrays(FileSource):
                 "expected one for each view"
             )
 
-    def _whole(self, name: str) -> bool:
-        """Returns whether an array has whole numbers, and is no pictures."""
-        return self.array(name).dtype.kind in WHOLE_NUMBERS and not self._raw(name)
+    def _is_integral(self, name: str) -> bool:
+        """Returns whether an array has whole numbers, and does not hold pictures."""
+        return self.array(name).dtype.kind in WHOLE_NUMBERS and not self._is_pictures(name)
 
-    def _raw(self, name: str) -> bool:
+    def _is_pictures(self, name: str) -> bool:
         """Returns whether an array has the form of raw pictures."""
         array = self.array(name)
         return array.dtype == np.uint8 and array.ndim in PICTURE_AXES
 
-    def _may_view(self, name: str) -> bool:
+    def _can_be_view(self, name: str) -> bool:
         array = self.array(name)
-        return self._raw(name) or (array.ndim == 2 and array.dtype.kind in NUMBERS)
+        return self._is_pictures(name) or (array.ndim == 2 and array.dtype.kind in NUMBERS)
 
-    def _conversion(self, name: str) -> str:
-        """Says what is done to a view before it is stored, or returns nothing."""
+    def _describe_conversion(self, name: str) -> str:
+        """Returns how a view is converted before it is stored; "" if it is not."""
         array = self.array(name)
-        if self._raw(name):
-            return f"view {name!r} has its channels moved last" if self._first(name) else ""
-        if self._whole(name):
+        if self._is_pictures(name):
+            moved = self._channels_first(name)
+            return f"view {name!r} has its channels moved last" if moved else ""
+        if self._is_integral(name):
             return f"view {name!r} is {array.dtype}, and stored as vectors of float32"
         return ""
 
     def _column(self, name: str) -> Column:
-        array, raw = self.array(name), self._raw(name)
-        if not self._may_view(name) or 0 in array.shape:
+        array, pictures = self.array(name), self._is_pictures(name)
+        if not self._can_be_view(name) or 0 in array.shape:
             raise SourceError(
                 f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected "
                 "numbers [rows, width], or uint8 [rows, height, width, channels]"
             )
-        if not raw:
+        if not pictures:
             where = f"{self.where(name)}: view {name!r}"
             allowed: Literal["allow"] | None = "allow" if self.missing == "allow" else None
             remedy = "fill, scale or drop it first"
             if not allowed:
                 remedy += ", or `--missing allow` rows that are NaN throughout"
             return vectors(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
-        first = self._first(name)
+        channels_first = self._channels_first(name)
 
         def pixels(rows: NDArray[np.int64] | slice) -> NDArray[np.uint8]:
             stored = self.array(name)[rows]
-            stored = np.moveaxis(stored, 1, 3) if first else stored
+            stored = np.moveaxis(stored, 1, 3) if channels_first else stored
             return stored if stored.ndim == 4 else stored[..., None]
 
         shape = (len(array), *pixels(slice(1)).shape[1:])
         return Column(shape, lambda rows: np.ascontiguousarray(pixels(rows)))
 
-    def _first(self, name: str) -> bool:
-        """Returns whether the channels of pictures stand before height and width."""
+    def _channels_first(self, name: str) -> bool:
+        """Returns whether the axis of channels comes before height and width."""
         array = self.array(name)
         if array.ndim == 3:
             return False
@@ -217,8 +220,8 @@ class NamedArrays(FileSource):
         array = np.array(self.array(name))
         where = f"{self.where(name)}: {name!r}"
         if self.unknown == "allow":
-            multi = array.ndim == 2 and self.label_kind in (None, "multi_label")
-            if not multi or array.dtype.kind not in NUMBERS or not array.size:
+            multi_label = array.ndim == 2 and self.label_kind in (None, "multi_label")
+            if not multi_label or array.dtype.kind not in NUMBERS or not array.size:
                 raise SourceError(
                     f"{where} is {array.dtype} {array.shape}, and single labels may be unknown; "
                     "expected numbers [rows, labels]; a class that is not known is -1, without "
@@ -229,4 +232,4 @@ class NamedArrays(FileSource):
             return labels, targets
         if array.dtype.kind == "f" and len(bad := np.argwhere(np.isnan(array))):
             raise SourceError(f"{where}: label of row {bad[0][0]} is nan; {WHOLE_LABELS}")
-        return describe(array, where, self.label_kind, self.label_names, self.minus_one)
+        return encode_labels(array, where, self.label_kind, self.label_names, self.minus_one)

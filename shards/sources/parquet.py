@@ -15,7 +15,7 @@ from heron.shards.errors import SourceError, shown, some
 from heron.shards.manifest import Labels
 from heron.shards.picture import read_whole, shape_of
 from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, vectors
-from heron.shards.sources.labels import MINUS_ONE, MinusOne, describe
+from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
 from heron.shards.sources.parquet_files import by_words, fetch, listed
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Parquet(FileSource):
                         f"1 in each of several columns: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
-            labels, targets = describe(array, where, "multi_label", self.label, self.minus_one)
+            labels, targets = encode_labels(array, where, "multi_label", self.label, self.minus_one)
             return targets, labels
         feature = self._rows.features.get(self.label[0])
         values, known = columns[0], np.array([value is not None for value in columns[0]])
@@ -210,7 +210,7 @@ class Parquet(FileSource):
             if not isinstance(stated[0], int | str):
                 raise SourceError(f"{where} is {shown(stated[0])}; expected a class in each row")
             array = np.array(stated) * 1 if isinstance(stated[0], int) else np.array(stated)
-            labels, found = describe(array, where, None, _names(feature), self.minus_one)
+            labels, found = encode_labels(array, where, None, _names(feature), self.minus_one)
         targets = np.full((total, *labels.row_shape), labels.unlabelled, labels.dtype)
         targets[known] = found
         return targets, labels
@@ -303,7 +303,9 @@ def _sets(
     lengths = {len(values) for values in stated}
     repeated = any(len(set(values)) < len(values) for values in stated)
     if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
-        labels, targets = describe(np.array(stated, int), where, "multi_label", None, minus_one)
+        labels, targets = encode_labels(
+            np.array(stated, int), where, "multi_label", None, minus_one
+        )
         return labels, targets
     found: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
     if kinds == {str} and names is not None:

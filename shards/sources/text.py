@@ -1,4 +1,4 @@
-"""Text files of a publisher: their lines, numbers and tables, where Python would take more."""
+"""Parses lines, numbers and tables of text files, more strictly than Python does."""
 
 import csv
 import re
@@ -11,25 +11,25 @@ from heron.shards.errors import SourceError
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(inf|nan)", re.I)
 
 WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(ing)?"}
-# Of a split in the name of a file, as a regular expression: a word, with no letter beside it.
+# A split and the regular expression of file names that hold its word, with no letter beside it.
 BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 MISSING = ("", "?", "nan")
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "space": " "}
 
 
 def split_lines(text: str) -> list[str]:
-    r"""Returns the lines of a text, which end with \n or \r\n; a byte order mark begins none."""
+    r"""Returns the lines of a text, which end with \n or \r\n, without a byte order mark."""
     lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
     return lines if lines[-1] else lines[:-1]
 
 
 def parse_number(text: str) -> float | None:
-    """Returns a number in plain digits, infinite ones too, or None (of `1_000`, or `١`)."""
+    """Returns the number of plain ASCII digits, inf or nan; None for others, as `1_000` and `١`."""
     return float(text) if NUMBER.fullmatch(text) else None
 
 
 class Sheet(NamedTuple):
-    """A file: its view, the names of its columns, and the cells of its rows by their lines."""
+    """A table file: its view, its column names, and the cells of its rows by line number."""
 
     view: str
     file: str
@@ -38,34 +38,34 @@ class Sheet(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The number of its columns."""
+        """The number of columns."""
         return len(next(iter(self.rows.values())))
 
-    def cells(self, at: int) -> list[str]:
-        """Returns a column."""
-        return [row[at] for row in self.rows.values()]
+    def cells(self, column: int) -> list[str]:
+        """Returns the cells of a column."""
+        return [row[column] for row in self.rows.values()]
 
-    def title(self, at: int) -> str:
-        """Returns what a column is called."""
-        return self.names[at] if self.names else f"{self.view}-{at}"
+    def title(self, column: int) -> str:
+        """Returns the name of a column, or one made of the view and its number."""
+        return self.names[column] if self.names else f"{self.view}-{column}"
 
-    def shown(self, at: int) -> str:
+    def shown(self, column: int) -> str:
         """Returns how messages name a column."""
-        return repr(self.names[at]) if self.names else str(at)
+        return repr(self.names[column]) if self.names else str(column)
 
 
 def read_rows(path: Path, separator: str | None = None) -> dict[int, list[str]]:
-    """Returns the cells of every line that is not blank, as many in each, by the line's number.
+    """Returns the cells of every line that is not blank, as many in each, by line number.
 
-    `separator` parts them, a comma, tab, semicolon or spaces; None: the one that parts a line.
+    `separator` is a comma, tab, semicolon or space; None: the one that splits the first line.
     """
     rows: dict[int, list[str]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             head = next(filter(str.strip, stream), "")
-            parted = separator or _separator(path.name, head)
+            delimiter = separator or _separator(path.name, head)
             stream.seek(0)
-            reader = _reader((line.rstrip(" \r\n") + "\n" for line in stream), parted)
+            reader = _reader((line.rstrip(" \r\n") + "\n" for line in stream), delimiter)
             for cells in reader:
                 if len(cells) > 1 or (cells and cells[0].strip()):
                     rows[reader.line_num] = [cell.strip(" \t") for cell in cells]
@@ -93,30 +93,30 @@ def _reader(lines: Iterable[str], separator: str) -> Any:
 
 
 def _separator(file: str, line: str) -> str:
-    """Returns what parts the cells of a line."""
+    """Returns the separator of the cells of a line; SourceError if two may be."""
     counts = {name: len(next(_reader([line], mark), ())) for name, mark in SEPARATORS.items()}
-    found = [name for name, count in counts.items() if count > 1 and name != "space"]
-    if len(found) > 1:
-        parts = " and ".join(f"by {name}s into {counts[name]}" for name in found)
+    candidates = [name for name, count in counts.items() if count > 1 and name != "space"]
+    if len(candidates) > 1:
+        splits = " and ".join(f"by {name}s into {counts[name]}" for name in candidates)
         raise SourceError(
-            f"{file}: its first line is parted {parts} cells; expected one of them; say which with "
-            "--separator"
+            f"{file}: its first line is parted {splits} cells; expected one of them; say which "
+            "with --separator"
         )
-    return SEPARATORS[found[0] if found else "comma" if counts["space"] < 2 else "space"]
+    return SEPARATORS[candidates[0] if candidates else "comma" if counts["space"] < 2 else "space"]
 
 
 def is_missing(cell: str) -> bool:
-    """Tells whether a cell says that nobody knows."""
+    """Returns whether a cell stands for a missing value."""
     return cell.lower() in MISSING
 
 
 def whole_number(text: str) -> int | None:
-    """Returns the number of a column, or None."""
+    """Returns a whole number of at most 9 digits, such as a column's, or None."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
 def resembles_number(text: str) -> bool:
-    """Tells whether a cell is a number, or is meant as one, such as 1_000: it is in no header."""
+    """Returns whether a cell is or resembles a number, as 1_000 does, and so is not in a header."""
     try:
         float(text.replace("_", ""))
     except ValueError:
