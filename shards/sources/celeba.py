@@ -1,4 +1,4 @@
-"""CelebA: its pictures in their zip or folder, its attributes, in words too, and its partition."""
+"""CelebA: pictures in a zip or folder, attributes, captions made of them, and the partition."""
 
 import os
 import re
@@ -30,10 +30,10 @@ from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, re
 SPLITS = {"0": "train", "1": "val", "2": "test"}
 IN_WORDS = "0 (train), 1 (val) or 2 (test)"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
-PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # whose stem is a key
+PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a row
 BITS = ("-1", "1")
 NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
-MOST_SAID = 9  # things that a sentence says of a face
+MOST_FEATURES = 9  # that a caption mentions
 HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
 CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
 WEARS = {
@@ -69,7 +69,7 @@ HAS = {
 
 
 class _Images(NamedTuple):
-    """The pictures of an archive, or, where there is none, of a folder."""
+    """The pictures of a zip, or of a folder if `archive` is None."""
 
     path: Path
     members: dict[str, str]  # file name -> its path in the archive or folder
@@ -82,7 +82,7 @@ class _Images(NamedTuple):
         return read_zip(self.archive, self.path, self.members[name])
 
     def size(self, name: str, data: bytes) -> tuple[int, int]:
-        """Returns height and width of a picture in pixels, from its header."""
+        """Returns the height and width of a picture in pixels, from its header."""
         try:
             header = read_whole(data, "JPEG")
         except ValueError as fault:
@@ -93,9 +93,9 @@ class _Images(NamedTuple):
 class CelebA(FileSource):
     """CelebA: the aligned pictures, in their zip or unpacked, with their attributes.
 
-    With a partition the splits are train, val and test; without one, or merged, all is one split,
-    `all`. Rows are in the order of the attribute file. All files must name the same pictures,
-    unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
+    With a partition the splits are train, val and test; without one, or with `--merge`, all rows
+    are one split, `all`. Rows are in the order of the attribute file. All files must name the same
+    pictures, unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
     omit_if_default: ClassVar[tuple[str, ...]] = ("captions",)
@@ -122,53 +122,55 @@ class CelebA(FileSource):
     )
 
     def input_files(self) -> list[InputFile]:
-        """Returns a record for each file; a folder has one for all of its pictures."""
+        """Returns a record for each file, and one for all pictures of a folder."""
         if self.images.is_file():
             return super().input_files()
         pictures = folder_record(self._images.path, list(self._images.members))
         return [pictures, *map(file_record, self.files[1:])]
 
     def load(self) -> Loaded:
-        """Reads the lists, and compares the pictures that they name with those there are."""
+        """Reads the lists, and compares the pictures that they name with those that exist."""
         attributes = _read_list(self.attributes, BITS, counted=True)
         partition = self.partition and _read_list(self.partition, tuple(SPLITS))
         listed, files = attributes.rows, list(attributes.rows)
-        named: list[tuple[str, Mapping[str, object]]] = [
+        others: list[tuple[str, Mapping[str, object]]] = [
             (self._images.path.name, self._images.members),
             *([(self.partition.name, partition.rows)] if self.partition and partition else []),
         ]
-        gaps = _gaps((self.attributes.name, listed), named)
+        gaps = _gaps((self.attributes.name, listed), others)
         if gaps and self.missing == "error":
             raise SourceError(
                 f"{gaps}; expected files that name the same pictures; give what is missing, or "
                 "build those that all files name with --missing leave_out"
             )
-        kept = np.array([all(file in names for _, names in named) for file in files])
-        if not kept.any():
+        shared = np.array([all(file in names for _, names in others) for file in files])
+        if not shared.any():
             raise SourceError(
                 f"no picture is in all of {', '.join(path.name for path in self.files)}; expected "
                 "some; give the files of one data set"
             )
-        splits = {WHOLE: np.flatnonzero(kept)}
+        splits = {WHOLE: np.flatnonzero(shared)}
         if partition and not self.merge:
-            number = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
-            of = np.array([number.get(file, -1) for file in files])
-            parts = {s: np.flatnonzero(kept & (of == n)) for n, s in enumerate(SPLITS.values())}
-            splits = {split: rows for split, rows in parts.items() if len(rows)}
+            split_numbers = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
+            split_of = np.array([split_numbers.get(file, -1) for file in files])
+            rows_of = {
+                s: np.flatnonzero(shared & (split_of == n)) for n, s in enumerate(SPLITS.values())
+            }
+            splits = {split: rows for split, rows in rows_of.items() if len(rows)}
         first = files[next(iter(splits.values()))[0]]
         size = self._images.size(first, self._images.read(first))
 
         def read(row: int) -> bytes:
             data = self._images.read(files[row])
-            if (found := self._images.size(files[row], data)) != size:
+            if (actual := self._images.size(files[row], data)) != size:
                 raise SourceError(
-                    f"{self._images.path.name}: {files[row]} is {times(found[::-1])} pixels; "
+                    f"{self._images.path.name}: {files[row]} is {times(actual[::-1])} pixels; "
                     f"expected {times(size[::-1])}, as {first} is: the aligned pictures are all of "
                     f"one size; give {ALIGNED}, not the pictures in the wild"
                 )
             return data
 
-        left_out = f"left out what the files do not share; {kept.sum():,} rows remain: {gaps}"
+        left_out = f"left out what the files do not share; {shared.sum():,} rows remain: {gaps}"
 
         def caption(row: int) -> bytes:
             names = [
@@ -188,17 +190,17 @@ class CelebA(FileSource):
 
     @cached_property
     def _images(self) -> _Images:
-        """The pictures of the zip or the folder, by their file names."""
+        """The pictures of the zip or the folder."""
         path, archive = self.images, None
         if path.is_dir():
             path = path.resolve()
             path = path / ALIGNED if (path / ALIGNED).is_dir() else path
-            found = sorted(name for name in os.listdir(path) if not name.startswith("."))
+            paths = sorted(name for name in os.listdir(path) if not name.startswith("."))
         else:
             archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
-            found = list_zip(archive, path)
+            paths = list_zip(archive, path)
         members: dict[str, str] = {}
-        for member in found:
+        for member in paths:
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 raise SourceError(
@@ -215,7 +217,7 @@ class CelebA(FileSource):
 
 
 class _List(NamedTuple):
-    """A list of pictures: the line of each, and uint8 [rows, columns], numbers of its words."""
+    """A list of pictures: the line number of each, and the indices of its words [rows, columns]."""
 
     columns: list[str]
     rows: dict[str, int]
@@ -223,20 +225,20 @@ class _List(NamedTuple):
 
 
 def _gaps(
-    listed: tuple[str, Mapping[str, object]], others: list[tuple[str, Mapping[str, object]]]
+    reference: tuple[str, Mapping[str, object]], others: list[tuple[str, Mapping[str, object]]]
 ) -> str:
-    """Says what one file names and another lacks, if anything."""
+    """Returns which pictures one file names and another lacks; "" if none."""
     gaps = []
-    for other in others:
-        for (name, pictures), (lacks, present) in ((listed, other), (other, listed)):
+    for listing in others:
+        for (name, pictures), (other, present) in ((reference, listing), (listing, reference)):
             if lacking := [picture for picture in pictures if picture not in present]:
                 count = f"{len(lacking):,} of the {len(pictures):,} pictures of {name}"
-                gaps.append(f"{lacks} lacks {count} ({lacking[0]} first)")
+                gaps.append(f"{other} lacks {count} ({lacking[0]} first)")
     return "; ".join(gaps)
 
 
 def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _List:
-    """Reads a line a picture: its file, and one of the `words` for each column.
+    """Reads a picture from each line: its file name, and one of the `words` for each column.
 
     list_attr_celeba.txt is `counted`: it begins with a line of the count of pictures and one of the
     names of the columns. list_eval_partition.txt has no such lines, and one column.
@@ -255,7 +257,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     rows: dict[str, int] = {}
     values = bytearray()
     for number, (file, *cells) in lines:
-        place, fault = f"{where}, line {number}", None
+        position, fault = f"{where}, line {number}", None
         if not PICTURE.fullmatch(file):
             fault = f"{shown(file)} cannot name a picture; expected {NAMED}"
         elif file in rows:
@@ -265,10 +267,10 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         elif len(cells) != len(columns):
             fault = f"{len(cells)} values; expected {len(columns)}, one for each attribute"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:
-            place += f", attribute {wrong[0][0]!r}"
+            position += f", attribute {wrong[0][0]!r}"
             fault = f"found {shown(wrong[0][1])}; expected {' or '.join(words)}"
         if fault:
-            raise SourceError(f"{place}: {fault}; {DOWNLOAD}")
+            raise SourceError(f"{position}: {fault}; {DOWNLOAD}")
         rows[file] = number
         values.extend(numbers[cell] for cell in cells)
     if count is not None and len(rows) != count:
@@ -284,9 +286,9 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
 
 
 def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """Returns what to call a list, and the words of its lines by their numbers, less blank ones.
+    """Returns the name of a list for messages, and the number and words of each line not blank.
 
-    A zip of the list is as good.
+    The list may be in a zip.
     """
     data, where = path.read_bytes(), path.name
     if data.startswith(ZIP):
@@ -305,11 +307,11 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
 
 
 def describe_face(names: Set[str], draw: np.random.Generator) -> str:
-    """Returns a sentence that says who is seen, and up to `MOST_SAID` other things, as drawn.
+    """Returns a random caption of a face: who it is, and at most `MOST_FEATURES` features.
 
     Args:
         names: attributes that the face has.
-        draw: decides what is said, in which words and order.
+        draw: chooses the features, their words and their order.
     """
     male, young = "Male" in names, "Young" in names
     who = ("man" if young else "older man") if male else ("woman" if young else "older woman")
@@ -319,25 +321,25 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     if smiling and draw.random() < 0.5:
         article, who, smiling = "a", f"smiling {who}", False
     hair = " ".join(word for kind in (CUT, HAIR) for name, word in kind.items() if name in names)
-    had = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
-    had += [_worded(words, draw) for name, words in HAS.items() if name in names]
-    had += ["a beard"] if male and "No_Beard" not in names else []
-    worn = [_worded(words, draw) for name, words in WEARS.items() if name in names]
-    kept = set(draw.permutation(len(had) + len(worn))[:MOST_SAID].tolist())
-    had = [word for place, word in enumerate(had) if place in kept]
-    worn = [word for place, word in enumerate(worn, len(had)) if place in kept]
-    parts = [f"with {_listed(had, draw)}"] if had else []
-    parts += [f"wearing {_listed(worn, draw)}"] if worn else []
-    parts += [("smiling", "with a smile")[draw.integers(2)]] if smiling else []
+    features = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
+    features += [_choose(words, draw) for name, words in HAS.items() if name in names]
+    features += ["a beard"] if male and "No_Beard" not in names else []
+    worn = [_choose(words, draw) for name, words in WEARS.items() if name in names]
+    chosen = set(draw.permutation(len(features) + len(worn))[:MOST_FEATURES].tolist())
+    features = [word for i, word in enumerate(features) if i in chosen]
+    worn = [word for i, word in enumerate(worn, len(features)) if i in chosen]
+    phrases = [f"with {_join(features, draw)}"] if features else []
+    phrases += [f"wearing {_join(worn, draw)}"] if worn else []
+    phrases += [("smiling", "with a smile")[draw.integers(2)]] if smiling else []
     return " ".join(
-        [start.format(f"{article} {who}"), *(parts[i] for i in draw.permutation(len(parts)))]
+        [start.format(f"{article} {who}"), *(phrases[i] for i in draw.permutation(len(phrases)))]
     )
 
 
-def _worded(words: tuple[str, str], draw: np.random.Generator) -> str:
+def _choose(words: tuple[str, str], draw: np.random.Generator) -> str:
     return words[draw.integers(2)]
 
 
-def _listed(words: list[str], draw: np.random.Generator) -> str:
-    *others, last = (words[place] for place in draw.permutation(len(words)))
+def _join(words: list[str], draw: np.random.Generator) -> str:
+    *others, last = (words[i] for i in draw.permutation(len(words)))
     return f"{', '.join(others)} and {last}" if others else last

@@ -1,4 +1,4 @@
-"""Parquet files, and data sets that Hugging Face's `datasets` saved or its Hub has."""
+"""Parquet files, and data sets of Hugging Face: saved by `datasets`, or on the Hub."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from heron.shards.manifest import Labels
 from heron.shards.picture import read_whole, shape_of
 from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, vectors
 from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
-from heron.shards.sources.parquet_files import by_words, fetch, listed
+from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
     from heron.shards.arrow import ArrowRows
 
-MANY = 1 << 31  # values of labels as 0 and 1, at most
-AT_ONCE = 1024  # pictures looked at together
+MOST_LABELS = 1 << 31  # rows times labels, as 0 and 1
+BATCH = 1024  # pictures checked together
 FILL = "fill the row, or drop it first"
 
 
@@ -69,50 +69,50 @@ class Parquet(FileSource):
     )
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def _check_data_or_hub(self) -> Self:
         if (self.data is None) == (self.hub is None):
             raise ValueError("expected either data or hub; give one of them")
         return self
 
     @property
     def dataset(self) -> str:
-        """The name of the first file or folder, or of the data set on the Hub."""
+        """The name of the data set on the Hub, or of the first file or folder."""
         if self.hub:
             return self.hub.partition("@")[0].rpartition("/")[2]
         return (self.data or [Path()])[0].resolve().stem
 
     @property
     def files(self) -> list[Path]:
-        """The files, split by split."""
+        """The files of all splits, in the order of the splits."""
         return [path for paths in self._paths.values() for path in paths]
 
     @property
     def block_rows(self) -> int | None:  # type: ignore[override]
-        """None where a row has a picture or a text: it is a tar sample then."""
+        """None where rows have pictures or texts: each is a tar sample."""
         return None if self.image or self.text else 256
 
     def load(self) -> Loaded:
-        """Opens the files, and looks at every picture's header and every label."""
+        """Opens the files, and checks the header of every picture and every label."""
         if not sum(self._rows.rows):
             raise SourceError(f"{self.files[0].name}: no rows; expected some; give other files")
         views = self._views()
-        targets, labels = self._labels()
-        ends = np.cumsum([0, *self._rows.rows]).tolist()
-        splits, at = {}, 0
+        labels, targets = self._labels()
+        offsets = np.cumsum([0, *self._rows.rows]).tolist()
+        splits, first = {}, 0
         for split, paths in self._paths.items():
-            splits[split] = range(ends[at], ends[at + len(paths)])
-            at += len(paths)
+            splits[split] = range(offsets[first], offsets[first + len(paths)])
+            first += len(paths)
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
-        used = {column for _, columns in self._asked.values() for column in columns}
+        used = {column for _, columns in self._view_columns.values() for column in columns}
         used |= set(self.label or ())
-        left = [name for name in self._rows.schema.names if name not in used]
+        unused = [name for name in self._rows.schema.names if name not in used]
         return Loaded(
             views=views,
             targets=targets,
             labels=labels,
             splits=splits,
             keys=keys if self.block_rows is None else None,
-            warning=f"not read: columns {some(left)}" if left else "",
+            warning=f"not read: columns {some(unused)}" if unused else "",
         )
 
     @cached_property
@@ -124,10 +124,12 @@ class Parquet(FileSource):
     @cached_property
     def _paths(self) -> dict[str, list[Path]]:
         """The files of each split."""
-        splits: dict[str, list[Path]] = by_words(fetch(self.hub, self.subset)) if self.hub else {}
+        splits: dict[str, list[Path]] = (
+            group_by_split(fetch(self.hub, self.subset)) if self.hub else {}
+        )
         for path in self.data or []:
             folder = path / (self.subset or "") if path.is_dir() else path
-            for split, files in listed(folder).items():
+            for split, files in find_files(folder).items():
                 splits.setdefault(split, []).extend(files)
         if WHOLE in splits and len(splits) > 1:
             other = next(paths[0].name for split, paths in splits.items() if split != WHOLE)
@@ -139,49 +141,50 @@ class Parquet(FileSource):
         return splits
 
     @cached_property
-    def _asked(self) -> dict[str, tuple[str, list[str]]]:
+    def _view_columns(self) -> dict[str, tuple[str, list[str]]]:
         """The kind and the columns of each view."""
-        asked: dict[str, tuple[str, list[str]]] = {}
+        views: dict[str, tuple[str, list[str]]] = {}
         for kind in ("image", "text", "vector"):
-            for given in getattr(self, kind) or ():
-                view, equals, columns = given.rpartition("=")
+            for argument in getattr(self, kind) or ():
+                view, equals, columns = argument.rpartition("=")
                 view = view if equals else columns
-                if view in asked:
+                if view in views:
                     raise SourceError(
                         f"{self.name}: a second view {view!r}; expected each once; give VIEW=COLUMN"
                     )
-                asked[view] = kind, columns.split(",")
-        for column in [*(c for _, own in asked.values() for c in own), *(self.label or ())]:
+                views[view] = kind, columns.split(",")
+        view_columns = [column for _, columns in views.values() for column in columns]
+        for column in [*view_columns, *(self.label or ())]:
             if column not in self._rows.schema.names:
                 raise SourceError(
                     f"{self.files[0].name}: no column {column!r}; it has "
                     f"{', '.join(self._rows.schema.names)}; expected one of them"
                 )
-        return asked
+        return views
 
     def _views(self) -> dict[str, Column]:
-        if not self._asked:
+        if not self._view_columns:
             columns = [f"{field.name} ({field.type})" for field in self._rows.schema]
             raise SourceError(
                 f"{self.files[0].name}: no view is asked for; it has the columns "
                 f"{', '.join(columns)}; choose some with --image, --text or --vector, and --label"
             )
         views: dict[str, Column] = {}
-        for view, (kind, columns) in self._asked.items():
+        for view, (kind, columns) in self._view_columns.items():
             where = f"{self.dataset}: column {', '.join(columns)}"
             if kind != "vector":
-                views[view] = _payloads(self._rows, columns[0], kind, where)
+                views[view] = _bytes_column(self._rows, columns[0], kind, where)
                 continue
             read = _vectors(self._rows, columns, where)
             shape = sum(self._rows.rows), read(np.zeros(1, np.int64)).shape[1]
             views[view] = vectors(shape, read, f"{where}: view {view!r}", FILL)
         return views
 
-    def _labels(self) -> tuple[NDArray[Any], Labels]:
-        """Returns the labels of all rows, and what they are."""
+    def _labels(self) -> tuple[Labels, NDArray[Any]]:
+        """Returns the description of the labels, and those of all rows."""
         total = sum(self._rows.rows)
         if not self.label:
-            return np.full(total, -1), Labels(kind="none", names=[])
+            return Labels(kind="none", names=[]), np.full(total, -1)
         where = f"{self.dataset}: label {', '.join(self.label)}"
         columns = [self._rows.take(name, np.arange(total)).to_pylist() for name in self.label]
         if len(columns) > 1:
@@ -192,57 +195,55 @@ class Parquet(FileSource):
                         f"1 in each of several columns: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
-            labels, targets = encode_labels(array, where, "multi_label", self.label, self.minus_one)
-            return targets, labels
-        feature = self._rows.features.get(self.label[0])
-        values, known = columns[0], np.array([value is not None for value in columns[0]])
-        if not known.all() and self.missing_label == "error":
+            return encode_labels(array, where, "multi_label", self.label, self.minus_one)
+        names = _class_names(self._rows.features.get(self.label[0]))
+        values, labelled = columns[0], np.array([value is not None for value in columns[0]])
+        if not labelled.all() and self.missing_label == "error":
             raise SourceError(
-                f"{where} is null in row {int(known.argmin())}; expected a label in each; "
+                f"{where} is null in row {int(labelled.argmin())}; expected a label in each; "
                 "take such rows as unlabelled with --missing-label unlabelled"
             )
-        stated = [value for value in values if value is not None]
-        if not stated:
+        present = [value for value in values if value is not None]
+        if not present:
             raise SourceError(f"{where}: no row has a label; expected some; leave --label out")
-        if isinstance(stated[0], list):
-            labels, found = _sets(stated, _names(feature), where, self.minus_one)
+        if isinstance(present[0], list):
+            labels, encoded = _encode_sets(present, names, where, self.minus_one)
         else:
-            if not isinstance(stated[0], int | str):
-                raise SourceError(f"{where} is {shown(stated[0])}; expected a class in each row")
-            array = np.array(stated) * 1 if isinstance(stated[0], int) else np.array(stated)
-            labels, found = encode_labels(array, where, None, _names(feature), self.minus_one)
+            if not isinstance(present[0], int | str):
+                raise SourceError(f"{where} is {shown(present[0])}; expected a class in each row")
+            array = np.array(present) * 1 if isinstance(present[0], int) else np.array(present)
+            labels, encoded = encode_labels(array, where, None, names, self.minus_one)
         targets = np.full((total, *labels.row_shape), labels.unlabelled, labels.dtype)
-        targets[known] = found
-        return targets, labels
+        targets[labelled] = encoded
+        return labels, targets
 
 
-def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
-    """Returns a column of pictures, every header of which is read, or of texts."""
+def _bytes_column(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
+    """Returns a column of texts, or of pictures after checking the header of each."""
     total = sum(rows.rows)
 
-    def read(numbers: NDArray[np.int64]) -> list[bytes]:
-        found = []
-        for row, value in zip(
-            numbers.tolist(), rows.take(column, numbers).to_pylist(), strict=True
-        ):
+    def read(indices: NDArray[np.int64]) -> list[bytes]:
+        payloads = []
+        values = rows.take(column, indices).to_pylist()
+        for row, value in zip(indices.tolist(), values, strict=True):
             if kind == "image" and isinstance(value, dict):
                 value = value.get("bytes")
             if kind == "text" and isinstance(value, str):
                 value = value.encode()
             if not isinstance(value, bytes):
-                wanted = "a text" if kind == "text" else "the bytes of a picture, not its path"
+                expected = "a text" if kind == "text" else "the bytes of a picture, not its path"
                 raise SourceError(
-                    f"{where}, row {row}: found {shown(value)}; expected {wanted}; {FILL}"
+                    f"{where}, row {row}: found {shown(value)}; expected {expected}; {FILL}"
                 )
-            found.append(value)
-        return found
+            payloads.append(value)
+        return payloads
 
     if kind == "text":
         return Column((total, -1), read)
     headers = set()
-    for start in range(0, total, AT_ONCE):
-        part = np.arange(start, min(start + AT_ONCE, total))
-        for row, data in zip(part.tolist(), read(part), strict=True):
+    for start in range(0, total, BATCH):
+        batch = np.arange(start, min(start + BATCH, total))
+        for row, data in zip(batch.tolist(), read(batch), strict=True):
             try:
                 headers.add(read_whole(data))
             except ValueError as fault:
@@ -254,7 +255,7 @@ def _payloads(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
 def _vectors(
     rows: ArrowRows, columns: list[str], where: str
 ) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
-    """Returns what reads columns of numbers, or of lists of as many in each row, side by side."""
+    """Returns a function that reads columns of numbers, or of lists of them, side by side."""
     from pyarrow import types
 
     def lengths(lists: Any) -> set[int]:
@@ -262,12 +263,12 @@ def _vectors(
         return set(lists.value_lengths().drop_null().to_pylist()) if listed else set()
 
     @cache
-    def first(column: str) -> set[int]:
+    def first_lengths(column: str) -> set[int]:
         return lengths(rows.take(column, np.zeros(1, np.int64)))
 
-    def one(column: str, of: NDArray[np.int64]) -> NDArray[Any]:
-        values = rows.take(column, of)
-        widths = lengths(values) | first(column)
+    def read_column(column: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        values = rows.take(column, indices)
+        widths = lengths(values) | first_lengths(column)
         while True:
             if len(widths) > 1:
                 raise SourceError(
@@ -278,56 +279,54 @@ def _vectors(
                 break
             values = values.flatten()
             widths = lengths(values)
-        kind = values.type
-        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if not number or values.null_count or len(values) % len(of):
-            lacks = "with rows that are missing or of several lengths" * number
+        dtype = values.type
+        numeric = types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype)
+        if not numeric or values.null_count or len(values) % len(indices):
+            problem = "with rows that are missing or of several lengths" * numeric
             raise SourceError(
-                f"{where}: {column} is {kind} {lacks}; expected numbers, as many in every "
+                f"{where}: {column} is {dtype} {problem}; expected numbers, as many in every "
                 f"row; {FILL}"
             )
-        array: NDArray[Any] = np.asarray(values).reshape(len(of), -1)
+        array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
         return array
 
-    return lambda of: np.hstack([one(column, of) for column in columns])
+    return lambda indices: np.hstack([read_column(column, indices) for column in columns])
 
 
-def _sets(
-    stated: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
+def _encode_sets(
+    rows: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
 ) -> tuple[Labels, NDArray[np.uint8]]:
-    """Returns lists of names, of class numbers, or of 0 and 1, as 0 and 1 in each column."""
-    flat = [value for values in stated for value in values]
-    kinds = {type(value) for value in flat}
-    if not kinds or not (kinds <= {int, bool} or kinds == {str}):
-        raise SourceError(f"{where}: lists of {shown(stated[0])}; expected class numbers or names")
-    lengths = {len(values) for values in stated}
-    repeated = any(len(set(values)) < len(values) for values in stated)
+    """Encodes lists of names, of class numbers, or of 0 and 1, as 0 or 1 for each label."""
+    flat = [value for values in rows for value in values]
+    types = {type(value) for value in flat}
+    if not types or not (types <= {int, bool} or types == {str}):
+        raise SourceError(f"{where}: lists of {shown(rows[0])}; expected class numbers or names")
+    lengths = {len(values) for values in rows}
+    repeated = any(len(set(values)) < len(values) for values in rows)
     if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
-        labels, targets = encode_labels(
-            np.array(stated, int), where, "multi_label", None, minus_one
-        )
-        return labels, targets
-    found: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
-    if kinds == {str} and names is not None:
-        found = names
-    places = {value: place for place, value in enumerate(found)}
-    if unknown := [value for value in flat if value not in places]:
+        return encode_labels(np.array(rows, int), where, "multi_label", None, minus_one)
+    classes: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
+    if types == {str} and names is not None:
+        classes = names
+    positions = {value: position for position, value in enumerate(classes)}
+    if unknown := [value for value in flat if value not in positions]:
         raise SourceError(
-            f"{where}: found {shown(unknown[0])}; expected one of the {len(found)} classes; {FILL}"
+            f"{where}: found {shown(unknown[0])}; expected one of the {len(classes)} classes; "
+            f"{FILL}"
         )
-    if len(stated) * len(found) > MANY:
+    if len(rows) * len(classes) > MOST_LABELS:
         raise SourceError(
-            f"{where}: {len(found):,} labels of {len(stated):,} rows; expected {MANY:,} at most in "
-            "all; these are no labels: give another column"
+            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MOST_LABELS:,} at "
+            "most in all; these are no labels: give another column"
         )
-    array = np.zeros((len(stated), len(found)), np.uint8)
-    for row, values in zip(array, stated, strict=True):
-        row[[places[value] for value in values]] = 1
-    return Labels(kind="multi_label", names=names or list(map(str, found))), array
+    array = np.zeros((len(rows), len(classes)), np.uint8)
+    for row, values in zip(array, rows, strict=True):
+        row[[positions[value] for value in values]] = 1
+    return Labels(kind="multi_label", names=names or list(map(str, classes))), array
 
 
-def _names(feature: Any) -> list[str] | None:
-    """Returns the names of the classes that `datasets` knows of a column, or of lists in it."""
+def _class_names(feature: Any) -> list[str] | None:
+    """Returns the class names that `datasets` records for a column, or for its lists."""
     while isinstance(feature, list) and feature:
         feature = feature[0]
     while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):

@@ -1,4 +1,4 @@
-"""Where the Parquet and Arrow files of a data set lie, here or on the Hub, and their splits."""
+"""Finds the Parquet and Arrow files of a data set, local or on the Hub, and their splits."""
 
 import json
 import re
@@ -13,64 +13,65 @@ from heron.shards.sources.text import BY_WORD
 MOST_BYTES = 1 << 38  # of a data set on the Hub: 256 GiB
 
 
-def listed(path: Path) -> dict[str, list[Path]]:
-    """Returns the files of each split of a folder that was saved, or of Parquet files."""
+def find_files(path: Path) -> dict[str, list[Path]]:
+    """Returns the files of each split of a saved folder, a folder of Parquet files, or one file."""
     if path.is_file():
-        return by_words([(path.name, path)])
-    whole = path / "dataset_dict.json"
-    if whole.is_file():
-        return {split: _saved(path / split) for split in _strings(whole, "splits")}
+        return group_by_split([(path.name, path)])
+    splits_file = path / "dataset_dict.json"
+    if splits_file.is_file():
+        return {split: _saved_files(path / split) for split in _read_names(splits_file, "splits")}
     if (path / "state.json").is_file():
-        return {WHOLE: _saved(path)}
-    found = sorted(path.rglob("*.parquet"))
-    if not found:
+        return {WHOLE: _saved_files(path)}
+    files = sorted(path.rglob("*.parquet"))
+    if not files:
         raise SourceError(
             f"{path}: no Parquet files, and no state.json of Dataset.save_to_disk; expected either"
         )
-    return by_words([(str(one.relative_to(path)), one) for one in found])
+    return group_by_split([(str(file.relative_to(path)), file) for file in files])
 
 
-def _saved(folder: Path) -> list[Path]:
-    """Returns the files of a data set that `Dataset.save_to_disk` wrote."""
-    names = _strings(folder / "state.json", "_data_files")
+def _saved_files(folder: Path) -> list[Path]:
+    """Returns the files of a data set written by `Dataset.save_to_disk`."""
+    names = _read_names(folder / "state.json", "_data_files")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise SourceError(f"{folder}: {missing[0]} is missing, which its state.json lists")
     return [folder / name for name in names]
 
 
-def _strings(path: Path, key: str) -> list[str]:
-    """Returns the plain names that a JSON file of `datasets` lists."""
+def _read_names(path: Path, key: str) -> list[str]:
+    """Returns the file or split names that a JSON file of `datasets` lists under `key`."""
     try:
         values = json.loads(path.read_bytes())[key]
         names = [value["filename"] if isinstance(value, dict) else value for value in values]
-        good = bool(names) and all(re.fullmatch(r"[\w-][\w.-]*", name) for name in names)
+        valid = bool(names) and all(re.fullmatch(r"[\w-][\w.-]*", name) for name in names)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise SourceError(
             f"{path}: no list of names under {key!r}; expected a file of Dataset.save_to_disk"
         )
     return names
 
 
-def by_words(files: list[tuple[str, Path]]) -> dict[str, list[Path]]:
-    """Returns the files of each split, by the words in their names or their folders'."""
+def group_by_split(files: list[tuple[str, Path]]) -> dict[str, list[Path]]:
+    """Groups (path, file) pairs by the split word in the file's name or nearest folder."""
     splits: dict[str, list[Path]] = {}
     for path, file in files:
-        words = [part for part in reversed(path.split("/"))]
-        found = (s for word in words for s, pattern in BY_WORD if re.fullmatch(pattern, word))
-        splits.setdefault(next(found, WHOLE), []).append(file)
+        names = reversed(path.split("/"))
+        matches = (s for name in names for s, pattern in BY_WORD if re.fullmatch(pattern, name))
+        splits.setdefault(next(matches, WHOLE), []).append(file)
     return splits
 
 
 def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
-    """Returns the Parquet files of a data set: the path of each there, and where it lies here.
-
-    They are fetched into the cache of `huggingface_hub`, once.
+    """Fetches the Parquet files of a data set on the Hub, unless `huggingface_hub` cached them.
 
     Args:
         name: OWNER/NAME@COMMIT.
-        subset: the folder whose files are meant; None: all.
+        subset: the folder whose files are fetched; None: all.
+
+    Returns:
+        Each file's path on the Hub, and its local path.
 
     Raises:
         SourceError: there is no such data set or commit, it has no such files or too many bytes, or
@@ -85,42 +86,38 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
         ) from None
     data_set, _, commit = name.partition("@")
     pinned = re.fullmatch("[0-9a-f]{40}", commit) is not None
-    found = _asked(
+    info = _call_hub(
         name, HfApi().dataset_info, data_set, revision=commit or None, files_metadata=True
     )
     if not pinned:
         raise SourceError(
             f"hub: {shown(name)} names no commit; expected one, so that the rows stay the same; "
-            f"this one is --hub {data_set}@{found.sha}"
+            f"this one is --hub {data_set}@{info.sha}"
         )
     top = f"{subset.strip('/')}/" if subset else ""
-    files = [one for one in found.siblings if one.rfilename.endswith(".parquet")]
-    sizes = {one.rfilename: one.size or 0 for one in files if one.rfilename.startswith(top)}
+    files = [file for file in info.siblings if file.rfilename.endswith(".parquet")]
+    sizes = {file.rfilename: file.size or 0 for file in files if file.rfilename.startswith(top)}
     if not sizes or sum(sizes.values()) > MOST_BYTES:
-        folders = sorted({one.rfilename.rpartition("/")[0] for one in files})
+        folders = sorted({file.rfilename.rpartition("/")[0] for file in files})
         raise SourceError(
             f"hub: {name} has {len(sizes)} Parquet files of {sum(sizes.values()):,} bytes in "
             f"{top or 'all'}; expected some, of {MOST_BYTES:,} bytes at most; its folders with some"
             f" are {', '.join(folders) or 'none'}: give a --subset, or a commit of the branch "
             "refs/convert/parquet"
         )
+    options = {"repo_type": "dataset", "revision": commit}
     return [
-        (
-            path,
-            Path(
-                _asked(name, hf_hub_download, data_set, path, repo_type="dataset", revision=commit)
-            ),
-        )
+        (path, Path(_call_hub(name, hf_hub_download, data_set, path, **options)))
         for path in sorted(sizes)
     ]
 
 
-def _asked(name: str, ask: Any, *words: str, **options: Any) -> Any:
+def _call_hub(name: str, function: Any, *arguments: str, **options: Any) -> Any:
     try:
-        return ask(*words, **options)
+        return function(*arguments, **options)
     except Exception as fault:  # httpx and the package have their own
-        said = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
+        message = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
         raise SourceError(
-            f"hub: {name}: {said}; expected a data set and a network that reaches it; without one, "
-            "give files that are here with --data"
+            f"hub: {name}: {message}; expected a data set and a network that reaches it; without "
+            "one, give files that are here with --data"
         ) from None

@@ -122,7 +122,7 @@ class Table(FileSource):
     def load(self) -> Loaded:
         """Reads the files; the columns of a view are those not used as label, key or ignored."""
         self._check_rows()
-        labels, taken = self._label_columns, set(self._label_columns)
+        label_columns, taken = self._label_columns, set(self._label_columns)
         for name in filter(None, [*(self.ignore or ()), self.key]):
             taken.update(self._find(name))
         views = {}
@@ -134,20 +134,16 @@ class Table(FileSource):
                 )
             if features:
                 views[sheet.view] = self._features(number, features)
-            elif not any(label[0] == number for label in labels):
+            elif not any(label[0] == number for label in label_columns):
                 raise SourceError(f"{sheet.file}: no column is left; expected a feature or a label")
         if not views:
             raise SourceError(
                 f"{self._sheets[0].file}: no column is left; expected a feature beside the labels"
             )
         rows = len(self._sheets[0].rows)
-        described, targets = self._labels(labels) if labels else (None, np.full(rows, -1))
-        return Loaded(
-            views=views,
-            targets=targets,
-            labels=described or Labels(kind="none", names=[]),
-            splits={WHOLE: range(rows)},
-        )
+        unlabelled = Labels(kind="none", names=[]), np.full(rows, -1)
+        labels, targets = self._labels(label_columns) if label_columns else unlabelled
+        return Loaded(views=views, targets=targets, labels=labels, splits={WHOLE: range(rows)})
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
@@ -183,7 +179,8 @@ class Table(FileSource):
                 if key != expected:
                     raise SourceError(
                         f"{sheet.file}, line {line}: {self.key} is {key!r}, and {expected!r} in "
-                        f"that row of {first.file}; expected the same rows in the same order; sort them"
+                        f"that row of {first.file}; expected the same rows in the same order; "
+                        "sort them"
                     )
 
     def _has_header(self, file: str, view: str, rows: dict[int, list[str]]) -> bool:
@@ -265,8 +262,8 @@ class Table(FileSource):
                 if is_missing(text):
                     raise SourceError(
                         f"{sheet.file}, line {line}: the class in column {column} is missing "
-                        f"(found {text!r}); expected a class for each row: unknown labels are not read; "
-                        "fill it or drop the row first"
+                        f"(found {text!r}); expected a class for each row: unknown labels are not "
+                        "read; fill it or drop the row first"
                     )
             texts.append(cells)
         files = ", ".join(dict.fromkeys(self._sheets[number].file for number, _ in columns))
