@@ -1,4 +1,4 @@
-"""Sources of data, each reading files as their publisher hands them out, or drawing them."""
+"""Data sources: each reads files as their publisher distributes them, or draws synthetic rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,16 +42,16 @@ SOURCES: dict[str, type[Source]] = {
     "frames": Frames,
     "tu": Tu,
 }
-BASE = f"{Source.__module__}.{Source.__qualname__}"  # what sources are derived from
+BASE = f"{Source.__module__}.{Source.__qualname__}"  # the base class that messages name
 
 
 def make(name: str, options: Mapping[str, Any]) -> Source:
-    """Makes a source from its name and options, as YAML or the command line gives them."""
+    """Returns a source from its name and its options, as YAML or the command line gives them."""
     source = find(name)
-    known = list(source.model_fields)
+    known_options = list(source.model_fields)
     for option in options:
-        if option not in known:
-            raise SourceError(f"{name} has no option {option!r}; {suggest(option, known)}")
+        if option not in known_options:
+            raise SourceError(f"{name} has no option {option!r}; {suggest(option, known_options)}")
     try:
         return source.model_validate(dict(options))
     except ValidationError as faults:
@@ -65,25 +65,25 @@ def make(name: str, options: Mapping[str, Any]) -> Source:
 
 
 def find(name: str) -> type[Source]:
-    """Returns the class of a source: one of SOURCES, or a class of yours by its dotted path.
+    """Returns the class of a source: one of SOURCES, or your own by its dotted path.
 
     Raises:
-        SourceError: there is no such source, or it is no source.
+        SourceError: there is no such class, it is not a source, or it is not complete.
     """
     if name in SOURCES:
         return SOURCES[name]
     if "." not in name:
         raise SourceError(f"unknown source {name!r}; {suggest(name, list(SOURCES))}")
     try:
-        source = load_class(name, Source)  # type: ignore[type-abstract]  # abstract ones are told
+        source = load_class(name, Source)  # type: ignore[type-abstract]  # abstract ones are refused below
     except ValueError as fault:
         raise SourceError(str(fault)) from fault
-    if lacking := sorted(source.__abstractmethods__):
+    if missing := sorted(source.__abstractmethods__):
         raise SourceError(
-            f"{name}: does not define {', '.join(lacking)}; expected all that {BASE} leaves open; "
+            f"{name}: does not define {', '.join(missing)}; expected all that {BASE} leaves open; "
             "define what is missing"
         )
-    # The manifest records the name: with another source's, its folders would pass for this one's.
+    # The manifest records the name; two sources of one name would take each other's folders.
     title = getattr(source, "name", None)
     if not isinstance(title, str) or not title or title in (*SOURCES, FOREIGN):
         raise SourceError(

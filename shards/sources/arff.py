@@ -1,4 +1,4 @@
-"""ARFF files: attributes of numbers or of a few named values, in dense rows and in sparse ones."""
+"""ARFF files: numeric and nominal attributes, in dense and sparse rows."""
 
 import re
 from pathlib import Path
@@ -13,14 +13,15 @@ from heron.shards.sources.text import parse_number, split_lines
 ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.I | re.A)
 NUMERIC = ("numeric", "real", "integer")
 BINARY = ["0", "1"]  # the values of an attribute that is read as a number, 0 or 1
-MOST_VALUES = 1 << 29  # of a file, as features: a sparse row of two bytes has as many as any other
+MOST_VALUES = 1 << 29  # of a file: a sparse row of two bytes has as many features as any other
 
 
 class ArffFile(NamedTuple):
-    """An ARFF file: the values of each attribute, and float64 [rows, attributes].
+    """An ARFF file: the possible values of each attribute, and its rows.
 
-    `kinds` has no values for an attribute of numbers. What an attribute of values has in a row is
-    the number of its value from 0 on, and where these are 0 and 1, in whichever order, the value.
+    `kinds` has the possible values of nominal attributes, and () for numeric ones. `values` is
+    float64 [rows, attributes]; a nominal value is stored as its index in `kinds`, or as itself if
+    the possible values are 0 and 1, in either order.
     """
 
     file: str
@@ -32,20 +33,20 @@ class ArffFile(NamedTuple):
 def read_arff(path: Path) -> ArffFile:
     r"""Reads an ARFF file, dense or sparse; SciPy's reader knows no sparse rows and names no line.
 
-    Raises SourceError where a line is no attribute or row, a cell no value of its attribute, or
-    where a value could be meant in two ways; \n and \r\n alone end a line.
+    Raises SourceError where a line is not an attribute or row, a cell is not a value of its
+    attribute, or a value is ambiguous. Only \n and \r\n end a line.
     """
     kinds: dict[str, tuple[str, ...]] = {}
-    rows: dict[int, NDArray[np.float64]] | None = None  # by their lines
+    rows: dict[int, NDArray[np.float64]] | None = None  # by line number
     width = 0  # of a row of features and labels
     lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
     for number, line in enumerate(lines, 1):
         text, where = line.replace("\t", " ").strip(" "), f"{path.name}, line {number}"
         if not text or text.startswith("%"):
             continue
-        if found := CONTROL.search(text):
+        if match := CONTROL.search(text):
             raise SourceError(
-                f"{where}: found {found[0]!r} in {text[max(0, found.start() - 20) :][:40]!r}; "
+                f"{where}: found {match[0]!r} in {text[max(0, match.start() - 20) :][:40]!r}; "
                 f"expected text in UTF-8, its lines ended by \\n or \\r\\n; save it again so"
             )
         keyword = text.partition(" ")[0].lower()
@@ -78,10 +79,10 @@ def read_arff(path: Path) -> ArffFile:
 
 
 def _read_attribute(where: str, text: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of an attribute, and its values where it is not one of numbers."""
-    if (parts := ATTRIBUTE.fullmatch(text)) is None:
+    """Returns the name of an attribute, and its possible values; () if it is numeric."""
+    if (match := ATTRIBUTE.fullmatch(text)) is None:
         raise SourceError(f"{where}: not an @attribute NAME TYPE")
-    name, kind = parts[1].strip("'\""), parts[2].strip(" ")
+    name, kind = match[1].strip("'\""), match[2].strip(" ")
     if kind.lower() in NUMERIC:
         return name, ()
     values = tuple(map(_unquoted, _split(kind[1:-1])))
@@ -113,8 +114,8 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
         if is_number(kind):
             value, expected = parse_number(_unquoted(text) if kind else text), "a finite number"
         else:
-            place = {one: number for number, one in enumerate(kind)}.get(_unquoted(text))
-            value, expected = None if place is None else float(place), f"one of {some(kind)}"
+            index = {item: number for number, item in enumerate(kind)}.get(_unquoted(text))
+            value, expected = None if index is None else float(index), f"one of {some(kind)}"
         if value is None or (kind and not np.isfinite(value)):
             raise SourceError(
                 f"{where}, column {names[column]!r}: found {shown(text)}; expected {expected}; "
@@ -125,16 +126,16 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
 
 
 def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> dict[int, str]:
-    """Returns what a sparse row gives, by the numbers of the columns.
+    """Returns the cells of a sparse row by column number.
 
-    What it leaves out is 0 of a number, and else the first value that the type names.
+    A missing cell stands for 0 if numeric, and for the first value of its type if nominal.
     """
     if not text.endswith("}"):
         raise SourceError(
             f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
             f"{DOWNLOAD}, or mend the line"
         )
-    names, given = list(kinds), dict[int, str]()
+    names, cells = list(kinds), dict[int, str]()
     for cell in _split(text[1:-1]) if text[1:-1].strip(" ") else ():
         number, _, value = cell.strip(" ").partition(" ")
         column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
@@ -143,39 +144,39 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
                 f"{where}: cell {shown(value.strip(' '))} names no column; expected COLUMN VALUE, "
                 f"columns from 0 to {len(names) - 1}"
             )
-        if column in given:
+        if column in cells:
             raise SourceError(
-                f"{where}: column {names[column]!r} is there twice, as {shown(given[column])} and "
+                f"{where}: column {names[column]!r} is there twice, as {shown(cells[column])} and "
                 f"as {shown(value)}; expected it once; remove one of them"
             )
-        given[column] = value
+        cells[column] = value
     for column, (name, kind) in enumerate(kinds.items()):
-        if column not in given and "0" in kind[1:]:  # some mean 0, some the first
+        if column not in cells and "0" in kind[1:]:  # ambiguous: 0, or the first
             raise SourceError(
                 f"{where}: column {name!r} of type {shown(type_of(kind))} is left out, and stands "
                 "for its first value, which is not 0; expected it in every sparse row; write it out"
             )
-    return given
+    return cells
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text at the commas that are not within quotes."""
+    """Splits a text at commas outside quotes."""
     if "'" not in text and '"' not in text:
         return text.split(",")
     cells, start, quote = [], 0, ""
-    for at, letter in enumerate(text):
-        if quote and letter == quote and text[at - 1] != "\\":
+    for i, character in enumerate(text):
+        if quote and character == quote and text[i - 1] != "\\":
             quote = ""
-        elif not quote and letter in "'\"" and text[at - 1 : at] in ("", " ", ",", "{"):
-            quote = letter
-        elif not quote and letter == ",":
-            cells.append(text[start:at])
-            start = at + 1
+        elif not quote and character in "'\"" and text[i - 1 : i] in ("", " ", ",", "{"):
+            quote = character
+        elif not quote and character == ",":
+            cells.append(text[start:i])
+            start = i + 1
     return [*cells, text[start:]]
 
 
 def _unquoted(text: str) -> str:
-    """Returns a value without the quotes and the backslashes that hide quotes in it."""
+    """Returns a value without its quotes and the backslashes that escape."""
     text = text.strip(" ")
     if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
         return re.sub(r"\\(.)", r"\1", text[1:-1])
@@ -183,10 +184,10 @@ def _unquoted(text: str) -> str:
 
 
 def is_number(kind: tuple[str, ...]) -> bool:
-    """Returns whether an attribute of these values is one number: a real one, or 0 and 1."""
+    """Returns whether an attribute is stored as a number: it is numeric, or nominal of 0 and 1."""
     return not kind or sorted(kind) == BINARY
 
 
 def type_of(kind: tuple[str, ...]) -> str:
-    """Returns the type of an attribute of values as the file writes it."""
+    """Returns the type of a nominal attribute as the file writes it."""
     return f"{{{','.join(kind)}}}"

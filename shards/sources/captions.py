@@ -12,7 +12,7 @@ from heron.shards.errors import SourceError, shown
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import shape_of
 from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, file_record, read_each
-from heron.shards.sources.folder import KINDS, folder_record, look_at, make_keys, read_picture
+from heron.shards.sources.folder import KINDS, folder_record, make_keys, read_header, read_picture
 
 CAPTION = ".txt"
 
@@ -20,9 +20,9 @@ CAPTION = ".txt"
 class Captions(FileSource):
     """Pictures and captions: a folder of NAME.jpg and NAME.txt, or a CSV that names the pictures.
 
-    The CSV has a picture of the folder and its caption a line, after a line of names or none; a
-    picture may have several captions, a row each. Rows are in the order of the names, or of the
-    lines. JPEG and PNG may lie side by side. Hidden files are ignored, and any other is an error.
+    Each line of the CSV is a picture of the folder and its caption; a line of column names may come
+    first. A picture may have several captions, which are a row each. Rows are in the order of the
+    names, or of the lines. JPEG and PNG may be mixed. Hidden files are ignored; others are errors.
     """
 
     name: ClassVar[str] = "captions"
@@ -48,11 +48,12 @@ class Captions(FileSource):
     def load(self) -> Loaded:
         """Reads every caption, and the header of every picture."""
         paths = [path for path, _ in self._rows]
-        headers = {look_at(self.folder, path) for path in dict.fromkeys(paths)}
-        count, member = len(paths), "png" if {one.kind for one in headers} == {"PNG"} else None
-        plain = make_keys(paths)
-        keys = [plain[path] for path in paths]
-        if len(set(keys)) < count:  # a picture of several captions
+        headers = {read_header(self.folder, path) for path in dict.fromkeys(paths)}
+        member = "png" if {header.kind for header in headers} == {"PNG"} else None
+        count = len(paths)
+        key_of = make_keys(paths)
+        keys = [key_of[path] for path in paths]
+        if len(set(keys)) < count:  # some picture has several captions
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
         return Loaded(
             views={
@@ -73,9 +74,9 @@ class Captions(FileSource):
     def _rows(self) -> list[tuple[str, str]]:
         """The picture and the caption of each row."""
         if self.csv:
-            rows = self._of_csv(self.csv)
+            rows = self._read_csv(self.csv)
         else:
-            rows = [(path, _text(self.folder / text)) for path, text in self._pairs]
+            rows = [(path, _read_text(self.folder / text)) for path, text in self._pairs]
         for path, caption in rows:
             if not caption.strip():
                 raise SourceError(
@@ -86,27 +87,27 @@ class Captions(FileSource):
 
     @cached_property
     def _pairs(self) -> list[tuple[str, str]]:
-        """The pictures that have a text beside them, and the paths of the texts."""
+        """The paths of each picture and of the text beside it."""
         paths = sorted(p for p in self.folder.rglob("*") if p.is_file())
         names = [str(p.relative_to(self.folder)) for p in paths]
         names = [n for n in names if not any(part.startswith(".") for part in n.split("/"))]
         stems: dict[str, list[str]] = {}
         for name in names:
             stems.setdefault(name.rpartition(".")[0], []).append(name)
-        for found in stems.values():
-            found.sort(key=_is_text)
-            suffixes = [Path(name).suffix.lower() for name in found]
-            if len(found) != 2 or suffixes[1] != CAPTION or suffixes[0] not in KINDS:
+        for files in stems.values():
+            files.sort(key=_is_text)
+            suffixes = [Path(name).suffix.lower() for name in files]
+            if len(files) != 2 or suffixes[1] != CAPTION or suffixes[0] not in KINDS:
                 raise SourceError(
-                    f"{self.dataset}: {' and '.join(found)}; expected a picture (.jpg, .jpeg or "
+                    f"{self.dataset}: {' and '.join(files)}; expected a picture (.jpg, .jpeg or "
                     ".png) and a .txt of each name; complete the pair, or move it away"
                 )
         if not stems:
             raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
         return [(picture, text) for picture, text in stems.values()]
 
-    def _of_csv(self, path: Path) -> list[tuple[str, str]]:
-        """Returns the pictures and captions that a CSV names."""
+    def _read_csv(self, path: Path) -> list[tuple[str, str]]:
+        """Returns the (picture, caption) rows of a CSV."""
         try:
             with path.open(encoding="utf-8-sig", newline="") as stream:
                 lines = [row for row in csv.reader(stream, strict=True) if row]
@@ -119,12 +120,12 @@ class Captions(FileSource):
         if Path(first).suffix.lower() not in KINDS and not (top / first).is_file():
             lines = lines[1:]  # the names of the columns
         for number, row in enumerate(lines, 1):
-            if len(row) != 2 or not (place := (top / row[0]).resolve()).is_file():
+            if len(row) != 2 or not (picture := (top / row[0]).resolve()).is_file():
                 raise SourceError(
                     f"{path.name}, row {number}: found {shown(row)}; expected a picture that lies "
                     f"in {self.dataset}, and its caption"
                 )
-            if not place.is_relative_to(top):
+            if not picture.is_relative_to(top):
                 raise SourceError(
                     f"{path.name}, row {number}: {shown(row[0])} leads out of {self.dataset}; "
                     "expected a picture in it"
@@ -138,7 +139,7 @@ def _is_text(name: str) -> bool:
     return name.lower().endswith(CAPTION)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig").strip()
     except UnicodeDecodeError:

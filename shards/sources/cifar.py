@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the archive of their Python version as it is, or unpacked."""
+"""CIFAR-10 and CIFAR-100: the archive of the Python version, packed or unpacked."""
 
 import gzip
 import tarfile
@@ -21,14 +21,14 @@ SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row
 MOST_BYTES = 1 << 28  # of an archive that is unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
-LESS = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {DOWNLOAD}"
+TOO_MANY = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {DOWNLOAD}"
 GROUPS = ["animal", "vehicle"]  # of CIFAR-10, whose files have no second level
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
 
 
 class _Edition(NamedTuple):
-    """What the publisher calls the files of a data set, and the things in them."""
+    """The names that the publisher gives the files of a data set and their entries."""
 
     name: str
     batches: dict[str, tuple[str, ...]]  # split -> files
@@ -60,17 +60,17 @@ EDITIONS = (
 )
 
 
-# A file of rows: uint8 [rows, 3072] and int64 [rows, levels], coarse to fine.
+# The rows of a file: pixels [rows, 3072] and labels [rows, levels], coarse to fine.
 _Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 class Cifar(FileSource):
     """CIFAR-10 and CIFAR-100: the archive of the Python version as it is, or unpacked.
 
-    Pictures are kept as raw pixels, with nothing lost. Labels of CIFAR-100 are a hierarchy, in
-    which a fine class is named by its path, such as fish/shark; those of CIFAR-10 are classes, or
-    on demand a hierarchy of animal and vehicle. Classes keep the publisher's numbers. The files
-    are pickles: they are read, never executed.
+    Pictures are stored as raw pixels, without loss. Labels of CIFAR-100 are a hierarchy, in which a
+    fine class is named by its path, such as fish/shark; those of CIFAR-10 are classes, or on demand
+    a hierarchy of animal and vehicle. Classes keep the publisher's numbers. The files are pickles:
+    they are read, never executed.
     """
 
     name: ClassVar[str] = "cifar"
@@ -93,7 +93,7 @@ class Cifar(FileSource):
 
     @property
     def dataset(self) -> str:
-        """`cifar-10` or `cifar-100`, as the files are."""
+        """`cifar-10` or `cifar-100`, depending on the files."""
         return self.loaded.dataset
 
     @property
@@ -101,11 +101,11 @@ class Cifar(FileSource):
         """The archive, or the files of the folder that are read."""
         if not self.path.is_dir():
             return [self.path]
-        held = {path.name for path in self.path.iterdir() if path.is_file()}
-        return [self.path / file for file in self._edition(held).files]
+        names = {path.name for path in self.path.iterdir() if path.is_file()}
+        return [self.path / file for file in self._edition(names).files]
 
     def load(self) -> Loaded:
-        """Lays the batches of both splits end to end, in the order of their names."""
+        """Concatenates the batches of train and then test, in the order of their names."""
         pickles = self._read_pickles()
         edition = self._edition(pickles)
         names = [
@@ -139,30 +139,31 @@ class Cifar(FileSource):
         )
 
     def _parents(self, names: list[list[str]], batches: dict[str, _Batch]) -> NDArray[np.int64]:
-        """Returns the coarse class of each class; CIFAR-100's rows must agree about it."""
+        """Returns the coarse class of each class, on which CIFAR-100's rows must agree."""
         fine = names[-1]
         if len(names) == 1:
-            if strange := [name for name in fine if name not in VEHICLES + ANIMALS]:
+            if unknown := [name for name in fine if name not in VEHICLES + ANIMALS]:
                 raise SourceError(
-                    f"{self._title}: class {strange[0]!r} is neither animal nor vehicle; expected "
+                    f"{self._title}: class {unknown[0]!r} is neither animal nor vehicle; expected "
                     "CIFAR-10's; give its own files, or ask for --label-kind multi_class"
                 )
             return np.array([int(name in VEHICLES) for name in fine])
         parents = np.full(len(fine), -1)
         for file, (_, labels) in batches.items():
-            coarse, of = labels.T
-            new = parents[of] < 0
-            parents[of[new][::-1]] = coarse[new][::-1]  # backwards: a class's first row decides
-            if len(bad := np.flatnonzero(parents[of] != coarse)):
+            coarse, classes = labels.T
+            new = parents[classes] < 0
+            # Assign backwards, so that the first row of a class decides.
+            parents[classes[new][::-1]] = coarse[new][::-1]
+            if len(bad := np.flatnonzero(parents[classes] != coarse)):
                 row = int(bad[0])
                 raise SourceError(
-                    f"{self._title}, {file}: row {row} is {fine[of[row]]!r} in "
-                    f"{names[0][coarse[row]]!r}; expected {names[0][parents[of[row]]]!r}, as in "
-                    f"other rows; {DOWNLOAD}"
+                    f"{self._title}, {file}: row {row} is {fine[classes[row]]!r} in "
+                    f"{names[0][coarse[row]]!r}; expected {names[0][parents[classes[row]]]!r}, as "
+                    f"in other rows; {DOWNLOAD}"
                 )
-        if len(bare := np.flatnonzero(parents < 0)):
+        if len(missing := np.flatnonzero(parents < 0)):
             raise SourceError(
-                f"{self._title}: no row is {fine[bare[0]]!r}, so that its coarse class is not "
+                f"{self._title}: no row is {fine[missing[0]]!r}, so that its coarse class is not "
                 "known; expected rows of every class; ask for --label-kind multi_class"
             )
         return parents
@@ -171,10 +172,10 @@ class Cifar(FileSource):
     def _title(self) -> str:
         return self.path.resolve().name
 
-    def _edition(self, held: Collection[str]) -> _Edition:
-        """Returns the data set that files are of; SourceError where they are not all of one."""
-        edition = max(EDITIONS, key=lambda one: sum(f in held for f in one.files) / len(one.files))
-        missing = [file for file in edition.files if file not in held]
+    def _edition(self, present: Collection[str]) -> _Edition:
+        """Returns the data set of these files; SourceError unless all of its files are there."""
+        edition = max(EDITIONS, key=lambda e: sum(f in present for f in e.files) / len(e.files))
+        missing = [file for file in edition.files if file not in present]
         if len(missing) == len(edition.files):
             fault = f"no file of CIFAR; expected {EXPECTED}; give another --path"
         elif missing:
@@ -187,7 +188,7 @@ class Cifar(FileSource):
         raise SourceError(f"{self._title}: {fault}")
 
     def _read_pickles(self) -> dict[str, Any]:
-        """Reads the pickles by their file names alone: of an archive, no folder is made."""
+        """Reads the pickles by file name; an archive is not unpacked to a folder."""
         pickles: dict[str, Any] = {}
         for file, data in self._read_folder() if self.path.is_dir() else _read_archive(self.path):
             where = f"{self._title}, {file}"
@@ -199,12 +200,12 @@ class Cifar(FileSource):
     def _read_folder(self) -> Iterator[tuple[str, bytes]]:
         for path in self.files:
             if (size := path.stat().st_size) > MOST_BYTES:
-                raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {LESS}")
+                raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {TOO_MANY}")
             yield path.name, path.read_bytes()
 
 
 def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the files of an archive, read to its end, so that gzip's checksum is compared."""
+    """Yields the files of an archive, and reads it to its end, where gzip verifies its checksum."""
     with archive.open("rb") as stream:
         if is_html(stream.read(64)):
             raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD}")
@@ -227,12 +228,12 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class _Bounded(gzip.GzipFile):
-    """A gzip that is read no further than any CIFAR is long: a bomb is not set off."""
+    """A gzip file read no further than any CIFAR is long, so that a zip bomb does no harm."""
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         if self.tell() > MOST_BYTES:
-            raise SourceError(f"{Path(self.name).name}: unpacks to too many bytes; {LESS}")
+            raise SourceError(f"{Path(self.name).name}: unpacks to too many bytes; {TOO_MANY}")
         return data
 
 

@@ -1,4 +1,4 @@
-"""Synthetic faces, drawn from CelebA's forty attributes so that each can be seen."""
+"""Synthetic faces with CelebA's forty attributes, every one of which is visible."""
 
 from io import BytesIO
 from typing import ClassVar
@@ -19,10 +19,10 @@ CAMERAS = {1: {"image": STEADY}, 2: {"left": VARIED, "right": VARIED}}
 class Faces(Drawn):
     """Synthetic faces with CelebA's forty attributes, every one of them visible.
 
-    Attributes are about as frequent as in CelebA (but none under 5 %) and go together as they do
-    there; skin, irises, clothes and how the picture is taken vary and are no attribute. With two
-    cameras, each has a place, a tilt, a light, a background and a noise of its own: the two
-    pictures share the face, and nothing of how it was taken.
+    Attributes are about as frequent as in CelebA (but none below 5 %) and as correlated as there;
+    skin, irises, clothes and how the picture is taken vary and are not attributes. With two
+    cameras, each has its own position, tilt, light, background and noise: the two pictures share
+    the face, and nothing of how it was taken.
     """
 
     name: ClassVar[str] = "faces"
@@ -37,7 +37,7 @@ class Faces(Drawn):
 
     @property
     def views(self) -> list[View]:
-        """One picture, or the same face as two cameras see it."""
+        """One picture, or one for each of two cameras."""
         shape = (self.size, self.size, 3)
         return [
             View(name=name, kind="image", shape=shape, dtype="uint8")
@@ -50,7 +50,7 @@ class Faces(Drawn):
         return Labels(kind="multi_label", names=ATTRIBUTES)
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Faces of a split; keys count on from one split to the next, as CelebA's do."""
+        """Returns faces of a split; keys count on from train to test, as CelebA's do."""
         first = 1 + (self.train if split == "test" else 0)
         keys, labels = [], []
         pictures: dict[str, list[bytes]] = {name: [] for name in CAMERAS[self.cameras]}
@@ -69,7 +69,7 @@ class Faces(Drawn):
 
 
 def draw_attributes(random: np.random.Generator) -> dict[str, bool]:
-    """Draws the attributes of one face: exclusive ones exclude, related ones go together."""
+    """Draws the attributes of one face, with CelebA's exclusions and correlations."""
     has: dict[str, bool] = {}
 
     def draw(name: str, probability: float) -> bool:

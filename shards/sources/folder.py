@@ -1,4 +1,4 @@
-"""Folders of images: the path of a picture is its label."""
+"""Folders of pictures: the folders that a picture is in are its label."""
 
 import hashlib
 import os
@@ -20,16 +20,16 @@ from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, read_ea
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-KEY = 64  # characters kept of a path; a tar holds 100 of a name, the member's suffix included
+KEY = 64  # characters of a path in a key; a tar name has 100, the member's suffix included
 
 
 class Folder(FileSource):
     """JPEG or PNG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
 
-    One level of folders is a class; two or more are a hierarchy with a column of labels a level,
-    in which a deeper level is named by its whole path, such as animal/cat. Rows are in the order
-    of the sorted paths. Hidden files and folders (.NAME) are ignored; any other file that is no
-    .jpg, .jpeg or .png is an error, as are JPEG and PNG files side by side and an empty folder.
+    With one level of folders, each is a class. With more, labels are a hierarchy with a column for
+    each level, in which a class is named by its whole path, such as animal/cat. Rows are in the
+    order of the sorted paths. Hidden files and folders (.NAME) are ignored; any other file that is
+    not a .jpg, .jpeg or .png is an error, as are JPEG and PNG files together and an empty folder.
     """
 
     name: ClassVar[str] = "folder"
@@ -58,17 +58,16 @@ class Folder(FileSource):
         """Lists the pictures and reads the header of every one.
 
         Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too,
-        and what a picture says of transparency is left out.
+        and transparency is dropped.
         """
         pictures, splits = self._pictures
         paths = list(pictures)
-        shape = shape_of({look_at(self.folder, path, _kind(path)) for path in paths})
-        columns = list(zip(*pictures.values(), strict=True))  # a level of classes each
+        shape = shape_of({read_header(self.folder, path, _kind(path)) for path in paths})
+        columns = list(zip(*pictures.values(), strict=True))  # of each level of classes
         levels = [sorted(set(column)) for column in columns]
         numbers = [{name: number for number, name in enumerate(level)} for level in levels]
-        targets = np.array(
-            [[of[name] for name in column] for of, column in zip(numbers, columns, strict=True)]
-        ).T
+        pairs = zip(numbers, columns, strict=True)
+        targets = np.array([[number[name] for name in column] for number, column in pairs]).T
         if len(levels) == 1:
             labels, targets = Labels(kind="multi_class", names=levels[0]), targets[:, 0]
         else:
@@ -83,10 +82,10 @@ class Folder(FileSource):
 
     @cached_property
     def _pictures(self) -> tuple[dict[str, tuple[str, ...]], dict[str, range]]:
-        """Returns the classes of each picture, coarse to fine, and where each split lies."""
+        """The classes of each picture by its path, coarse to fine, and the rows of each split."""
         pictures: dict[str, tuple[str, ...]] = {}
         counts = {}
-        for split, top in self._tops().items():
+        for split, top in self._split_folders().items():
             before = len(pictures)
             for path in _walk(self.folder, top):
                 pictures[path] = classes = _classes(path, top)
@@ -113,8 +112,8 @@ class Folder(FileSource):
             counts[split] = len(pictures) - before
         return pictures, split_ranges(counts, merge=False)
 
-    def _tops(self) -> dict[str, str]:
-        """Returns where each split begins: `train/` for train, and nothing without splits."""
+    def _split_folders(self) -> dict[str, str]:
+        """Returns the folder of each split: `train/` for train; "" without splits."""
         entries = _visible(self.folder, "")
         folders = [entry.name for entry in entries if entry.is_dir()]
         if self.split_names == [WHOLE] and WHOLE not in folders:
@@ -140,9 +139,9 @@ class Folder(FileSource):
 
 
 def folder_record(folder: Path, paths: list[str]) -> InputFile:
-    """Returns one record for the files of a folder: their bytes, and a checksum over all.
+    """Returns one record for the files of a folder: their total bytes, and a checksum.
 
-    It is the sha256 of each path, a zero byte and the file's sha256, in the order of the paths.
+    The checksum is the sha256 of each path, a zero byte and the file's sha256, in path order.
     """
     total, digest = 0, hashlib.sha256()
     for path in sorted(paths):
@@ -153,17 +152,17 @@ def folder_record(folder: Path, paths: list[str]) -> InputFile:
 
 
 def make_keys(paths: list[str]) -> dict[str, str]:
-    """Makes a key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
+    """Returns a key for each path, of letters, digits, '-' and '_' alone: `train-cat-0001`.
 
-    Where two paths would have the same one, or one is cut, a hash of the path ends it.
+    It ends with a hash of the path where two paths would have the same key, or where it is cut.
     """
     plain = {
         p: re.sub(r"[^A-Za-z0-9_-]", "_", p.rpartition(".")[0].replace("/", "-")) for p in paths
     }
-    often = Counter(plain.values())
+    counts = Counter(plain.values())
     return {
         path: key
-        if often[key] == 1 and len(key) <= KEY
+        if counts[key] == 1 and len(key) <= KEY
         else f"{key[:KEY]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
         for path, key in plain.items()
     }
@@ -175,7 +174,7 @@ def _classes(path: str, top: str) -> tuple[str, ...]:
 
 
 def _walk(folder: Path, top: str) -> Iterator[str]:
-    """Gives the paths of all pictures below `top` (with its slash), sorted by name."""
+    """Yields the paths of all pictures below `top`, which ends with a slash, sorted by name."""
     entries = _visible(folder, top)
     if not entries:
         raise SourceError(
@@ -201,27 +200,27 @@ def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
 
 
 def _kind(path: str) -> Kind:
-    """Returns JPEG or PNG, as the file's name says; `look_at` looks whether it is."""
+    """Returns the format that the suffix of a file says; `read_header` checks it."""
     return KINDS[path[path.rindex(".") :].lower()]
 
 
-def look_at(folder: Path, path: str, kind: Kind | None = None) -> Header:
-    """Returns the header of a picture of a folder; SourceError where it is none of the kind."""
-    with _of(folder, path):
+def read_header(folder: Path, path: str, kind: Kind | None = None) -> Header:
+    """Returns the header of a picture; SourceError if it is damaged or not of this kind."""
+    with _picture_errors(folder, path):
         return read_header_of(folder / path, kind)
 
 
 def read_picture(folder: Path, path: str, kind: Kind | None = None) -> bytes:
-    """Returns the bytes of a picture of a folder; SourceError where it is not a whole one."""
+    """Returns the bytes of a picture; SourceError if it is damaged or not of this kind."""
     data = (folder / path).read_bytes()
-    with _of(folder, path):
+    with _picture_errors(folder, path):
         read_whole(data, kind)
     return data
 
 
 @contextmanager
-def _of(folder: Path, path: str) -> Iterator[None]:
-    """Says which picture it is that something is wrong with."""
+def _picture_errors(folder: Path, path: str) -> Iterator[None]:
+    """Turns a ValueError into a SourceError that names the picture."""
     try:
         yield
     except ValueError as fault:

@@ -1,4 +1,4 @@
-"""Synthetic frames of speech: one latent trajectory a class, seen as sound and as articulation."""
+"""Synthetic frames of speech: a latent trajectory for each class, as sound and articulation."""
 
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,8 +21,8 @@ SPREAD = 0.65  # of speakers, in units of the trajectories' own
 class Frames(Drawn):
     """Synthetic frames in the shape of XRMB: views of 273 and 112, seven frames of each.
 
-    A class is a trajectory in a latent space; a row is a stretch of it, at a speed and an offset
-    of its speaker's, seen through a fixed random map for each view and noise of each view's own.
+    A class is a trajectory in a latent space; a row is a section of it, at its speaker's speed and
+    offset. Each view is a fixed random map of that section, with noise of its own.
     """
 
     name: ClassVar[str] = "frames"
@@ -42,21 +42,21 @@ class Frames(Drawn):
 
     @property
     def labels(self) -> Labels:
-        """Classes by number: they stand for phones, and are none."""
+        """Numbered classes, which stand in for phones."""
         return Labels(kind="multi_class", names=[f"phone{n:02d}" for n in range(self.classes)])
 
     def read(self, split: str, start: int, stop: int) -> Rows:
-        """Rows of a split, drawn block by block."""
+        """Returns rows of a split, drawn block by block."""
         size = self.block_rows or 1
         first = start // size
         blocks = [self._draw_block(split, block) for block in range(first, -(-stop // size))]
         keep = slice(start - first * size, stop - first * size)
-        *views, labels = (np.concatenate(parts)[keep] for parts in zip(*blocks, strict=True))
+        *views, labels = (np.concatenate(arrays)[keep] for arrays in zip(*blocks, strict=True))
         return Rows(dict(zip(WIDTHS, views, strict=True)), labels)
 
     @cached_property
-    def _world(self) -> tuple[Any, ...]:
-        """What all rows share: the trajectories, and a view's map of latent states each."""
+    def _shared(self) -> tuple[Any, ...]:
+        """What all rows share: the trajectories, and each view's map of latent states."""
         random = np.random.default_rng([self.seed, 0])
         waves = random.normal(size=(40, 3, 2, LATENT)) / np.array([1.0, 1.5, 2.5])[:, None, None]
         inputs = [random.normal(size=(LATENT, HIDDEN)) for _ in WIDTHS]
@@ -66,7 +66,7 @@ class Frames(Drawn):
     def _draw_block(self, split: str, block: int) -> tuple[NDArray[Any], ...]:
         """Returns the views and the labels of a block."""
         rows = self.block_rows or 1
-        waves, inputs, outputs = self._world
+        waves, inputs, outputs = self._shared
         random = np.random.default_rng([self.seed, 1 + (split == "test"), block])
         labels = random.integers(0, self.classes, rows)
         middle = random.uniform(0.3, 0.7, (rows, 1))  # of the phone, where the row is centred

@@ -1,4 +1,4 @@
-"""The MNIST family: idx files of images and of labels, as their publishers hand them out."""
+"""The MNIST family: the idx files of images and labels, as their publishers distribute them."""
 
 import gzip
 import math
@@ -26,11 +26,11 @@ UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its num
 class Idx(FileSource):
     """The MNIST family (MNIST, KMNIST, Fashion): its four idx files, gzipped or not.
 
-    Rows are pixels in [0, 1], row of pixels after row. With `--view-kind noise` they are HeroCon's
-    N-MNIST (Section 4.4): a share of the pixels gets Gaussian noise of the mean and the standard
-    deviation of all pixels, the sum is cut to [0, 1], and the noise of the two views is
-    independent. A pixel's noise is the same at every share, and in every share above the first
-    that has it. A row is drawn from the seed, its file and its place there, merged or not.
+    A row is an image's pixels in [0, 1], in row-major order. With `--view-kind noise` rows are
+    HeroCon's N-MNIST (Section 4.4): a share of the pixels gets Gaussian noise with the mean and
+    standard deviation of all pixels, the sum is clipped to [0, 1], and the noise of the two views
+    is independent. A pixel that has noise at one share has the same noise at every larger share.
+    A row's noise is drawn from the seed, its file and its row in the file, merged or not.
     """
 
     name: ClassVar[str] = "idx"
@@ -63,8 +63,8 @@ class Idx(FileSource):
     )
 
     @model_validator(mode="after")
-    def _nothing_in_vain(self) -> Self:
-        """Refuses an option without effect, which is a mistake."""
+    def _refuse_unused_options(self) -> Self:
+        """Refuses options that have no effect, which are mistakes."""
         unused, where, remedy = ["noise_mean", "noise_std"], "uniform noise has", "gaussian"
         if self.view_kind == "plain":
             unused, where, remedy = ["noise", "noise_law", *unused], "a plain view has", "noise"
@@ -84,11 +84,11 @@ class Idx(FileSource):
 
     @property
     def files(self) -> list[Path]:
-        """The images and the labels to train on, and those to test on."""
+        """The training images and labels, and the test images and labels."""
         return [_find(self.folder, f"{stem}-{kind}-ubyte") for stem in STEMS for kind in KINDS]
 
     def load(self) -> Loaded:
-        """Reads the four files; the pixels stay bytes until rows are asked for."""
+        """Reads the four files; pixels stay bytes until their rows are read."""
         train, train_labels, test, test_labels = self.files
         images, numbers = _read_pair(train, train_labels)
         test_images, test_numbers = _read_pair(test, test_labels)
@@ -105,11 +105,11 @@ class Idx(FileSource):
             mean = mean if self.noise_mean is None else self.noise_mean
             std = std if self.noise_std is None else self.noise_std
 
-            @lru_cache(1)  # the second view asks for the same rows
+            @lru_cache(1)  # the second view reads the same rows
             def draw(rows: tuple[int, ...]) -> NDArray[np.float32]:
                 out = np.empty((2, len(rows), pixels.shape[1]), np.float32)
                 for number, row in enumerate(rows):
-                    # The noise of an image depends on its file and its place there, merged or not.
+                    # The noise of an image depends on its file and its row in it, merged or not.
                     origin = (0, row) if row < len(images) else (1, row - len(images))
                     random = np.random.default_rng([self.seed, *origin])
                     shape, uniform = (2, pixels.shape[1]), self.noise_law == "uniform"
@@ -169,21 +169,22 @@ def _read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[n
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     """Reads the bytes of an idx file: [rows] of labels, [rows, height, width] of images.
 
-    It has a magic number (two zeros, 8 for unsigned bytes, the number of axes), the axes as
-    big-endian uint32, and the bytes. Raises SourceError where it is anything else.
+    The file has a magic number (two zeros, 8 for unsigned bytes, the number of axes), the lengths
+    of the axes as big-endian uint32, and the bytes. Raises SourceError if it has anything else.
     """
     start = 4 + 4 * axes
     with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"  # whatever the name says
+        gzipped = raw.read(2) == b"\x1f\x8b"  # whatever the name says
         raw.seek(0)
-        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=raw) if zipped else raw
+        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=raw) if gzipped else raw
         try:
             data = bytearray(stream.read(start))
-            shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
+            shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
             size = start + math.prod(shape)
-            # No further than the header says, however far it unpacks; at the end gzip's checksum.
-            while len(data) <= min(size, MOST_BYTES) and (piece := stream.read(CHUNK)):
-                data += piece
+            # Read no further than the header says, whatever it unpacks to; gzip checks its sum at
+            # the end.
+            while len(data) <= min(size, MOST_BYTES) and (chunk := stream.read(CHUNK)):
+                data += chunk
         except (OSError, EOFError, zlib.error) as fault:
             raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD}") from None
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes

@@ -1,4 +1,4 @@
-"""Mulan's multi-label sets: ARFF files, and an XML that says which attributes are labels."""
+"""Mulan's multi-label data sets: ARFF files, and an XML file that names the labels."""
 
 from collections import Counter
 from itertools import zip_longest
@@ -20,9 +20,9 @@ NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 class Mulan(FileSource):
     """Mulan's multi-label sets, such as Scene: ARFF files with an XML of label names.
 
-    The files are laid end to end in one split, `all`, for a protocol to draw its folds from, or
-    each is a split of a name of its own: `--split-names train test`. A nominal attribute is a
-    feature of 0 and 1 for each of its values; where a sparse row leaves it out, it has the first.
+    The files are concatenated in one split, `all`, from which a protocol draws its folds, or each
+    is a split of its own: `--split-names train test`. A nominal attribute is a feature of 0 and 1
+    for each of its values; where a sparse row leaves it out, it has the first.
     """
 
     name: ClassVar[str] = "mulan"
@@ -49,7 +49,7 @@ class Mulan(FileSource):
     noise: float = Field(0.01, ge=0, description="factor of the noise")
 
     @model_validator(mode="after")
-    def _split_of_each(self) -> Self:
+    def _check_split_names(self) -> Self:
         if self.split_names and len(self.split_names) != len(self.arff):
             raise ValueError(
                 f"{len(self.split_names)} split_names of {len(self.arff)} files; expected a name "
@@ -63,26 +63,26 @@ class Mulan(FileSource):
         return self.xml.stem
 
     def load(self) -> Loaded:
-        """Reads the files, and lays them end to end."""
+        """Reads the files, and concatenates their rows."""
         names = self._label_names()
         tables = [read_arff(path) for path in self.arff]
-        declared = [*map(_declared, tables[0].kinds.items())]
+        first = [*map(_declaration, tables[0].kinds.items())]
         for table in tables:
-            for found, first in zip_longest(map(_declared, table.kinds.items()), declared):
-                if found != first:
+            for actual, expected in zip_longest(map(_declaration, table.kinds.items()), first):
+                if actual != expected:
                     raise SourceError(
-                        f"{table.file}: attribute {found} where {tables[0].file} has {first};"
-                        " give the files of one data set"
+                        f"{table.file}: attribute {actual} where {tables[0].file} has {expected}; "
+                        "give the files of one data set"
                     )
             self._check_attributes(table, names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
-        targets = np.concatenate(labels)
         counts = Counter[str]()
-        for name, part in zip(self.split_names or [WHOLE] * len(labels), labels, strict=True):
-            counts[name] += len(part)
+        split_names = self.split_names or [WHOLE] * len(labels)
+        for name, file_labels in zip(split_names, labels, strict=True):
+            counts[name] += len(file_labels)
         return Loaded(
             views=self._views(np.concatenate(features)),
-            targets=targets,
+            targets=np.concatenate(labels),
             labels=Labels(kind="multi_label", names=names),
             splits=split_ranges(counts, merge=False),
         )
@@ -103,7 +103,7 @@ class Mulan(FileSource):
         return names
 
     def _views(self, features: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Returns the features once or twice; the noise has the moments of all rows."""
+        """Returns one view, or two with noise, which has the moments of all rows it is added to."""
         if self.view_kind == "single":
             return {"view1": features}
         random = np.random.default_rng(self.seed)
@@ -114,7 +114,7 @@ class Mulan(FileSource):
         return views
 
     def _check_attributes(self, table: ArffFile, labels: list[str]) -> None:
-        """Checks that every label is an attribute {0,1}, and what other ones may be labels."""
+        """Refuses labels that are not attributes {0,1}, and other attributes that may be labels."""
         for label in labels:
             if label not in table.kinds:
                 raise SourceError(
@@ -135,8 +135,8 @@ class Mulan(FileSource):
                 )
 
 
-def _declared(attribute: tuple[str, tuple[str, ...]]) -> str:
-    """Returns the name of an attribute, and its values where each is a feature, in their order."""
+def _declaration(attribute: tuple[str, tuple[str, ...]]) -> str:
+    """Returns an attribute's name, and its values in their order where each is a feature."""
     name, kind = attribute
     return repr(name) if is_number(kind) else f"{name!r} {type_of(kind)}"
 
@@ -146,22 +146,22 @@ def _split_columns(
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Returns float32 [rows, features] and uint8 [rows, labels]."""
     names = list(table.kinds)
-    columns = [names.index(label) for label in labels]
-    others = [column for column in range(len(names)) if column not in set(columns)]
-    if not others:
+    label_columns = [names.index(label) for label in labels]
+    feature_columns = [column for column in range(len(names)) if column not in set(label_columns)]
+    if not feature_columns:
         raise SourceError(
             f"{table.file}: every attribute is a label; expected a feature; give the XML of this "
             "data set"
         )
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         single = table.values.astype(np.float32)
-    targets = table.values[:, columns]
-    for good, part, expected in (
-        (np.isfinite(single[:, others]), others, "a finite float32"),
-        ((targets == 0) | (targets == 1), columns, "a label of 0 or 1"),
+    targets = table.values[:, label_columns]
+    for valid, columns, expected in (
+        (np.isfinite(single[:, feature_columns]), feature_columns, "a finite float32"),
+        ((targets == 0) | (targets == 1), label_columns, "a label of 0 or 1"),
     ):
-        if len(bad := np.argwhere(~good)):
-            row, column = int(bad[0, 0]), part[bad[0, 1]]
+        if len(bad := np.argwhere(~valid)):
+            row, column = int(bad[0, 0]), columns[bad[0, 1]]
             raise SourceError(
                 f"{table.file}, line {table.lines[row]}, column {names[column]!r}: "
                 f"found {table.values[row, column]:g}; expected {expected}"
@@ -170,6 +170,6 @@ def _split_columns(
         single[:, [column]]
         if is_number(table.kinds[names[column]])
         else single[:, [column]] == np.arange(len(table.kinds[names[column]]))
-        for column in others
+        for column in feature_columns
     ]
     return np.hstack(features).astype(np.float32), targets.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Pickles of others: looked through before they are loaded, and allowed to name numpy's bytes."""
+"""Reads untrusted pickles: checks them first, and allows no globals but those of NumPy arrays."""
 
 import math
 import pickle
@@ -14,34 +14,34 @@ from heron.shards.sources.zips import HTML, is_html
 
 MOST_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
 MOST_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack
-# These make instances, or find them by number or by name: no list, number or array needs them.
+# Opcodes that make or look up instances; lists, numbers and arrays need none of them.
 INSTANCES = ("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 EXPECTED = "expected lists, texts, numbers and arrays of bytes alone"
 
 
 class _Refused(Exception):
-    """A pickle holds what no data set needs; the text says what."""
+    """A pickle holds what no data set needs; the message says what."""
 
 
 class _Dtype:
-    """Stands in for numpy.dtype, whose own state can corrupt memory."""
+    """Stands in for numpy.dtype, whose state could corrupt memory."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         if name not in ("u1", b"u1"):  # as Python 3 and Python 2 write it
             raise _Refused(f"an array of dtype {name!r:.40}")
 
     def __setstate__(self, _: Any) -> None:
-        """Ignores the order of bytes and the alignment."""
+        """Ignores byte order and alignment."""
 
 
 class _Array:
-    """Stands in for an array until its shape and bytes come."""
+    """Stands in for an array until its shape and bytes are read."""
 
     def __init__(self, *_: Any) -> None:
         self.values: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def __setstate__(self, state: Any) -> None:
-        """Takes (version, shape, dtype, in Fortran's order, bytes)."""
+        """Takes (version, shape, dtype, whether in Fortran order, bytes)."""
         _, shape, dtype, columns_first, data = state
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
             raise _Refused("an array of other than bytes")
@@ -62,21 +62,22 @@ ALLOWED: dict[str, Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Returns the stand-in of a global of `ALLOWED`; any other is not even looked up."""
-        if (known := ALLOWED.get(f"{module}.{name}")) is None:
+        """Returns the stand-in of a global in `ALLOWED`; refuses others without a lookup."""
+        if (stand_in := ALLOWED.get(f"{module}.{name}")) is None:
             raise _Refused(f"the global {f'{module}.{name}'[:80]!r}")
-        return known
+        return stand_in
 
 
 def read_pickle(data: bytes, where: str) -> Any:
-    """Returns what a pickle holds: dicts, lists, tuples, texts, bytes, numbers, uint8 arrays.
+    """Returns the value of a pickle: dicts, lists, tuples, texts, bytes, numbers, uint8 arrays.
 
-    Of globals, the three of a NumPy array are known, by stand-ins that check what they are given;
-    any other is refused, so that a pickle can run nothing. In a dict on top, keys are text.
+    The only globals allowed are the three of a NumPy array, replaced by stand-ins that check their
+    arguments; any other is refused, so that a pickle can run nothing. Keys of a top-level dict are
+    texts.
 
     Args:
         data: the pickle, of Python 2 or 3 (protocols 2 to 5).
-        where: what messages call the file.
+        where: names the file in messages.
 
     Raises:
         SourceError: the pickle holds anything else, or is damaged.
@@ -101,7 +102,7 @@ def read_pickle(data: bytes, where: str) -> Any:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuses what would take far more memory than the file has bytes, before anything is made."""
+    """Refuses pickles that would take far more memory than their size, before loading them."""
     tuples = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count == MOST_OPCODES:
@@ -109,7 +110,7 @@ def _check_opcodes(data: bytes) -> None:
         tuples += "TUPLE" in opcode.name
         if tuples > MOST_TUPLES:
             raise _Refused(f"more than {MOST_TUPLES:,} tuples")
-        # Python's reader sets 16 bytes aside for each number up to that of a memo.
+        # Python's reader allocates 16 bytes for each number up to that of a memo.
         if "PUT" in opcode.name and argument is not None and argument > MOST_OPCODES:
             raise _Refused(f"memo number {argument:,}")
         if opcode.name in INSTANCES:
@@ -117,7 +118,7 @@ def _check_opcodes(data: bytes) -> None:
 
 
 def text(value: Any) -> str:
-    """Returns a text, which is bytes in a pickle of Python 2."""
+    """Decodes a text, which is bytes in a pickle of Python 2."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Draws a face from its attributes by a table of shapes, and takes a camera's picture of it."""
+"""Draws a face from a table of shapes by its attributes, and photographs it with a camera."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,9 +27,9 @@ CHOICES = {
 SHIRTS = {True: ("#34548c", "#2c685c", "#585c68"), False: ("#c44864", "#9654a8", "#dc8054")}
 BEARDS = ("5_o_Clock_Shadow", "Goatee", "Mustache", "Sideburns")
 
-# A shape a line, those behind first: what the face has, and with ! has not; PIL's shape, in the
-# plural with its mirror image; its colour, `_palette`'s or PIL's (+ the mean of two, * a factor);
-# and its numbers, which are of
+# A shape in each line, from back to front: the attributes that the face has, and with ! has not;
+# PIL's shape, in the plural with its mirror image; its colour, of `_palette` or PIL (+ the mean of
+# two, * a factor); and its numbers, which are for
 #   polygon  the corners
 #   line     the width, then both ends of every stroke
 #   ellipse  the radii, then the centres
@@ -109,7 +109,7 @@ Wearing_Earrings       ellipses gold         4 5  31.5 18
 
 
 class Camera(NamedTuple):
-    """By how much the pictures of a camera vary."""
+    """The range in which each property of a camera's pictures varies."""
 
     place: float  # along either axis, in widths of the picture
     scale: float  # of 1, up or down
@@ -122,20 +122,22 @@ class Camera(NamedTuple):
 
 
 def draw_face(has: Mapping[str, bool], random: np.random.Generator, size: int) -> Image.Image:
-    """Returns a face on a transparent canvas, RGBA, for pictures of `size` pixels a side.
+    """Returns a face on a transparent RGBA canvas, for pictures of `size` pixels a side.
 
-    `random` draws what no attribute says: the colours of skin, irises and clothes.
+    `random` chooses what no attribute says: the colours of skin, irises and clothes.
     """
     width = FINE * size * CANVAS // FRAME
     image = Image.new("RGBA", (width, width))
     pen = ImageDraw.Draw(image)
     palette = _palette(has, random)
-    facts = {"Face", *(name for name in has if has[name])}
-    if facts.isdisjoint((*BEARDS, "No_Beard")):
-        facts.add("Full_Beard")
+    features = {"Face", *(name for name in has if has[name])}
+    if features.isdisjoint((*BEARDS, "No_Beard")):
+        features.add("Full_Beard")
     for line in SHAPES.strip().splitlines():
-        when, shape, colour, *numbers = line.split()
-        if all((word.lstrip("!") in facts) != word.startswith("!") for word in when.split("&")):
+        condition, shape, colour, *numbers = line.split()
+        if all(
+            (word.lstrip("!") in features) != word.startswith("!") for word in condition.split("&")
+        ):
             kind = shape.removesuffix("s")
             for side in (1,) if kind == shape else (1, -1):
                 values = [float(number) for number in numbers]
@@ -146,26 +148,26 @@ def draw_face(has: Mapping[str, bool], random: np.random.Generator, size: int) -
 def _draw(
     pen: ImageDraw.ImageDraw, kind: str, side: int, ink: Colour, numbers: list[float], unit: float
 ) -> None:
-    """Draws a shape, or with side -1 its mirror image (of which the angles are the same)."""
+    """Draws a shape, or for side -1 its mirror image (angles are not mirrored)."""
     count = {"polygon": 0, "line": 1, "ellipse": 2, "chord": 4, "arc": 5}[kind]
     options = numbers[:count]
-    places = (np.reshape(numbers[count:], (-1, 2)) * (side, 1) + CANVAS / 2) * unit
+    points = (np.reshape(numbers[count:], (-1, 2)) * (side, 1) + CANVAS / 2) * unit
     if kind == "polygon":
-        places = places.reshape(1, -1)
+        points = points.reshape(1, -1)
     elif kind == "line":
-        places = places.reshape(-1, 4)
+        points = points.reshape(-1, 4)
     else:
         radii = np.array(options[:2]) * unit
-        places = np.hstack([places - radii, places + radii])
+        points = np.hstack([points - radii, points + radii])
     width = [max(1, round(options[-1] * unit))] if kind in ("line", "arc") else []
-    for place in places.tolist():
-        getattr(pen, kind)(place, *options[2:4], ink, *width)
+    for point in points.tolist():
+        getattr(pen, kind)(point, *options[2:4], ink, *width)
 
 
 def _palette(has: Mapping[str, bool], random: np.random.Generator) -> dict[str, Colour]:
-    """Returns the colours of a face by the names that the table uses."""
+    """Returns the colours of a face by their names in the table."""
     choices = CHOICES | {"skin": SKINS, "shirt": SHIRTS[has["Male"]]}
-    names = {name: some[random.integers(len(some))] for name, some in choices.items()}
+    names = {name: colours[random.integers(len(colours))] for name, colours in choices.items()}
     if has["Pale_Skin"]:
         names["skin"] = "#f8e6de"
     names["lips"] = "#d61034" if has["Wearing_Lipstick"] else "skin+#8c3c3c*.9"
@@ -180,24 +182,24 @@ def _palette(has: Mapping[str, bool], random: np.random.Generator) -> dict[str, 
 
 
 def _mix(colour: str, palette: Mapping[str, Colour]) -> Colour:
-    """Returns the colour that a cell of the table says."""
+    """Returns the colour of an expression in the table."""
     names, _, factor = colour.partition("*")
-    parts = [palette.get(name) or ImageColor.getrgb(name) for name in names.split("+")]
-    mean = np.mean(parts, 0) * float(factor or 1)
+    colours = [palette.get(name) or ImageColor.getrgb(name) for name in names.split("+")]
+    mean = np.mean(colours, 0) * float(factor or 1)
     return tuple(int(channel) for channel in mean.clip(0, 255))
 
 
 def photograph(
     face: Image.Image, blurred: bool, camera: Camera, random: np.random.Generator
 ) -> Image.Image:
-    """Returns a camera's picture of a face from `draw_face`: RGB, of the size it was drawn for."""
+    """Returns an RGB picture of a face from `draw_face`, in the size it was drawn for."""
     side = face.width * FRAME // CANVAS
     x, y = side * (0.5 + camera.place * random.uniform(-1, 1, 2))
     zoom = 1 + camera.scale * random.uniform(-1, 1)
     angle = np.radians(camera.tilt * random.uniform(-1, 1))
     cos, sin = np.cos(angle) / zoom, np.sin(angle) / zoom
     middle, low = face.width * 0.5, face.width * (0.5 + BELOW / CANVAS)
-    # of a place in the picture, where it lies in the drawing
+    # From positions in the picture to positions in the drawing.
     affine = (cos, sin, middle - cos * x - sin * y, -sin, cos, low + sin * x - cos * y)
     placed = face.transform(
         (side, side), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR

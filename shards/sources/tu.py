@@ -16,17 +16,17 @@ from heron.shards.sources.text import split_lines
 
 Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
 Integers = NDArray[np.int64]
-NEEDED = ("A", "graph_indicator", "graph_labels")
-OTHERS = ("node_labels", "edge_labels", "node_attributes", "edge_attributes", "graph_attributes")
+REQUIRED = ("A", "graph_indicator", "graph_labels")
+OPTIONAL = ("node_labels", "edge_labels", "node_attributes", "edge_attributes", "graph_attributes")
 INTEGER = re.compile("-?[0-9]{1,9}")
 MOST_BYTES = 2**30  # of a file
 
 
 class Tu(FileSource):
-    """Sets of graphs in the TU text format, a folder each: NAME_A.txt and those beside it.
+    """Sets of graphs in the TU text format: a folder with NAME_A.txt and the files beside it.
 
-    A graph is a view `graph`; its nodes have the labels of the file, numbers from 0, or their
-    degrees where there are none.
+    The only view is `graph`; nodes have the labels of NAME_node_labels.txt, numbers from 0, or
+    their degrees where there is no such file.
     """
 
     name: ClassVar[str] = "tu"
@@ -38,14 +38,14 @@ class Tu(FileSource):
 
     @property
     def dataset(self) -> str:
-        """What the files' names begin with."""
-        found = sorted(path.name for path in self.folder.glob("*_A.txt"))
-        if len(found) != 1:
+        """The prefix of the file names."""
+        names = sorted(path.name for path in self.folder.glob("*_A.txt"))
+        if len(names) != 1:
             raise SourceError(
-                f"{self.folder}: found {', '.join(found) or 'no *_A.txt'}; expected one set in the "
+                f"{self.folder}: found {', '.join(names) or 'no *_A.txt'}; expected one set in the "
                 "TU format: NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt"
             )
-        return found[0].removesuffix("_A.txt")
+        return names[0].removesuffix("_A.txt")
 
     def _file(self, part: str) -> Path:
         return self.folder / f"{self.dataset}_{part}.txt"
@@ -56,30 +56,36 @@ class Tu(FileSource):
         optional = [] if "node_labels" in self.ignore else ["node_labels"]
         return [
             path
-            for part in (*NEEDED, *optional)
-            if (path := self._file(part)).exists() or part in NEEDED
+            for part in (*REQUIRED, *optional)
+            if (path := self._file(part)).exists() or part in REQUIRED
         ]
 
     def load(self) -> Loaded:
-        """Reads the files, and parts nodes and edges by graph."""
-        self._refuse_unread()
+        """Reads the files, and splits nodes and edges by graph."""
+        self._check_files()
         graph_of = self._column("graph_indicator")
         classes = self._column("graph_labels")
-        starts = self._starts(graph_of, len(classes))
+        node_starts = self._starts(graph_of, len(classes))
         edges = self._edges(graph_of - 1)
         labels = self._node_labels(len(graph_of), edges)
-        first = np.searchsorted(graph_of[edges[:, 0]] - 1, np.arange(len(classes) + 1))
+        edge_starts = np.searchsorted(graph_of[edges[:, 0]] - 1, np.arange(len(classes) + 1))
         shape = (
             len(classes),
-            int(np.diff(starts).max()),
-            int(np.diff(first).max()),
+            int(np.diff(node_starts).max()),
+            int(np.diff(edge_starts).max()),
             int(labels.max()) + 1,
         )
         names, targets = np.unique(classes, return_inverse=True)
 
         def graph(row: int) -> bytes:
-            nodes, own = slice(*starts[row : row + 2]), slice(*first[row : row + 2])
-            return pack(labels[nodes].astype(np.int32), (edges[own] - starts[row]).astype(np.int32))
+            nodes, own_edges = (
+                slice(*node_starts[row : row + 2]),
+                slice(*edge_starts[row : row + 2]),
+            )
+            return pack(
+                labels[nodes].astype(np.int32),
+                (edges[own_edges] - node_starts[row]).astype(np.int32),
+            )
 
         return Loaded(
             views={"graph": Column(shape, read_each(graph), kind="graph")},
@@ -89,12 +95,12 @@ class Tu(FileSource):
             keys=[f"graph{number:07d}" for number in range(1, len(classes) + 1)],
         )
 
-    def _refuse_unread(self) -> None:
-        """Raises SourceError where a needed file is missing, or one is there that is not read."""
-        for part in NEEDED:
+    def _check_files(self) -> None:
+        """Refuses folders that lack a required file, or have one that this source cannot read."""
+        for part in REQUIRED:
             if not self._file(part).exists():
                 raise SourceError(f"{self._file(part)} is missing; expected it; {DOWNLOAD}")
-        for part in OTHERS[1:]:
+        for part in OPTIONAL[1:]:
             if self._file(part).exists() and part not in self.ignore:
                 raise SourceError(
                     f"{self._file(part).name} is there, which this source cannot read; expected "
@@ -108,7 +114,7 @@ class Tu(FileSource):
         return _integers(self._file(part), 1)[:, 0]
 
     def _starts(self, graph_of: Integers, graphs: int) -> Integers:
-        """Returns where the nodes of each graph begin, and where the last one's end."""
+        """Returns the first node of each graph, and the end of the last graph."""
         where = self._file("graph_indicator").name
         steps = np.diff(graph_of, prepend=0)
         if len(bad := np.flatnonzero((steps < 0) | (steps > 1))):
@@ -124,7 +130,7 @@ class Tu(FileSource):
         return np.searchsorted(graph_of, np.arange(1, graphs + 2))
 
     def _edges(self, graph: Integers) -> Integers:
-        """Returns each undirected edge once, [edges, 2], nodes from 0; in the order of graphs."""
+        """Returns each undirected edge once, [edges, 2], nodes from 0, in the graphs' order."""
         path = self._file("A")
         pairs = _integers(path, 2) - 1 if path.stat().st_size else np.empty((0, 2), np.int64)
         bad = np.flatnonzero(((pairs < 0) | (pairs >= len(graph))).any(1))
@@ -148,7 +154,7 @@ class Tu(FileSource):
         return edges
 
     def _node_labels(self, nodes: int, edges: Integers) -> Integers:
-        """Returns the label of each node: those of the file, or degrees."""
+        """Returns the label of each node: that of the file, or its degree."""
         path = self._file("node_labels")
         if path not in self.files:
             labels, where = np.bincount(edges.ravel(), minlength=nodes), "degrees"
@@ -165,7 +171,7 @@ class Tu(FileSource):
 
 
 def _integers(path: Path, columns: int) -> Integers:
-    """Reads lines of whole numbers with commas between, [lines, columns]."""
+    """Reads lines of whole numbers separated by commas, [lines, columns]."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise SourceError(f"{path.name} has {size:,} bytes; expected {MOST_BYTES:,} at most")
     lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
@@ -175,9 +181,9 @@ def _integers(path: Path, columns: int) -> Integers:
     for number, line in enumerate(lines):
         cells = [cell.strip(" \t") for cell in line.split(",")]
         if len(cells) != columns or not all(map(INTEGER.fullmatch, cells)):
-            wanted = "a whole number" if columns == 1 else f"{columns} whole numbers"
+            expected = "a whole number" if columns == 1 else f"{columns} whole numbers"
             raise SourceError(
-                f"{path.name}, line {number + 1}: found {shown(line)}; expected {wanted} of at "
+                f"{path.name}, line {number + 1}: found {shown(line)}; expected {expected} of at "
                 f"most 9 digits; {DOWNLOAD}"
             )
         table[number] = [int(cell) for cell in cells]

@@ -1,4 +1,4 @@
-"""XRMB, the Wisconsin X-ray Microbeam: seven frames of sound and of articulation, and a phone."""
+"""XRMB, the Wisconsin X-ray Microbeam: seven frames of sound and articulation, and a phone."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -17,7 +17,7 @@ LARGEST_LABEL = 255  # of a phone; published are 0 to 39
 
 
 class _Names(NamedTuple):
-    """What the publisher calls the variables of a split."""
+    """The publisher's names of the variables of a split."""
 
     view1: str  # in the first file
     view2: str  # in the second
@@ -36,7 +36,7 @@ class Xrmb(FileSource):
 
     Its two MATLAB files, XRMBf2KALDI_window7_single1.mat and ...single2.mat, hold X1 and X2,
     trainLabel; XV1, XV2, tuneLabel; XTe1, XTe2, testLabel: the splits train, tune and test. A
-    label is the number of its phone in the file, so that one that no row has leaves a name unused.
+    label is its phone's number in the file; a phone that no row has leaves a name unused.
     HeroCon's 50,000 rows: `--parts train --classes 20 --per-class 2500 --shuffle true`.
     """
 
@@ -64,21 +64,21 @@ class Xrmb(FileSource):
     )
 
     def load(self) -> Loaded:
-        """Opens the files, and lays the splits that are read end to end."""
+        """Opens the files, and concatenates the splits that are read."""
         files = MatlabFile(self.single1), MatlabFile(self.single2)
         names = self._names(*files)
         columns = {
-            split: {view: _column(files[at], names[split][at]) for at, view in enumerate(VIEWS)}
+            split: {view: _column(files[i], names[split][i]) for i, view in enumerate(VIEWS)}
             for split in names
         }
         first = next(iter(names))
         for split in names:
-            for at, view in enumerate(VIEWS):
+            for i, view in enumerate(VIEWS):
                 width, expected = (columns[s][view].shape[1] for s in (split, first))
                 if width != expected:
                     raise SourceError(
-                        f"{files[at].path.name}: {names[split][at]} has {width} columns; expected "
-                        f"{expected}, as in {names[first][at]}; give the files of one data set"
+                        f"{files[i].path.name}: {names[split][i]} has {width} columns; expected "
+                        f"{expected}, as in {names[first][i]}; give the files of one data set"
                     )
         labels = {split: _labels(files[1], names[split].labels) for split in names}
         largest = max(int(numbers.max()) for numbers in labels.values())
@@ -88,8 +88,8 @@ class Xrmb(FileSource):
                 f"from 0 on; give a --classes of at most {largest + 1}"
             )
         for split, (view1, view2, label) in names.items():
-            rows, other = (columns[split][view].shape[0] for view in VIEWS)
-            for name, count in [(view2, other), (label, len(labels[split]))]:
+            rows, view2_rows = (columns[split][view].shape[0] for view in VIEWS)
+            for name, count in [(view2, view2_rows), (label, len(labels[split]))]:
                 if count != rows:
                     raise SourceError(
                         f"{self.single2.name}: {name} has {count:,} rows; expected {rows:,}, as "
@@ -100,13 +100,14 @@ class Xrmb(FileSource):
         count = self.classes or 1 + max(int(labels[split][chosen[split]].max()) for split in names)
 
         def column(view: str) -> Column:
-            parts = [columns[split][view] for split in names]
+            split_columns = [columns[split][view] for split in names]
 
             def read(rows: NDArray[np.int64]) -> Any:
-                part = int(np.searchsorted(starts, rows[0], side="right")) - 1  # all are of one
-                return parts[part][rows - starts[part]]
+                # The rows of one call are all of one split.
+                index = int(np.searchsorted(starts, rows[0], side="right")) - 1
+                return split_columns[index][rows - starts[index]]
 
-            return Column((int(starts[-1]), *parts[0].shape[1:]), read)
+            return Column((int(starts[-1]), *split_columns[0].shape[1:]), read)
 
         return Loaded(
             views={view: column(view) for view in VIEWS},
@@ -116,23 +117,23 @@ class Xrmb(FileSource):
         )
 
     def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
-        """Returns the variables of every split that is read."""
-        found = {*first.variables, *second.variables}
-        held = [part for part in PARTS if found.intersection(PARTS[part])]
-        wanted: Sequence[str] = self.parts or held or ["train"]
-        names = {part: PARTS[part] for part in PARTS if part in wanted}
-        for one in names.values():
-            for name, file in ((one.view2, first), (one.view1, second)):
-                if one.view1 not in first.variables and name in file.variables:
+        """Returns the names of the variables of each split that is read."""
+        variables = {*first.variables, *second.variables}
+        present = [part for part in PARTS if variables.intersection(PARTS[part])]
+        requested: Sequence[str] = self.parts or present or ["train"]
+        names = {part: PARTS[part] for part in PARTS if part in requested}
+        for view1, view2, _ in names.values():
+            for name, file in ((view2, first), (view1, second)):
+                if view1 not in first.variables and name in file.variables:
                     raise SourceError(
-                        f"{file.path.name}: found {name}, but no {one.view1} in "
-                        f"{first.path.name}; expected {one.view1} in --single1 and {one.view2} in "
-                        "--single2: are the two swapped?"
+                        f"{file.path.name}: found {name}, but no {view1} in {first.path.name}; "
+                        f"expected {view1} in --single1 and {view2} in --single2: are the two "
+                        "swapped?"
                     )
         return names
 
     def _choose(self, split: str, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows that are kept, by their numbers in the file."""
+        """Returns the row numbers, in the file, of the rows that are kept."""
         where = f"{self.single2.name}: {PARTS[split].labels}"
         keep = np.ones(len(labels), bool) if self.classes is None else labels < self.classes
         if not keep.any():
@@ -155,7 +156,7 @@ class Xrmb(FileSource):
 
 
 def _column(file: MatlabFile, name: str) -> Column:
-    """Returns a view of a split, whose matrix is opened when rows are read."""
+    """Returns a view of a split; its matrix is opened when rows are read."""
     where = f"{file.path.name}: {name}"
     return vectors(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
 

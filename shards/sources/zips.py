@@ -1,4 +1,4 @@
-"""A publisher's zips: opened, listed and read as they are."""
+"""Opens, lists and reads the zip files of a publisher."""
 
 import zipfile
 import zlib
@@ -12,7 +12,7 @@ HTML = "an HTML page (a download quota page?)"
 
 
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
-    """Opens a zip; SourceError says what it is instead of what is `expected`."""
+    """Opens a zip; SourceError says what the file is instead of what is `expected`."""
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as fault:
@@ -28,7 +28,7 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
-    """Lists the files of a zip in its order, less hidden ones and what a Mac adds."""
+    """Lists the files of a zip in its order, without hidden ones and the __MACOSX folder."""
     members = []
     for info in archive.infolist():
         parts = info.filename.split("/")
@@ -64,5 +64,5 @@ def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
 
 
 def is_html(data: bytes) -> bool:
-    """Tells whether a file is a page that came in its place."""
+    """Returns whether a file begins as an HTML page, which was downloaded in its place."""
     return data[:64].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
