@@ -133,17 +133,17 @@ class CelebA(FileSource):
         attributes = _read_list(self.attributes, BITS, counted=True)
         partition = self.partition and _read_list(self.partition, tuple(SPLITS))
         listed, files = attributes.rows, list(attributes.rows)
-        others: list[tuple[str, Mapping[str, object]]] = [
+        listings: list[tuple[str, Mapping[str, object]]] = [
             (self._images.path.name, self._images.members),
             *([(self.partition.name, partition.rows)] if self.partition and partition else []),
         ]
-        gaps = _gaps((self.attributes.name, listed), others)
+        gaps = _gaps((self.attributes.name, listed), listings)
         if gaps and self.missing == "error":
             raise SourceError(
                 f"{gaps}; expected files that name the same pictures; give what is missing, or "
                 "build those that all files name with --missing leave_out"
             )
-        shared = np.array([all(file in names for _, names in others) for file in files])
+        shared = np.array([all(file in names for _, names in listings) for file in files])
         if not shared.any():
             raise SourceError(
                 f"no picture is in all of {', '.join(path.name for path in self.files)}; expected "
@@ -225,11 +225,11 @@ class _List(NamedTuple):
 
 
 def _gaps(
-    reference: tuple[str, Mapping[str, object]], others: list[tuple[str, Mapping[str, object]]]
+    reference: tuple[str, Mapping[str, object]], listings: list[tuple[str, Mapping[str, object]]]
 ) -> str:
     """Returns which pictures one file names and another lacks; "" if none."""
     gaps = []
-    for listing in others:
+    for listing in listings:
         for (name, pictures), (other, present) in ((reference, listing), (listing, reference)):
             if lacking := [picture for picture in pictures if picture not in present]:
                 count = f"{len(lacking):,} of the {len(pictures):,} pictures of {name}"

@@ -250,16 +250,16 @@ def _texts(where: str, meta: Any, key: str) -> list[str]:
 def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]) -> _Batch:
     pixels, columns = _entry(where, batch, "data"), [_entry(where, batch, key) for key in keys]
     if getattr(pixels, "shape", ())[1:] != (PIXELS,):
-        found = getattr(pixels, "shape", type(pixels).__name__)
+        actual = getattr(pixels, "shape", type(pixels).__name__)
         raise SourceError(
-            f"{where}: 'data' is {found}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
+            f"{where}: 'data' is {actual}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
             f"three channels; {DOWNLOAD}"
         )
     for key, column, level in zip(keys, columns, names, strict=True):
         if not isinstance(column, list) or len(column) != len(pixels):
-            found = len(column) if isinstance(column, list) else type(column).__name__
+            actual = len(column) if isinstance(column, list) else type(column).__name__
             raise SourceError(
-                f"{where}: {key!r} is {found}; expected a list of {len(pixels)}, a label for each "
+                f"{where}: {key!r} is {actual}; expected a list of {len(pixels)}, a label for each "
                 f"row of 'data'; {DOWNLOAD}"
             )
         for row, label in enumerate(column):
@@ -273,6 +273,6 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
 
 def _entry(where: str, entries: Any, key: str) -> Any:
     if not isinstance(entries, dict) or key not in entries:
-        found = ", ".join(list(entries)[:9]) if isinstance(entries, dict) else "no dict"
-        raise SourceError(f"{where}: no {key!r}; found {found:.80}; expected it there; {DOWNLOAD}")
+        keys = ", ".join(list(entries)[:9]) if isinstance(entries, dict) else "no dict"
+        raise SourceError(f"{where}: no {key!r}; found {keys:.80}; expected it there; {DOWNLOAD}")
     return entries[key]

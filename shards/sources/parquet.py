@@ -117,7 +117,7 @@ class Parquet(FileSource):
 
     @cached_property
     def _rows(self) -> ArrowRows:
-        from heron.shards.arrow import ArrowRows  # here: it loads pyarrow
+        from heron.shards.arrow import ArrowRows  # imported late: it loads pyarrow
 
         return ArrowRows(self.files)
 

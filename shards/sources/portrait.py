@@ -111,7 +111,7 @@ Wearing_Earrings       ellipses gold         4 5  31.5 18
 class Camera(NamedTuple):
     """The range in which each property of a camera's pictures varies."""
 
-    place: float  # along either axis, in widths of the picture
+    shift: float  # along either axis, in widths of the picture
     scale: float  # of 1, up or down
     tilt: float  # in degrees
     light: tuple[float, float]  # its least and its most, of 1
@@ -194,7 +194,7 @@ def photograph(
 ) -> Image.Image:
     """Returns an RGB picture of a face from `draw_face`, in the size it was drawn for."""
     side = face.width * FRAME // CANVAS
-    x, y = side * (0.5 + camera.place * random.uniform(-1, 1, 2))
+    x, y = side * (0.5 + camera.shift * random.uniform(-1, 1, 2))
     zoom = 1 + camera.scale * random.uniform(-1, 1)
     angle = np.radians(camera.tilt * random.uniform(-1, 1))
     cos, sin = np.cos(angle) / zoom, np.sin(angle) / zoom

@@ -47,8 +47,8 @@ class Tu(FileSource):
             )
         return names[0].removesuffix("_A.txt")
 
-    def _file(self, part: str) -> Path:
-        return self.folder / f"{self.dataset}_{part}.txt"
+    def _file(self, suffix: str) -> Path:
+        return self.folder / f"{self.dataset}_{suffix}.txt"
 
     @property
     def files(self) -> list[Path]:
@@ -56,8 +56,8 @@ class Tu(FileSource):
         optional = [] if "node_labels" in self.ignore else ["node_labels"]
         return [
             path
-            for part in (*REQUIRED, *optional)
-            if (path := self._file(part)).exists() or part in REQUIRED
+            for suffix in (*REQUIRED, *optional)
+            if (path := self._file(suffix)).exists() or suffix in REQUIRED
         ]
 
     def load(self) -> Loaded:
@@ -97,21 +97,21 @@ class Tu(FileSource):
 
     def _check_files(self) -> None:
         """Refuses folders that lack a required file, or have one that this source cannot read."""
-        for part in REQUIRED:
-            if not self._file(part).exists():
-                raise SourceError(f"{self._file(part)} is missing; expected it; {DOWNLOAD}")
-        for part in OPTIONAL[1:]:
-            if self._file(part).exists() and part not in self.ignore:
+        for suffix in REQUIRED:
+            if not self._file(suffix).exists():
+                raise SourceError(f"{self._file(suffix)} is missing; expected it; {DOWNLOAD}")
+        for suffix in OPTIONAL[1:]:
+            if self._file(suffix).exists() and suffix not in self.ignore:
                 raise SourceError(
-                    f"{self._file(part).name} is there, which this source cannot read; expected "
-                    f"graphs with labels of nodes alone: leave it out with --ignore {part}"
-                    if part != "graph_attributes"
-                    else f"{self._file(part).name} is there: its graphs have numbers for labels; "
+                    f"{self._file(suffix).name} is there, which this source cannot read; expected "
+                    f"graphs with labels of nodes alone: leave it out with --ignore {suffix}"
+                    if suffix != "graph_attributes"
+                    else f"{self._file(suffix).name} is there: its graphs have numbers for labels; "
                     "expected classes"
                 )
 
-    def _column(self, part: str) -> Integers:
-        return _integers(self._file(part), 1)[:, 0]
+    def _column(self, suffix: str) -> Integers:
+        return _integers(self._file(suffix), 1)[:, 0]
 
     def _starts(self, graph_of: Integers, graphs: int) -> Integers:
         """Returns the first node of each graph, and the end of the last graph."""

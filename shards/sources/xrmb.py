@@ -119,9 +119,9 @@ class Xrmb(FileSource):
     def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
         """Returns the names of the variables of each split that is read."""
         variables = {*first.variables, *second.variables}
-        present = [part for part in PARTS if variables.intersection(PARTS[part])]
+        present = [split for split in PARTS if variables.intersection(PARTS[split])]
         requested: Sequence[str] = self.parts or present or ["train"]
-        names = {part: PARTS[part] for part in PARTS if part in requested}
+        names = {split: PARTS[split] for split in PARTS if split in requested}
         for view1, view2, _ in names.values():
             for name, file in ((view2, first), (view1, second)):
                 if view1 not in first.variables and name in file.variables:

@@ -19,12 +19,12 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
         with path.open("rb") as stream:
             head = stream.read(64)
         if is_html(head):
-            found = HTML
+            actual = HTML
         elif head.startswith(ZIP):
-            found = f"a zip cut short or damaged ({fault})"
+            actual = f"a zip cut short or damaged ({fault})"
         else:
-            found = f"no zip (it begins with {head[:8]!r})"
-        raise SourceError(f"{path.name}: {found}; expected {expected}; {DOWNLOAD}") from None
+            actual = f"no zip (it begins with {head[:8]!r})"
+        raise SourceError(f"{path.name}: {actual}; expected {expected}; {DOWNLOAD}") from None
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
