@@ -64,12 +64,22 @@ class Mat(NamedArrays):
     def _stored(self) -> dict[str, NDArray[Any]]:
         """The arrays as the file stores them, by name; those of a cell are numbered from 1."""
         file, arrays = MatlabFile(self.mat), dict[str, NDArray[Any]]()
+        variable_of = {name: name for name in self.ignore if name in file.variables}
         for name in file.variables:
             if name in self.ignore:
                 continue
             value = read_value(file, name)
             values = enumerate(value, 1) if isinstance(value, list) else [("", value)]
-            arrays |= {f"{name}{number}": array for number, array in values}
+            for number, array in values:
+                array_name = f"{name}{number}"
+                if other := variable_of.get(array_name):
+                    raise SourceError(
+                        f"{self.mat.name}: variables {other!r} and {name!r} both have an array "
+                        f"{array_name!r}, since the matrices of a cell are numbered from 1; "
+                        "expected one array of each name; rename a variable in the file, or leave "
+                        "the cell out with --ignore"
+                    )
+                arrays[array_name], variable_of[array_name] = array, name
         if unknown := set(self.ignore).difference(file.variables, arrays):
             raise SourceError(
                 f"{self.mat.name}: no variable {unknown.pop()!r} to ignore; it has "

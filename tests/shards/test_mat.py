@@ -55,7 +55,7 @@ def _write_item(file: Any, name: str, value: Any) -> Any:
             "char",
         )
     elif value.dtype == object:
-        inner = [_write_item(file, f"#refs#/{name}{n}", v) for n, v in enumerate(value.ravel("F"))]
+        inner = [_write_item(file, f"#refs#/{name}-{n}", v) for n, v in enumerate(value.ravel("F"))]
         refs = np.array([one.ref for one in inner], h5py.ref_dtype).reshape(value.T.shape)
         item, kind = file.create_dataset(name, data=refs), "cell"
     else:
@@ -85,6 +85,37 @@ def test_views_in_a_cell_or_by_name(tmp_path: Path, version: str, turned: bool) 
         assert rows.labels.tolist() == [2, 0, 1] * 3
     build(source, tmp_path / "out", workers=2, progress=False)
     assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("variables", "ignore", "array"),
+    [
+        ({"X": cell(ONE, TWO), "X1": TWO}, [], "X1"),
+        ({"X1": TWO, "X": cell(ONE, TWO)}, [], "X1"),
+        ({"X": cell(*[ONE] * 11), "X1": cell(TWO)}, [], "X11"),
+        ({"X": cell(ONE, TWO), "X1": TWO}, ["X1"], "X1"),  # ignore which of the two?
+    ],
+)
+def test_two_arrays_of_one_name_are_refused(
+    tmp_path: Path, version: str, variables: Any, ignore: list[str], array: str
+) -> None:
+    source = mat(tmp_path, version, variables | {"Y": CLASSES}, ignore=ignore)
+    message = f"variables '(X' and 'X1|X1' and 'X)' both have an array '{array}'"
+    with pytest.raises(SourceError, match=message):
+        _ = source.views
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_of_a_cell_and_a_variable_like_its_matrix_one_may_be_ignored(
+    tmp_path: Path, version: str
+) -> None:
+    variables = {"X": cell(ONE, TWO), "X1": TWO, "Y": CLASSES}
+    source = mat(tmp_path, version, variables, ignore=["X"])
+    assert [view.name for view in source.views] == ["X1"]
+    np.testing.assert_array_equal(whole(source, "all").views["X1"], TWO)
+    cells = {"X": cell(ONE, ONE), "X1": cell(TWO), "Y": CLASSES}
+    assert [v.name for v in mat(tmp_path, version, cells).views] == ["X1", "X2", "X11"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
