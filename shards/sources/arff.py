@@ -58,7 +58,7 @@ def read_arff(path: Path) -> ArffFile:
                 )
             rows[number] = _read_row(where, text, kinds)
         elif keyword == "@data":
-            rows, width = {}, sum(1 if is_number(kind) else len(kind) for kind in kinds.values())
+            rows, width = {}, sum(1 if is_numeric(kind) else len(kind) for kind in kinds.values())
         elif keyword == "@attribute":
             name, kind = _read_attribute(where, text)
             if name in kinds:
@@ -101,17 +101,15 @@ def _read_attribute(where: str, text: str) -> tuple[str, tuple[str, ...]]:
 def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArray[np.float64]:
     """Returns the values of a row; a sparse one is `{column value, ...}`."""
     names, sparse = list(kinds), text.startswith("{")
-    cells = {} if sparse else dict(enumerate(_split(text)))
-    if sparse:
-        cells = _sparse_cells(where, text, kinds)
-    elif len(cells) != len(names):
+    cells = _sparse_cells(where, text, kinds) if sparse else dict(enumerate(_split(text)))
+    if not sparse and len(cells) != len(names):
         raise SourceError(
             f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
         )
     values = np.zeros(len(names))
     for column, cell in cells.items():
         kind, text = kinds[names[column]], cell.strip(" ")
-        if is_number(kind):
+        if is_numeric(kind):
             value, expected = parse_number(_unquoted(text) if kind else text), "a finite number"
         else:
             index = {item: number for number, item in enumerate(kind)}.get(_unquoted(text))
@@ -183,7 +181,7 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def is_number(kind: tuple[str, ...]) -> bool:
+def is_numeric(kind: tuple[str, ...]) -> bool:
     """Returns whether an attribute is stored as a number: it is numeric, or nominal of 0 and 1."""
     return not kind or sorted(kind) == BINARY
 

@@ -32,7 +32,7 @@ IN_WORDS = "0 (train), 1 (val) or 2 (test)"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a row
 BITS = ("-1", "1")
-NAMED = "NAME.jpg, its name of letters, digits, '-' and '_'"
+NAME_FORM = "NAME.jpg, its name of letters, digits, '-' and '_'"
 MOST_FEATURES = 9  # that a caption mentions
 HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
 CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
@@ -132,12 +132,12 @@ class CelebA(FileSource):
         """Reads the lists, and compares the pictures that they name with those that exist."""
         attributes = _read_list(self.attributes, BITS, counted=True)
         partition = self.partition and _read_list(self.partition, tuple(SPLITS))
-        listed, files = attributes.rows, list(attributes.rows)
+        files = list(attributes.rows)
         listings: list[tuple[str, Mapping[str, object]]] = [
             (self._images.path.name, self._images.members),
             *([(self.partition.name, partition.rows)] if self.partition and partition else []),
         ]
-        gaps = _gaps((self.attributes.name, listed), listings)
+        gaps = _gaps((self.attributes.name, attributes.rows), listings)
         if gaps and self.missing == "error":
             raise SourceError(
                 f"{gaps}; expected files that name the same pictures; give what is missing, or "
@@ -151,12 +151,10 @@ class CelebA(FileSource):
             )
         splits = {WHOLE: np.flatnonzero(shared)}
         if partition and not self.merge:
-            split_numbers = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
-            split_of = np.array([split_numbers.get(file, -1) for file in files])
-            rows_of = {
-                s: np.flatnonzero(shared & (split_of == n)) for n, s in enumerate(SPLITS.values())
-            }
-            splits = {split: rows for split, rows in rows_of.items() if len(rows)}
+            numbers = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
+            number_of = np.array([numbers.get(file, -1) for file in files])
+            rows = [np.flatnonzero(shared & (number_of == n)) for n in range(len(SPLITS))]
+            splits = {s: r for s, r in zip(SPLITS.values(), rows, strict=True) if len(r)}
         first = files[next(iter(splits.values()))[0]]
         size = self._images.size(first, self._images.read(first))
 
@@ -173,10 +171,9 @@ class CelebA(FileSource):
         left_out = f"left out what the files do not share; {shared.sum():,} rows remain: {gaps}"
 
         def caption(row: int) -> bytes:
-            names = [
-                n for n, v in zip(attributes.columns, attributes.values[row], strict=True) if v
-            ]
-            return describe_face(set(names), np.random.default_rng([self.seed, row])).encode()
+            values = zip(attributes.columns, attributes.values[row], strict=True)
+            names = {name for name, value in values if value}
+            return describe_face(names, np.random.default_rng([self.seed, row])).encode()
 
         texts = {"caption": Column((len(files), -1), read_each(caption))} if self.captions else {}
         return Loaded(
@@ -204,7 +201,7 @@ class CelebA(FileSource):
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 raise SourceError(
-                    f"{path.name}: {shown(member)} is no picture; expected {NAMED}; give the file "
+                    f"{path.name}: {shown(member)} is no picture; expected {NAME_FORM}; give the file "
                     "of another release, or move it away"
                 )
             if name in members:
@@ -259,7 +256,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     for number, (file, *cells) in lines:
         position, fault = f"{where}, line {number}", None
         if not PICTURE.fullmatch(file):
-            fault = f"{shown(file)} cannot name a picture; expected {NAMED}"
+            fault = f"{shown(file)} cannot name a picture; expected {NAME_FORM}"
         elif file in rows:
             fault = f"{file} is in line {rows[file]} too; expected it once"
         elif not counted and (len(cells) != 1 or cells[0] not in numbers):

@@ -14,7 +14,7 @@ from pydantic import Field
 from heron.shards.errors import DOWNLOAD, SourceError, shown
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import FileOrFolder, FileSource, Loaded, split_ranges
-from heron.shards.sources.pickled import read_pickle, text
+from heron.shards.sources.pickled import decode_text, read_pickle
 from heron.shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
@@ -240,7 +240,7 @@ class _Bounded(gzip.GzipFile):
 def _texts(where: str, meta: Any, key: str) -> list[str]:
     names = _entry(where, meta, key)
     try:
-        return [text(name) for name in names]
+        return [decode_text(name) for name in names]
     except (ValueError, TypeError):
         raise SourceError(
             f"{where}: {key!r} is no list of texts; expected names; {DOWNLOAD}"

@@ -11,7 +11,7 @@ from pydantic import Field, FilePath, model_validator
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels, Name
-from heron.shards.sources.arff import BINARY, ArffFile, is_number, read_arff, type_of
+from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
 from heron.shards.sources.base import WHOLE, FileSource, Loaded, split_ranges
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
@@ -138,7 +138,7 @@ class Mulan(FileSource):
 def _declaration(attribute: tuple[str, tuple[str, ...]]) -> str:
     """Returns an attribute's name, and its values in their order where each is a feature."""
     name, kind = attribute
-    return repr(name) if is_number(kind) else f"{name!r} {type_of(kind)}"
+    return repr(name) if is_numeric(kind) else f"{name!r} {type_of(kind)}"
 
 
 def _split_columns(
@@ -168,7 +168,7 @@ def _split_columns(
             )
     features = [
         single[:, [column]]
-        if is_number(table.kinds[names[column]])
+        if is_numeric(table.kinds[names[column]])
         else single[:, [column]] == np.arange(len(table.kinds[names[column]]))
         for column in feature_columns
     ]

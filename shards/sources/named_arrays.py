@@ -15,7 +15,7 @@ from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_l
 
 LABELS = "labels"
 SPLIT = "split"  # the array that names the split of each row
-COLOURS = 1, 3  # numbers of channels that are not taken for a height or a width
+CHANNEL_COUNTS = 1, 3  # numbers of channels that are not taken for a height or a width
 NUMBERS = "fiub"  # kinds of dtypes
 WHOLE_NUMBERS = "iub"
 PICTURE_AXES = 3, 4  # of uint8
@@ -192,7 +192,7 @@ class NamedArrays(FileSource):
         array = self.array(name)
         if array.ndim == 3:
             return False
-        first, last = array.shape[1] in COLOURS, array.shape[3] in COLOURS
+        first, last = array.shape[1] in CHANNEL_COUNTS, array.shape[3] in CHANNEL_COUNTS
         if self.channels is None and first == last:
             raise SourceError(
                 f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected 1 or "

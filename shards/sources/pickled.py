@@ -87,7 +87,7 @@ def read_pickle(data: bytes, where: str) -> Any:
         value = _Unpickler(BytesIO(data), encoding="bytes").load()
         if isinstance(value, dict):
             return {
-                text(key): item.values if isinstance(item, _Array) else item
+                decode_text(key): item.values if isinstance(item, _Array) else item
                 for key, item in value.items()
             }
         return value
@@ -117,7 +117,7 @@ def _check_opcodes(data: bytes) -> None:
             raise _Refused(f"the opcode {opcode.name}")
 
 
-def text(value: Any) -> str:
+def decode_text(value: Any) -> str:
     """Decodes a text, which is bytes in a pickle of Python 2."""
     if isinstance(value, bytes):
         return value.decode()

@@ -187,18 +187,18 @@ class Table(FileSource):
         """Returns whether the first line names the columns; SourceError where it is ambiguous."""
         if self.header != "auto":
             return self.header == "yes"
-        (line, first), *others = rows.items()
+        (line, first), *rest = rows.items()
         labels = [NONE] if self.label is None and len(self.csv) > 1 else self.label or ["-1"]
         requested = [*labels, *(self.ignore or ()), *(self.categories or ()), self.key or NONE]
         columns = [name.removeprefix(f"{view}:") for name in requested if name not in (NONE, "all")]
         if any(
             whole_number(name) is None and (name in first or len(self.csv) == 1) for name in columns
         ):
-            return True  # a column has a name, so there are names
-        classes = [index for index in map(whole_number, labels) if index is not None]
-        classes = [index if -len(first) <= index < len(first) else -1 for index in classes]
-        label_positions = {index % len(first) for index in classes}
-        cells = [c for n, c in enumerate(first) if n not in label_positions and not is_missing(c)]
+            return True  # an option gives a column by its name
+        label_columns = [i for i in map(whole_number, labels) if i is not None]
+        label_columns = [i if -len(first) <= i < len(first) else -1 for i in label_columns]
+        skipped = {i % len(first) for i in label_columns}
+        cells = [c for n, c in enumerate(first) if n not in skipped and not is_missing(c)]
         words = [cell for cell in cells if parse_number(cell) is None]
         numbers = [cell for cell in cells if resembles_number(cell)]
         if words and numbers:
@@ -208,9 +208,9 @@ class Table(FileSource):
                 "is with --header yes or --header no"
             )
         return bool(words) or any(
-            parse_number(first[index]) is None
-            and all(parse_number(row[index]) is not None for _, row in others)
-            for index in classes
+            parse_number(first[i]) is None
+            and all(parse_number(row[i]) is not None for _, row in rest)
+            for i in label_columns
         )
 
     @cached_property
@@ -271,10 +271,9 @@ class Table(FileSource):
             names, targets = classes_of(texts[0], files)
             return Labels(kind="multi_class", names=names), targets
         titles = [self._sheets[number].title(column) for number, column in columns]
+        where = f"{files}: labels"
         if self.label_kind == "hierarchical":
-            return encode_labels(
-                np.array(texts).T, f"{files}: labels {some(titles)}", "hierarchical"
-            )
+            return encode_labels(np.array(texts).T, f"{where} {some(titles)}", "hierarchical")
         values = [[parse_number(cell) for cell in cells] for cells in texts]
         for title, cells, numbers in zip(titles, texts, values, strict=True):
             if bad := [c for c, n in zip(cells, numbers, strict=True) if n not in (-1, 0, 1)]:
@@ -284,7 +283,7 @@ class Table(FileSource):
                 )
         array = np.array(values, float).astype(int).T
         minus_one: MinusOne | None = "no" if (array == -1).any() else None
-        return encode_labels(array, f"{files}: labels", "multi_label", titles, minus_one)
+        return encode_labels(array, where, "multi_label", titles, minus_one)
 
     @cached_property
     def _category_columns(self) -> set[tuple[int, int]]:

@@ -78,14 +78,9 @@ class Tu(FileSource):
         names, targets = np.unique(classes, return_inverse=True)
 
         def graph(row: int) -> bytes:
-            nodes, own_edges = (
-                slice(*node_starts[row : row + 2]),
-                slice(*edge_starts[row : row + 2]),
-            )
-            return pack(
-                labels[nodes].astype(np.int32),
-                (edges[own_edges] - node_starts[row]).astype(np.int32),
-            )
+            nodes = labels[slice(*node_starts[row : row + 2])]
+            pairs = edges[slice(*edge_starts[row : row + 2])] - node_starts[row]
+            return pack(nodes.astype(np.int32), pairs.astype(np.int32))
 
         return Loaded(
             views={"graph": Column(shape, read_each(graph), kind="graph")},
