@@ -201,8 +201,8 @@ class CelebA(FileSource):
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 raise SourceError(
-                    f"{path.name}: {shown(member)} is no picture; expected {NAME_FORM}; give the file "
-                    "of another release, or move it away"
+                    f"{path.name}: {shown(member)} is no picture; expected {NAME_FORM}; give the "
+                    "file of another release, or move it away"
                 )
             if name in members:
                 raise SourceError(
