@@ -62,9 +62,9 @@ def encode_labels(
     if array.dtype.kind != "U":
         _check_minus_one(array, where, minus_one)
     levels = []
-    for at, column in enumerate(columns):
-        level_names = names if at == len(columns) - 1 else None
-        level, columns[at] = _encode_classes(column, where, level_names, minus_one)
+    for i, column in enumerate(columns):
+        level_names = names if i == len(columns) - 1 else None
+        level, columns[i] = _encode_classes(column, where, level_names, minus_one)
         levels.append(level)
     if kind == "hierarchical":
         targets = np.stack(columns, 1)

@@ -124,9 +124,9 @@ class Parquet(FileSource):
     @cached_property
     def _paths(self) -> dict[str, list[Path]]:
         """The files of each split."""
-        splits: dict[str, list[Path]] = (
-            group_by_split(fetch(self.hub, self.subset)) if self.hub else {}
-        )
+        splits: dict[str, list[Path]] = {}
+        if self.hub:
+            splits = group_by_split(fetch(self.hub, self.subset))
         for path in self.data or []:
             folder = path / (self.subset or "") if path.is_dir() else path
             for split, files in find_files(folder).items():
