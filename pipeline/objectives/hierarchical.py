@@ -132,15 +132,15 @@ def hierarchical(
         return torch.where(sums > 0, sums, 1.0).log()
 
     log_sums = log_total(anchors, own, mirroring)
-    # A pair's loss at level l is raised to the largest one below l; -inf raises nothing.
+    # Losses at level l are raised to the largest one at any finer level; -inf raises nothing.
     floor = keys.new_full((len(groups),), -math.inf)
     all_log_sums = everyone(mirroring, log_sums)
     if constrain:
         with torch.no_grad():
-            key_log_sums = (
-                all_log_sums if all_log_sums is not None else log_total(keys / tau, positions, None)
-            )
-        floor = _largest_below(keys, largest_pairs(keys, key_log_sums, classes, tau), tau)
+            of_keys = all_log_sums
+            if of_keys is None:
+                of_keys = log_total(keys / tau, positions, None)
+        floor = _largest_below(keys, largest_pairs(keys, of_keys, classes, tau), tau)
     around = None if mirroring is None else mirroring.around
     return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums, around)
 
@@ -149,9 +149,8 @@ def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:
     """Returns a pair's weight at each level, lambda / (L * anchors * |P_l(i)|), [keys, levels]."""
     sizes = [torch.bincount(group)[group] for group in groups]
     finer_sizes = [*sizes[1:], torch.ones_like(sizes[0])] if sizes else []
-    count = torch.stack(
-        [size - finer for size, finer in zip(sizes, finer_sizes, strict=True)], 1
-    ).double()
+    counts = [size - finer for size, finer in zip(sizes, finer_sizes, strict=True)]
+    count = torch.stack(counts, 1).double()
     depth, anchor_count = len(groups), (count > 0).sum(0)
     factor = [2 ** (1 / d) if penalty else 1.0 for d in range(depth, 0, -1)]
     return count.new_tensor(factor) / (depth * anchor_count.clamp(min=1) * count.clamp(min=1))
@@ -163,10 +162,10 @@ def _largest_below(keys: Tensor, best: Sequence[tuple[float, int, int]], tau: fl
     `best` has the largest pair of each level; its loss is computed again, with a gradient. Raising
     losses does not change a level's largest one, so raw losses suffice.
     """
-    largest, below = [keys.new_tensor(-math.inf)], (-math.inf, 0, 0)
+    largest, best_below = [keys.new_tensor(-math.inf)], (-math.inf, 0, 0)
     for best_of_level in reversed(best[1:]):
-        below = max(below, best_of_level)
-        value, i, p = below
+        best_below = max(best_below, best_of_level)
+        value, i, p = best_below
         if value == -math.inf:
             largest.append(keys.new_tensor(-math.inf))
             continue

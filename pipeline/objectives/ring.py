@@ -72,13 +72,12 @@ def blocks(
     ring = rows.ring
     assert ring is not None
     edges = [0, *(share.stop for share in ring.shares)]
-    counts = [edges] * (
-        1 + max(v for views in among for v in views)
-    )  # rows with a view before each edge
+    # counts[v][p]: the number of rows with view v before the share of process p.
+    counts = [edges] * (1 + max(v for views in among for v in views))
     if present is not None:
         cumulative = torch.cat([present.new_zeros(1, present.shape[1]), present]).cumsum(0)
         counts = cumulative[edges].T.tolist()
-    # The number of keys of each head on each process.
+    # sizes[h][p]: the number of keys of head h on process p.
     sizes = [
         [sum(counts[v][p + 1] - counts[v][p] for v in views) for p in range(len(ring.shares))]
         for views in among
