@@ -14,7 +14,7 @@ class FeatureMap(dict[str, list[Tensor]]):
     """Features by name: a list with a tensor for each view, or with a single tensor."""
 
     def __init__(self, scope: str, features: Mapping[str, list[Tensor]]) -> None:
-        """Holds the features that terms request by the field `scope` of `Needs`."""
+        """Holds the features that terms request by the field of `Needs` that `scope` names."""
         super().__init__(features)
         self.scope = scope
 
@@ -58,7 +58,7 @@ class GlobalBatch:
         vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`); of
             the own rows alone where `own_rows` has a ring.
         labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
-        shared: the own rows, and the own labelled rows, where there are several processes.
+        shared: the own rows, and the own labelled rows, where other processes have rows too.
     """
 
     own: FeatureMap
