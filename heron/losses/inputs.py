@@ -20,7 +20,7 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     """Returns features as a list with a tensor [batch, dim] for each view.
 
     Args:
-        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] a view.
+        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] per view.
         name: the features' name, for the message.
 
     Raises:
@@ -53,7 +53,7 @@ def as_rows(features: Tensor, name: str) -> Tensor:
 
 
 def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
-    """Returns raw inputs flattened to rows of numbers, a tensor [batch, width] a view.
+    """Returns raw inputs flattened to rows of numbers, a tensor [batch, width] per view.
 
     Args:
         inputs: [batch, ...] of one view, or a list with such a tensor for each view.

@@ -155,7 +155,7 @@ class Loss(nn.Module):
         return loss
 
     def nodes(self, features: Features) -> list[Tensor]:
-        """Returns the features of graphs' nodes, a tensor a view; of all but one loss none."""
+        """Returns the features of graphs' nodes, a tensor per view; one loss has some."""
         return []
 
     def _features_of_parts(self, features: Features, targets: Tensor, rng_keys: Tensor) -> Features:

@@ -46,7 +46,7 @@ class GlobalBatch:
         rows: the own rows among all rows.
         labelled: the own labelled rows among all labelled rows.
         labelled_at: positions of the labelled rows among all rows, [all labelled].
-        inputs: inputs of this process's rows, a tensor a view.
+        inputs: inputs of this process's rows, a tensor per view.
         indices: row numbers in the data set of this process's rows.
         rng_keys: keys of the random numbers of this process's rows.
         epoch: the current epoch, a float.
@@ -110,7 +110,7 @@ class GlobalBatch:
         return self.targets[self.labelled]
 
     def own_labelled(self, name: str) -> list[Tensor]:
-        """Returns features of this process's labelled rows, a tensor a view."""
+        """Returns features of this process's labelled rows, a tensor per view."""
         count = self.labelled.stop - self.labelled.start
         return [feature[:count] for feature in self.own[name]]
 
@@ -121,7 +121,7 @@ class GlobalBatch:
 
     @property
     def projections(self) -> Sequence[Tensor]:
-        """The projections z of all rows, a tensor a view."""
+        """The projections z of all rows, a tensor per view."""
         return self.gathered["projections"]
 
     @property

@@ -95,7 +95,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " b
     """Numbers the classes from 0 on.
 
     Args:
-        label: one whole number a sample.
+        label: one whole number per sample.
         batch: the number of samples.
         term: the calling term, for the message.
 
@@ -183,8 +183,8 @@ def blockwise(
 
     Args:
         rule: maps a strip to its share of the loss and the gradient of that share.
-        anchors: one tensor a head, in the working dtype, with 1 / tau already inside.
-        keys: one tensor a head.
+        anchors: one tensor per head, in the working dtype, with 1 / tau already inside.
+        keys: one tensor per head.
         per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
         part: by how much the usual number of logits of a strip is divided.
 

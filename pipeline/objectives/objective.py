@@ -188,11 +188,11 @@ class Objective:
     ) -> list[Mapping[str, int]]:
         """Returns the feature widths in each of a term's passes over a batch.
 
-        A term makes one pass, or under matryoshka one a width, whose features are narrower.
+        A term makes one pass, or under matryoshka one per width, whose features are narrower.
 
         Args:
             term: the term that makes the passes.
-            widths: numbers a row of each feature, of all views together.
+            widths: numbers per row of each feature, of all views together.
             views: the number of views.
         """
         needs = term.requires()

@@ -60,7 +60,7 @@ def is_fused(vectors: Tensor) -> bool:
 
 
 def summands(pairs: Pairs, rows: slice, strip: Tensor, first: int = 0) -> list[Tensor]:
-    """Returns the weighted exponentials of a strip, one tensor a moment.
+    """Returns the weighted exponentials of a strip, one tensor per moment.
 
     Args:
         pairs: the pairs to compare.

@@ -19,7 +19,7 @@ def join_views(
     """Concatenates the rows of each view, without the rows that lack it.
 
     Args:
-        views: a tensor [batch, ...] a view.
+        views: a tensor [batch, ...] per view.
         present: which views each row has.
         rows: the rows to take.
         among: the views to take; None: all.
@@ -41,8 +41,8 @@ def own_places(
 
 def pair_count(present: Bool[Tensor, "batch views"], among: Sequence[int]) -> int:
     """Counts pairs of an anchor in the views `among` and another view of its row; at least 1."""
-    others = present.sum(1) - 1
-    return max(int(sum((others * present[:, u]).sum() for u in among)), 1)
+    partners = present.sum(1) - 1
+    return max(int(sum((partners * present[:, u]).sum() for u in among)), 1)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class OwnRows:
     """One process's rows of a batch, of whose vectors these alone have a gradient.
 
     A row is an anchor on its own process and a key of every process's anchors. Processes exchange
-    a few numbers an anchor (the slopes by its sums); with them a row's whole gradient is taken on
+    a few numbers per anchor (the slopes by its sums); with them a row's whole gradient is taken on
     its own process, so no process computes, or sends, gradients of another's rows.
 
     Attributes:
@@ -96,7 +96,7 @@ def spread(
     """Gathers numbers of the own anchors of each head from all processes, in one collective.
 
     Args:
-        own: a tensor [own anchors, numbers] a head, in the order of `join_views`.
+        own: a tensor [own anchors, numbers] per head, in the order of `join_views`.
         rows: the own rows.
         present: which views each row has.
         among: the views of each head's anchors.

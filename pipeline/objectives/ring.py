@@ -1,7 +1,7 @@
 """Keys that arrive block by block: processes pass the vectors of their rows round a ring.
 
 Sums over keys add up block by block, and so does a row's gradient, for which the vectors go round
-again. Only vectors travel: every process has all numbers of a few a row (labels, slopes by sums).
+again. Only vectors travel: labels, slopes and other single numbers of rows are on every process.
 """
 
 import itertools

@@ -61,7 +61,7 @@ class SingleViewUnsupervised(Term):
         return [2] * len(shapes)
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Two rounds for each view, of six vectors a row."""
+        """Two rounds for each view, of six vectors per row."""
         return [6 * widths["projections"] // views] * 2 * views
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Supervised contrastive learning: one class a sample, every view of every sample an anchor."""
+"""Supervised contrastive learning: one class per sample, every view of every sample an anchor."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -76,7 +76,7 @@ def supcon(
         The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
-        ValueError: tau <= 0, or labels that are not one whole number a sample.
+        ValueError: tau <= 0, or labels that are not one whole number per sample.
     """
     dtype = working_dtype(z[0].dtype, tau)
     batch, (own_rows, held_present) = row_count(rows, z[0]), held_rows(rows, present)

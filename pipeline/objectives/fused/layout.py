@@ -58,7 +58,7 @@ BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
     "label_pair": (Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
 }
 TALLEST = 128  # rows or columns of any tile, a power of two
-COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one a label, are added up
+COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one per label, are added up
 EXACT = Tiling(16, 16, 4, 1)  # `ieee` runs on the ordinary units: for comparisons, not for speed
 INTERPRETED = Tiling(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
 

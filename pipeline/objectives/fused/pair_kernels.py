@@ -158,9 +158,9 @@ def pair_kernel(
 @triton.jit
 @no_type_check
 def collect_kernel(
-    of_entries,  # [entries, D]
-    place,  # [n, labels]: the entry of a row's label, or -1
-    of_rows,  # [n, D]
+    entry_grads,  # [entries, D]
+    entry_of,  # [n, labels]: the entry of a row's label, or -1
+    row_grads,  # [n, D]
     n,
     labels,
     D: tl.constexpr,
@@ -172,7 +172,7 @@ def collect_kernel(
     columns = tl.arange(0, D)[None, :]
     total = tl.zeros((ROWS, D), tl.float32)
     for label in range(labels):
-        entry = tl.load(place + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
+        entry = tl.load(entry_of + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
         offsets = entry.to(tl.int64)[:, None] * D + columns
-        total += tl.load(of_entries + offsets, mask=(entry >= 0)[:, None], other=0.0)
-    store_part(of_rows, total, first, 0, n, ROWS, D, D)
+        total += tl.load(entry_grads + offsets, mask=(entry >= 0)[:, None], other=0.0)
+    store_part(row_grads, total, first, 0, n, ROWS, D, D)

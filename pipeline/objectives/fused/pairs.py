@@ -34,7 +34,7 @@ def pair_losses(
     labels of which a row has 9, about 4 logarithms a pair instead of 40). A visited pair takes one
     product, or four with a gradient, which is computed together with the loss; `hamming` takes one
     product of labels more. Before it is added up, the gradient is held once for every label of
-    every row: (labels of a row) x dim float32 a row.
+    every row: (labels of a row) x dim float32 per row.
 
     Args:
         anchors: vectors with 1 / tau already inside.
@@ -89,7 +89,7 @@ def tagged_pair_losses(
     .. math:: \sum_i w_i \sum_{k \ne i,\, t_k = t_i} softplus(\log D_i - l_{ik})
 
     Rows are visited in the order of their tags, so only tiles with pairs of equal tag are computed:
-    one product a pair, or four with a gradient.
+    one product per pair, or four with a gradient.
 
     Args:
         anchors: vectors with 1 / tau already inside.
@@ -240,8 +240,8 @@ def _visit(
     from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 
     sides = [(job.anchors, job.own_key), (job.keys, job.keys.row)]
-    (own, own_x), (others, own_y) = sides if of_anchors else sides[::-1]
-    n, m, d = len(own.row), len(others.row), x.shape[1]
+    (x_entries, own_x), (y_entries, own_y) = sides if of_anchors else sides[::-1]
+    n, m, d = len(x_entries.row), len(y_entries.row), x.shape[1]
     kind: layout.Kind = "pair" if job.sides is None else "label_pair"
     tile, out = layout.choose_tile(kind, job.precision, d), min(d, layout.WIDEST_SLICE)
     row_grads = x.new_zeros(count, d, dtype=torch.float32)
@@ -255,16 +255,17 @@ def _visit(
     sizes = (tile.rows, tile.columns)
     tag_ranges, own_ranges = (
         [layout.tile_ranges(t, s) for t, s in zip(pair, sizes, strict=True)]
-        for pair in ((own.tag, others.tag), (own_x, own_y))
+        for pair in ((x_entries.tag, y_entries.tag), (own_x, own_y))
     )
-    first, last = own.ranges_in(others)
+    first, last = x_entries.ranges_in(y_entries)
     losses, shares = x.new_zeros(2, n, dtype=torch.float32)
 
     def chain(link: int) -> Tensor:
         entry_grads = x.new_empty(n if gradient else 0, d, dtype=torch.float32)
         layout.launch(
             pair_kernel, (-(-n // tile.rows), d // out if gradient else 1), tile, x,
-            x, y, own.row, others.row, own.tag, others.tag, own_x, own_y, *tag_ranges, *own_ranges,
+            x, y, x_entries.row, y_entries.row, x_entries.tag, y_entries.tag, own_x, own_y,
+            *tag_ranges, *own_ranges,
             first, last, *labels, total, weight, losses, shares, entry_grads, n, m, link,
             float(job.labels),
             D=d, OUT=out, ROWS=tile.rows, COLUMNS=tile.columns, CHAIN=layout.CHAIN,
@@ -281,7 +282,7 @@ def _visit(
     entry_grads = layout.sum_in_place(chain(link) for link in range(links))
     if gradient:
         entry_of = torch.full((count * job.labels,), -1, dtype=torch.int32, device=x.device)
-        entry_of[own.flat_index] = torch.arange(n, dtype=torch.int32, device=x.device)
+        entry_of[x_entries.flat_index] = torch.arange(n, dtype=torch.int32, device=x.device)
         tile = layout.COLLECT
         layout.launch(
             collect_kernel, (-(-count // tile.rows),), tile, x,
