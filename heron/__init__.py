@@ -1,4 +1,4 @@
-"""Heron: distributed contrastive pretraining for data with several views and several labels.
+"""Heron: distributed contrastive pretraining for multi-view, multi-label data.
 
     import heron
 
@@ -9,7 +9,7 @@
     index = heron.Index.build(z, labels=y)
     index.search(z[:5], k=10, where="Beach and not Urban")
 
-What each name needs is imported when the name is first used.
+Names are imported when they are first used.
 """
 
 from importlib import import_module
@@ -30,7 +30,7 @@ except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "not installed"
 
 _MODULES = "losses", "metrics"
-_OBJECTS = {  # by the module that has them
+_OBJECTS = {  # the module that defines each
     "Config": "heron.pipeline.config.experiment",
     "HeronError": "heron.shards.errors",
     "Index": "heron.pipeline.retrieval.index",
@@ -55,16 +55,16 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or a type checker would believe that every name is there
+if not TYPE_CHECKING:  # else type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Imports a name of the public face when it is first used (PEP 562)."""
+        """Imports a public name when it is first used (PEP 562)."""
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
         if name not in _OBJECTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_OBJECTS[name]), name)
-        return found
+        value = globals()[name] = getattr(import_module(_OBJECTS[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
-"""Models as one file for other programs: a `torch.export` archive, or ONNX.
+"""Export of a model to one file for other programs: a `torch.export` archive, or ONNX.
 
-What comes before the network is in the graph: vectors are standardised, pictures scaled and brought
-to the model's size. Texts are token ids; the file tells the tokenizer. The number of rows is free.
+The graph includes preprocessing: it standardises vectors, and scales and resizes pictures. Texts
+are token ids; the file names the tokenizer. The number of rows is dynamic.
 """
 
 import copy
@@ -29,55 +29,55 @@ from heron.pipeline.retrieval.layers import LayerModel
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
 
-TOLERANCE = 1e-5  # of a number, or of the layer's largest where that is above 1
-METADATA = "heron.json"  # in a torch.export archive; of ONNX the property `heron`
+TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1
+METADATA = "heron.json"  # extra file of a torch.export archive; in ONNX the property `heron`
 TRACED_ROWS, CHECKED_ROWS = 4, 7
 Format = Literal["torch", "onnx"]
 Rows = dict[str, Tensor]
 
 
 class ExportError(HeronError):
-    """A model that cannot be exported."""
+    """A model cannot be exported."""
 
 
 class RawLayer(nn.Module):
-    """A layer of stored views, as evaluation computes it: nothing is augmented or dropped."""
+    """Computes a layer from stored views as evaluation does: no augmentation, no dropout."""
 
     def __init__(self, model: LayerModel, layer: ExportLayer) -> None:
-        """Keeps the network, and what makes its inputs."""
+        """Takes the network and its preprocessing from a model."""
         super().__init__()
         self.network, self.views, self.layer = model.model, model.views, layer
 
     def forward(self, views: Rows) -> Tensor:
-        """Returns float32 [rows, dim] of the stored views by name, each [rows, ...]."""
+        """Returns float32 [rows, dim] from the stored views by name, each [rows, ...]."""
         return _compute(LayerModel(self.network, self.views), views, self.layer)
 
 
 def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
     rows = next(iter(views.values())).shape[0]
     keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
-    found = model.features(Batch(views, torch.empty(0, 0), keys, keys, [rows]))
-    return LayerModel.layer(found, layer).float()
+    features = model.features(Batch(views, torch.empty(0, 0), keys, keys, [rows]))
+    return LayerModel.layer(features, layer).float()
 
 
 def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden") -> None:
-    """Writes a file that computes a layer of raw rows without Heron.
+    """Writes a file that computes a layer from raw rows without Heron.
 
-    Its inputs are named as the stored views: float32 [rows, width], uint8 [rows, height, width,
-    channels], or of texts int32 [rows, tokens], -1 behind the last token; its output is float32
-    [rows, dim]. It computes in float32, whatever `train.precision` is. What the file gives of drawn
-    rows is compared with the model's own first.
+    Its inputs have the names of the stored views: float32 [rows, width] for vectors, uint8 [rows,
+    height, width, channels] for pictures, int32 [rows, tokens] for texts, padded with -1. Its
+    output is float32 [rows, dim]. It computes in float32, whatever `train.precision` is. Before it
+    is written, its output for random rows is compared with the model's.
 
     Args:
-        model: to export; it stays as it is.
-        out: the file, by custom `.pt2` or `.onnx`; it appears whole or not at all.
-        format: `torch`, which `torch.export.load(out).module()` calls with a mapping of the views;
-            or `onnx`.
-        layer: `hidden`, `projection` (unit vectors of the views, side by side), or `logits`.
+        model: the model to export, which is not changed.
+        out: the file, by convention `.pt2` or `.onnx`; it is written atomically.
+        format: `torch`, to be called as `torch.export.load(out).module()(views)`; or `onnx`.
+        layer: `hidden`, `projection` (unit vectors of the views, concatenated), or `logits`.
 
     Raises:
         InputError: there is no such format, or the model has no such layer.
-        ExportError: it sees graphs, a part of it cannot be traced, or the file gives other numbers.
+        ExportError: the model sees graphs, a part of it cannot be traced, or the file computes
+            other numbers.
         MissingPackage: ONNX needs the extra `export`.
     """
     if format not in get_args(Format):
@@ -90,52 +90,54 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
             f"view '{graphs[0]}' holds graphs, whose encoder cannot be traced; expected views of "
             "numbers or pictures; use `encode`"
         )
-    there: list[str] = [name for name in model.layers if name != "weight"]
-    there += ["logits"] if network.classifier is not None else []
-    if layer not in there:
-        raise no_layer(layer, there)
+    layers: list[str] = [name for name in model.layers if name != "weight"]
+    layers += ["logits"] if network.classifier is not None else []
+    if layer not in layers:
+        raise no_layer(layer, layers)
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require(package, "an export to ONNX")
     graph, rows = RawLayer(model._model, layer), _draw(model, CHECKED_ROWS)
     with torch.inference_mode():
-        wanted = _compute(model._model, rows, layer).numpy()
+        expected = _compute(model._model, rows, layer).numpy()
         network.leave_out_parts(
-            lambda: np.array_equal(_compute(model._model, rows, layer).numpy(), wanted)
+            lambda: np.array_equal(_compute(model._model, rows, layer).numpy(), expected)
         )
     with _quiet():
         try:
             program = _trace(graph, _draw(model, TRACED_ROWS))
             write = _onnx if format == "onnx" else _archive
-            data, compute = write(program, rows, layer, describe(model, layer, wanted.shape[1]))
-            found = compute(rows)
+            contents, compute = write(
+                program, rows, layer, describe(model, layer, expected.shape[1])
+            )
+            computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
             raise ExportError(
-                f"layer '{layer}' cannot be exported to {format}: {_line(error)}; expected "
+                f"layer '{layer}' cannot be exported to {format}: {_first_line(error)}; expected "
                 "encoders and parts whose evaluation torch.export can trace; look at your own"
             ) from error
-    off = float(np.abs(found - wanted).max())
-    if not off <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+    difference = float(np.abs(computed - expected).max())
+    if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(
-            f"layer '{layer}' differs after its export to {format} by {off:.1e} in {CHECKED_ROWS} "
-            f"drawn rows; expected {TOLERANCE:.0e} at most; {out} is not written; try the other "
-            "format"
+            f"layer '{layer}' differs after its export to {format} by {difference:.1e} in "
+            f"{CHECKED_ROWS} drawn rows; expected {TOLERANCE:.0e} at most; {out} is not written; "
+            "try the other format"
         )
     with atomic_write(out) as stream:
-        stream.write(data)
+        stream.write(contents)
 
 
 def describe(model: Model, layer: ExportLayer, width: int) -> dict[str, Any]:
-    """Returns what the file says of itself, as JSON."""
+    """Returns the metadata that the file holds as JSON."""
     return {
         "heron": heron.__version__,
         "layer": layer,
         "width": width,
         "views": {name: list(rows.shape[1:]) for name, rows in _draw(model, 1).items()},
         "tokenizers": {
-            one.view.name: one.text.tokenizer
-            for one in model.signature.inputs
-            if one.text is not None and one.view.name in model.views
+            entry.view.name: entry.text.tokenizer
+            for entry in model.signature.inputs
+            if entry.text is not None and entry.view.name in model.views
         },
         "labels": model.labels,
         "label_kind": model.signature.label_kind,
@@ -143,42 +145,42 @@ def describe(model: Model, layer: ExportLayer, width: int) -> dict[str, Any]:
 
 
 def _draw(model: Model, rows: int) -> Rows:
-    """Returns rows as they may lie in the shards: about the mean, noise, or any tokens."""
-    draw, found = np.random.default_rng(0), Rows()
-    inputs = {one.view.name: one for one in model.signature.inputs}
+    """Draws rows as shards may hold them: vectors about the mean, noisy pictures, any tokens."""
+    generator, drawn = np.random.default_rng(0), Rows()
+    inputs = {entry.view.name: entry for entry in model.signature.inputs}
     for name in model.views:
         view, decoded = inputs[name].view, inputs[name].decoded
         if (text := inputs[name].text) is not None:
-            ids = draw.integers(model.signature.vocabulary(name), size=(rows, text.tokens))
-            ids[np.arange(text.tokens) >= draw.integers(1, text.tokens + 1, (rows, 1))] = NONE
-            found[name] = torch.from_numpy(ids.astype(np.int32))
+            ids = generator.integers(model.signature.vocabulary(name), size=(rows, text.tokens))
+            ids[np.arange(text.tokens) >= generator.integers(1, text.tokens + 1, (rows, 1))] = NONE
+            drawn[name] = torch.from_numpy(ids.astype(np.int32))
             continue
         if decoded is not None:
-            found[name] = torch.from_numpy(draw.integers(0, 256, (rows, *decoded), np.uint8))
+            drawn[name] = torch.from_numpy(generator.integers(0, 256, (rows, *decoded), np.uint8))
             continue
-        values = draw.normal(size=(rows, *view.shape))
+        values = generator.normal(size=(rows, *view.shape))
         if view.mean is not None and view.std is not None:
             values = values * np.array(view.std) + np.array(view.mean)
-        found[name] = torch.from_numpy(values.astype(np.float32))
-    return found
+        drawn[name] = torch.from_numpy(values.astype(np.float32))
+    return drawn
 
 
 def _trace(graph: RawLayer, rows: Rows) -> torch.export.ExportedProgram:
-    free = torch.export.Dim("rows")
-    shapes = {"views": {name: {0: free} for name in rows}}
+    row_count = torch.export.Dim("rows")
+    shapes = {"views": {name: {0: row_count} for name in rows}}
     with torch.no_grad():
         return torch.export.export(graph, (rows,), dynamic_shapes=shapes)
 
 
-Computed = tuple[bytes, Callable[[Rows], NDArray[np.float32]]]
+Exported = tuple[bytes, Callable[[Rows], NDArray[np.float32]]]  # the file, and how to run it
 
 
 def _archive(
-    program: torch.export.ExportedProgram, rows: Rows, layer: str, facts: Mapping[str, Any]
-) -> Computed:
-    """Returns the bytes of a torch.export archive, and what they compute when read again."""
+    program: torch.export.ExportedProgram, rows: Rows, layer: str, metadata: Mapping[str, Any]
+) -> Exported:
+    """Returns the bytes of a torch.export archive, and a function that runs it reloaded."""
     stream = BytesIO()
-    torch.export.save(program, stream, extra_files={METADATA: json.dumps(facts)})
+    torch.export.save(program, stream, extra_files={METADATA: json.dumps(metadata)})
     loaded = torch.export.load(BytesIO(stream.getvalue())).module()
 
     def compute(rows: Rows) -> NDArray[np.float32]:
@@ -189,30 +191,30 @@ def _archive(
 
 
 def _onnx(
-    program: torch.export.ExportedProgram, rows: Rows, layer: str, facts: Mapping[str, Any]
-) -> Computed:
-    """Returns the bytes of an ONNX file, and what onnxruntime computes of them."""
+    program: torch.export.ExportedProgram, rows: Rows, layer: str, metadata: Mapping[str, Any]
+) -> Exported:
+    """Returns the bytes of an ONNX file, and a function that runs it by onnxruntime."""
     import onnxruntime
 
-    made = torch.onnx.export(
+    exported = torch.onnx.export(
         program, dynamo=True, verbose=False, input_names=list(rows), output_names=[layer]
     )
-    assert made is not None  # as it is with dynamo
-    made.model.producer_name, made.model.producer_version = "heron", heron.__version__
-    made.model.metadata_props["heron"] = json.dumps(facts)
-    data = made.model_proto.SerializeToString()
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    assert exported is not None  # dynamo=True always returns a program
+    exported.model.producer_name, exported.model.producer_version = "heron", heron.__version__
+    exported.model.metadata_props["heron"] = json.dumps(metadata)
+    contents = exported.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(contents, providers=["CPUExecutionProvider"])
 
     def compute(rows: Rows) -> NDArray[np.float32]:
-        (found,) = session.run(None, {name: given.numpy() for name, given in rows.items()})
-        return np.asarray(found)
+        (output,) = session.run(None, {name: x.numpy() for name, x in rows.items()})
+        return np.asarray(output)
 
-    return data, compute
+    return contents, compute
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves out what torch's exporters say of their own insides."""
+    """Silences the warnings of torch's exporters."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -224,5 +226,5 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,13 +1,13 @@
-"""Scores of predictions and of embeddings, as a run's report has them.
+"""Scores of predictions and of embeddings, as in a run's report.
 
-| function | of what |
+| function | returns |
 |---|---|
-| `multi_label_scores`, `multi_class_scores` | probabilities and labels: F1, accuracy, AUC, mAP |
-| `fitted_threshold` | the threshold with the best weighted F1 of some rows |
+| `multi_label_scores`, `multi_class_scores` | F1, accuracy, AUC, mAP of probabilities and labels |
+| `fitted_threshold` | the threshold with the best weighted F1 on some rows |
 | `label_auc` | the AUC of every label |
 | `linear_probe` | probabilities by logistic regression on frozen features |
-| `collapse_measures` | whether embeddings collapse: the three below, of raw embeddings |
-| `alignment`, `uniformity`, `effective_rank` | unit vectors, as float64 tensors |
+| `collapse_measures` | the three measures below, of raw embeddings |
+| `alignment`, `uniformity`, `effective_rank` | a measure of collapse, of float64 unit vectors |
 """
 
 from heron.pipeline.evaluation.collapse import alignment, effective_rank, uniformity

@@ -1,4 +1,4 @@
-"""A trained model for use from Python: raw rows in; embeddings and predictions out."""
+"""A trained model for use from Python: raw rows in, embeddings and predictions out."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -35,15 +35,16 @@ ExportLayer = Literal["hidden", "projection", "logits"]
 
 
 class Model:
-    """A pretrained network with what its inputs need; `from_pretrained` returns one.
+    """A pretrained network with the preprocessing of its inputs; see `from_pretrained`.
 
     Attributes:
-        network: the `nn.Module`: encoders, projectors, classifier. It takes standardised tensors;
-            fine-tune it as any module.
-        config: the experiment that it was trained by.
-        labels: names of the classes or labels, one a column of `predict`.
+        network: the `nn.Module` of encoders, projectors and classifier. It takes standardised
+            tensors, and can be fine-tuned like any module.
+        config: the experiment that trained it.
+        signature: its inputs: views with shapes and statistics, and the names of the labels.
+        labels: names of the classes or labels, one for each column of `predict`.
         views: names of the stored views that `encode` and `predict` take.
-        layers: the layers that `encode` returns, and their widths.
+        layers: the layers that `encode` can return, with their widths.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Model:
         device: torch.device,
         origin: Path | None = None,
     ) -> None:
-        """Puts a network and its signature together; see `from_pretrained`."""
+        """Combines a network with its signature; use `from_pretrained` instead."""
         self.network, self.config, self.signature = network.to(device), config, signature
         self._origin = origin
         self.labels: list[str] = signature.label_names
@@ -63,7 +64,7 @@ class Model:
         self.layers: dict[Layer, int] = self._model.widths
 
     def __repr__(self) -> str:
-        """Returns what goes in and what comes out."""
+        """Returns the views and layers with their widths, and the number of labels."""
         views = ", ".join(f"{name} [{self.signature.view(name).extent}]" for name in self.views)
         layers = ", ".join(f"{name} [{width}]" for name, width in self.layers.items())
         return f"Model(views: {views}; layers: {layers}; {len(self.labels)} labels)"
@@ -76,28 +77,28 @@ class Model:
     ) -> NDArray[np.float32]:
         """Embeds raw rows, as `heron embed` embeds the rows of a data set.
 
-        Vectors are standardised with mean and standard deviation of the training data where the
-        run did so (`data.standardise`), pictures brought to the model's size and scaled to [0, 1].
-        Nothing is augmented, and dropout is off.
+        Vectors are standardised with the mean and standard deviation of the training data if the
+        run did so (`data.standardise`); pictures are resized to the model's size and scaled to
+        [0, 1]. Nothing is augmented, and dropout is off.
 
         Args:
-            views: rows by the name of the stored view, for each of `Model.views`; of a model of
-                one view the rows alone will do. They are raw, as the shards hold them: numbers
-                [rows, width] for vectors; uint8 [rows, height, width, channels] for pictures, or a
-                list with a picture each, as an array or as the bytes of a JPEG or PNG; a list of
-                texts; a list of graphs, each the labels of its nodes [nodes] and its edges
-                [edges, 2], pairs of nodes from 0, in one direction or both.
-            layer: `hidden`, the features that the classifier sees; `projection`, z of each view;
-                `weight`, HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of
-                the views, side by side.
-            batch_size: rows at a time; None: as many as the run's evaluation.
+            views: raw rows by the name of the stored view, for each of `Model.views`; a model of
+                one view also takes the rows alone. A view of vectors takes numbers [rows, width];
+                a view of pictures takes uint8 [rows, height, width, channels], or a list of
+                pictures, each an array or the bytes of a JPEG or PNG; a view of texts takes a list
+                of strings; a view of graphs takes a list of pairs: the labels of the nodes [nodes],
+                and the edges [edges, 2] as node numbers from 0, in one direction or both.
+            layer: `hidden`, the classifier's input; `projection`, z of each view; `weight`,
+                HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of the views,
+                concatenated.
+            batch_size: number of rows computed at a time; None: that of the run's evaluation.
 
         Returns:
-            [rows, dim], in the order of the rows; dim is `Model.layers[layer]`.
+            The embeddings [rows, dim], in the order of the rows; dim is `Model.layers[layer]`.
 
         Raises:
-            InputError: views, shapes, types or values are not what the model takes, or an
-                embedding is not finite.
+            InputError: the model has no such layer, does not take these views, shapes, types or
+                values, or an embedding is not finite.
         """
         if layer not in self.layers:
             raise no_layer(layer, self.layers)
@@ -112,34 +113,34 @@ class Model:
     ) -> NDArray[np.float32]:
         """Returns the classifier's probabilities of raw rows, [rows, labels].
 
-        Several labels have a probability each (sigmoid); the probabilities of exclusive classes
-        sum to 1 (softmax). Columns are named by `Model.labels`.
+        In a multi-label problem each label has its own probability (sigmoid); the probabilities of
+        exclusive classes sum to 1 (softmax). `Model.labels` names the columns.
 
         Args:
-            views: as `encode` takes them.
-            batch_size: rows at a time; None: as many as the run's evaluation.
+            views: raw rows, as for `encode`.
+            batch_size: number of rows computed at a time; None: that of the run's evaluation.
 
         Raises:
-            InputError: the model has no classifier, or as `encode`.
+            InputError: the model has no classifier, or for the reasons of `encode`.
         """
         exclusive = self.signature.label_kind != "multi_label"
-        return self._classified(
+        return self._classify(
             views, partial(torch.softmax, dim=1) if exclusive else torch.sigmoid, batch_size
         )
 
     def logits(
         self, views: Mapping[str, GivenRows] | GivenRows, batch_size: int | None = None
     ) -> NDArray[np.float32]:
-        """Returns the classifier's outputs of raw rows before `predict`'s sigmoid or softmax."""
-        return self._classified(views, Tensor.float, batch_size)
+        """Returns the classifier's logits of raw rows, [rows, labels]; see `predict`."""
+        return self._classify(views, Tensor.float, batch_size)
 
-    def _classified(
+    def _classify(
         self,
         views: Mapping[str, GivenRows] | GivenRows,
-        change: Callable[[Tensor], Tensor],
+        activation: Callable[[Tensor], Tensor],
         batch_size: int | None,
     ) -> NDArray[np.float32]:
-        """Returns what a function makes of the classifier's outputs in float32."""
+        """Applies an activation to the classifier's outputs in float32."""
         if self.network.classifier is None:
             terms = ", ".join(self.config.objective.terms())
             raise InputError(
@@ -148,42 +149,42 @@ class Model:
             )
 
         def classify(batch: Batch) -> Tensor:
-            return change(self._model.layer(self._model.features(batch), "logits").float())
+            return activation(self._model.layer(self._model.features(batch), "logits").float())
 
         return self._map(views, classify, len(self.labels), "the prediction", batch_size)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that `from_pretrained` opens anywhere, without the run and its data set.
 
-        It holds `model.safetensors`, `config.yaml` (without paths and addresses of this machine),
-        `model.json` (what the inputs are, with mean and standard deviation), `README.md` (a model
-        card, which you may edit) and `manifest.json` with size and sha256 of the files that are
-        read. The run's scores are told where the weights are still those of the run.
+        It holds `model.safetensors`; `config.yaml`, without paths and addresses of this machine;
+        `model.json`, which describes the inputs, with mean and standard deviation; `README.md`, a
+        model card that you may edit, with the run's scores if the weights are still the run's; and
+        `manifest.json`, with size and sha256 of the files that `from_pretrained` reads.
 
         Raises:
-            CheckpointError: something lies in the folder.
-            OSError: it cannot be written.
+            CheckpointError: the folder is not empty.
+            OSError: the folder cannot be written.
         """
         saved.save(Path(folder), self.network, self.config, self.signature, self._origin)
 
     def push_to_hub(self, repository: str, private: bool | None = None) -> None:
-        """Publishes the model on Hugging Face's hub, as `save_pretrained` writes it.
+        """Publishes the model on the Hugging Face hub, as `save_pretrained` writes it.
 
         Args:
-            repository: `org/name`, which is made where it is not there, or `org/name@branch`. A
-                model card that is there already stays as it is.
-            private: whether a new repository is private; None: as the organisation has it.
+            repository: `org/name` or `org/name@branch`; it is created if it does not exist. An
+                existing model card is kept.
+            private: whether a new repository is private; None: the organisation's default.
 
         Raises:
-            CheckpointError: the hub refuses it: it needs a token (`HF_TOKEN`, or `hf auth login`).
+            CheckpointError: the hub refuses the upload, for which it wants a token (`HF_TOKEN`, or
+                `hf auth login`).
             MissingPackage: `huggingface_hub` is not installed.
         """
         hub.parse(repository)
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
-            where = f"{hub.SCHEME}{repository.removeprefix(hub.SCHEME)}"
-            known = self.config, self.signature, self._origin
-            saved.save(folder, self.network, *known, where)
+            address = f"{hub.SCHEME}{repository.removeprefix(hub.SCHEME)}"
+            saved.save(folder, self.network, self.config, self.signature, self._origin, address)
             hub.publish(folder, repository, private)
 
     def export(
@@ -192,7 +193,7 @@ class Model:
         format: Literal["torch", "onnx"] = "torch",
         layer: ExportLayer = "hidden",
     ) -> None:
-        """Writes one file that computes a layer of raw rows without Heron: see `heron.export`."""
+        """Writes one file that computes a layer from raw rows without Heron; see `heron.export`."""
         from heron.export import export  # the exporters take seconds to load
 
         export(self, Path(out), format, layer)
@@ -200,14 +201,14 @@ class Model:
     @torch.inference_mode()
     def _map(
         self,
-        given: Mapping[str, GivenRows] | GivenRows,
+        rows: Mapping[str, GivenRows] | GivenRows,
         compute: Callable[[Batch], Tensor],
         width: int,
-        what: str,
+        name: str,
         batch_size: int | None,
     ) -> NDArray[np.float32]:
-        """Computes something of rows, some at a time, in evaluation mode."""
-        views = self._given(given)
+        """Applies `compute` to rows, batch by batch, in evaluation mode; `name` is for messages."""
+        views = self._open_views(rows)
         size = self.config.evaluate.batch if batch_size is None else batch_size
         if size < 1:
             raise InputError(f"batch_size is {size}; expected 1 or more rows, or None")
@@ -218,95 +219,94 @@ class Model:
         try:
             for start in range(0, count, size):
                 stop = min(start + size, count)
-                stored = {n: torch.from_numpy(rows.read(start, stop)) for n, rows in views.items()}
+                stored = {v: torch.from_numpy(x.read(start, stop)) for v, x in views.items()}
                 keys = torch.zeros(stop - start, dtype=torch.int64)  # evaluation draws no numbers
                 batch = Batch(stored, torch.empty(0, 0), keys, keys, [len(keys)])
-                found = compute(batch.to(self._model.views.device))
-                out[start:stop] = found.float().cpu().numpy()
+                computed = compute(batch.to(self._model.views.device))
+                out[start:stop] = computed.float().cpu().numpy()
         finally:
-            for module in training:  # and not those that the user has frozen
+            for module in training:  # not modules that the user has set to eval
                 module.training = True
         if len(bad := np.flatnonzero(~np.isfinite(out).all(1))):
             raise InputError(
-                f"{what} of {len(bad):,} rows is not finite, the first row {bad[0]}; expected "
+                f"{name} of {len(bad):,} rows is not finite, the first row {bad[0]}; expected "
                 "finite numbers; look at the values of these rows"
             )
         return out
 
-    def _given(self, given: Mapping[str, GivenRows] | GivenRows) -> dict[str, GivenView]:
-        """Returns the rows of each view that is seen."""
-        if not isinstance(given, Mapping):
+    def _open_views(self, rows: Mapping[str, GivenRows] | GivenRows) -> dict[str, GivenView]:
+        """Checks raw rows, and returns those of each view that the model sees."""
+        if not isinstance(rows, Mapping):
             if len(self.views) > 1:
                 raise InputError(
                     f"rows of one view, but the model sees {', '.join(self.views)}; expected a "
                     f"mapping with rows of each: {{{', '.join(f'{v!r}: ...' for v in self.views)}}}"
                 )
-            given = {self.views[0]: given}
-        refuse_names(given, self.views, [one.view.name for one in self.signature.inputs])
-        inputs = {one.view.name: one for one in self.signature.inputs}
-        draft, found = self.config.data.draft, dict[str, GivenView]()
+            rows = {self.views[0]: rows}
+        inputs = {entry.view.name: entry for entry in self.signature.inputs}
+        refuse_names(rows, self.views, [*inputs])
+        draft, views = self.config.data.draft, dict[str, GivenView]()
         for name in self.views:
-            found[name] = GivenView(inputs[name].view, inputs[name].decoder(draft), given[name])
-        counts = {name: len(rows) for name, rows in found.items()}
+            views[name] = GivenView(inputs[name].view, inputs[name].decoder(draft), rows[name])
+        counts = {name: len(view) for name, view in views.items()}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())
-            raise InputError(f"rows: {told}; expected as many of each view: a row is one sample")
-        return found
+            listed = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())
+            raise InputError(f"rows: {listed}; expected as many of each view: a row is one sample")
+        return views
 
 
 def from_pretrained(
     path: str | Path, data: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> Model:
-    """Returns a trained model, ready to encode raw rows; its data set need not be there.
+    """Loads a trained model, ready to encode raw rows; its data set is not needed.
 
     Args:
-        path: the folder of a run, whose newest complete checkpoint is taken, of a checkpoint, or
-            of a model that `save_pretrained` wrote; or `hf://org/name`, with `@revision` or not, of
-            such a model on Hugging Face's hub. Its configuration may name classes by dotted path:
-            they come from your own Python path, never from the folder.
-        data: shards that the model was trained on. Only checkpoints that were written before
-            Heron kept the inputs' statistics beside the weights need them; by default those that
-            the run names.
-        device: where the model computes, such as "cuda".
+        path: the folder of a run (its newest complete checkpoint is taken), of a checkpoint, or of
+            a model that `save_pretrained` wrote; or `hf://org/name`, optionally with `@revision`,
+            for such a model on the Hugging Face hub. Classes that its configuration names by dotted
+            path are imported from your own Python path, never from the folder.
+        data: the shards that the model was trained on; by default those that the run names. Only
+            checkpoints from before Heron kept input statistics beside the weights need them.
+        device: the device to compute on, such as "cuda".
 
     Raises:
         CheckpointError: there is no checkpoint, it was altered or cannot be read, or neither it nor
-            a data set says what its inputs are.
+            a data set describes its inputs.
         MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
     folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
     network = pretrained.from_pretrained(folder)
     config, signature = load_run_config(folder / "config.yaml"), Signature.read(folder)
     if not signature.inputs:
-        signature = _of_data(folder, config, None if data is None else str(data))
+        signature = _signature_from_data(folder, config, None if data is None else str(data))
     return Model(network, config, signature, torch.device(device), folder)
 
 
-def no_layer(layer: str, found: Iterable[str]) -> InputError:
-    """Returns the error of a layer that a model does not have."""
+def no_layer(layer: str, layers: Iterable[str]) -> InputError:
+    """Returns the error for a layer that is not among a model's layers."""
     return InputError(
-        f"the model has no layer '{layer}'; found {', '.join(found)}; expected one of them"
+        f"the model has no layer '{layer}'; found {', '.join(layers)}; expected one of them"
     )
 
 
-def _of_data(folder: Path, config: Config, data: str | None) -> Signature:
-    """Returns the signature that a checkpoint of an earlier version lacks, out of its data set."""
-    where, wanted = data or config.data.path, ""
+def _signature_from_data(folder: Path, config: Config, data: str | None) -> Signature:
+    """Reads from its data set the signature that a checkpoint of an earlier version lacks."""
+    path, expected = data or config.data.path, ""
     if (folder / STATE).exists():
-        wanted = CheckpointManifest.read(folder / STATE).data
+        expected = CheckpointManifest.read(folder / STATE).data
     fault = "it is fetched only when you give it"
-    if data is not None or not is_remote(where):
+    if data is not None or not is_remote(path):
         try:
-            known = config.data.at(where)
-            refuse_options(known, own=False)
-            reader = open_reader(known)
-            if wanted in ("", found := reader.manifest.fingerprint):
+            options = config.data.at(path)
+            refuse_options(options, own=False)
+            reader = open_reader(options)
+            if expected in ("", fingerprint := reader.manifest.fingerprint):
                 return Signature.of(reader, config.data.views)
-            fault = f"its fingerprint is {found[:19]}, not {wanted[:19]}"
+            fault = f"its fingerprint is {fingerprint[:19]}, not {expected[:19]}"
         except (ShardError, ConfigError, RetrievalError) as error:
             fault = str(error)
     raise CheckpointError(
         f"{folder} is of an earlier version, which left shapes and statistics of its inputs with "
-        f"the data set, and {where} cannot be taken for it: {fault}; expected the shards that it "
+        f"the data set, and {path} cannot be taken for it: {fault}; expected the shards that it "
         "was trained on; give them: from_pretrained(path, data=...)"
     )

@@ -3,9 +3,9 @@
     loss = WeightedSupervised(tau=0.1)(features, labels)
     loss.backward()
 
-A loss compares the rows of all processes. Its value is that of one process with the whole batch,
-on every process; its gradient, after the mean over processes that DistributedDataParallel takes,
-is too. `heron.losses.functional` has the losses as plain functions.
+A loss compares the rows of all processes. On every process its value is that of one process with
+the whole batch, and so is its gradient after DistributedDataParallel's mean over processes.
+`heron.losses.functional` has the losses as plain functions.
 """
 
 from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog

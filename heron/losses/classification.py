@@ -1,9 +1,9 @@
-r"""Losses of a classifier's logits, for labels that are known and for complementary ones.
+r"""Losses of a classifier's logits, for ordinary labels and for complementary ones.
 
-A complementary label names a class that a sample is known not to be;
-:math:`p = \mathrm{softmax}(\text{logits})`, K classes, :math:`\bar Y` a sample's complementary
-labels, s of them. All are means over the samples of all processes, with `gather=False` over those
-of this one.
+A complementary label names a class that a sample is known not to have. In the equations K is the
+number of classes, :math:`p = \mathrm{softmax}(\text{logits})`, and :math:`\bar Y` a sample's s
+complementary labels. Every loss is a mean over the samples of all processes, or with `gather=False`
+over those of this one.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -25,13 +25,13 @@ class _OfLogits(Loss):
         """Returns the mean over the samples of all processes.
 
         Args:
-            logits: of this process's samples, [batch, labels].
-            labels: columns [batch, labels], or class numbers [batch]; of `Bce` and `CrossEntropy`
+            logits: logits of this process's samples, [batch, labels].
+            labels: columns [batch, labels] or class numbers [batch]; `Bce` and `CrossEntropy` take
                 columns from 0 to 1.
-            sizes: samples of every process, where they are known; None exchanges them.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: logits or labels are not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         columns = self.columns(labels, as_rows(logits, "logits").shape[1])
         return self.evaluate({"logits": logits}, columns, sizes=sizes)
@@ -41,24 +41,24 @@ class _OfLogits(Loss):
 
 
 class _WithoutOptions(_OfLogits):
-    """One of a term that has none."""
+    """A loss whose term has no options."""
 
     kind: ClassVar[type[Term]]
 
     def __init__(self, *, gather: bool = True) -> None:
-        """`gather`: the mean is over the samples of all processes."""
+        """Sets `gather`: take the mean over the samples of all processes."""
         super().__init__(self.kind, {}, gather)
 
 
 class Bce(_WithoutOptions):
-    """Binary cross-entropy of each label, the mean over samples and labels."""
+    """Binary cross-entropy of each label, averaged over samples and labels."""
 
     kind = classification.Bce
     columns = staticmethod(as_probabilities)
 
 
 class CrossEntropy(_WithoutOptions):
-    """Cross-entropy of classes, the mean over samples."""
+    """Cross-entropy of classes, averaged over samples."""
 
     kind = classification.CrossEntropy
     columns = staticmethod(as_probabilities)
@@ -83,7 +83,7 @@ class UbExp(_WithoutOptions):
 
 
 class Mse(_WithoutOptions):
-    r"""Squared error for complementary labels, unbiased (Feng et al. 2020, Theorem 3).
+    r"""Unbiased squared error for complementary labels (Feng et al. 2020, Theorem 3).
 
     .. math:: \sum_{k \notin \bar Y} \ell_k - \frac{K - 1 - s}{s} \sum_{k \in \bar Y} \ell_k,
               \qquad \ell_k = |p - e_k|^2
@@ -93,13 +93,13 @@ class Mse(_WithoutOptions):
 
 
 class Gce(_OfLogits):
-    r"""Generalised cross-entropy (Zhang and Sabuncu 2018) for complementary labels, unbiased.
+    r"""Unbiased generalised cross-entropy (Zhang and Sabuncu 2018) for complementary labels.
 
-    As `Mse`, with :math:`\ell_k = (1 - p_k^q) / q`.
+    The equation of `Mse` with :math:`\ell_k = (1 - p_k^q) / q`.
     """
 
     def __init__(self, *, q: float = 0.7, gather: bool = True) -> None:
-        """Takes q, above 0 and at most 1; `gather`: the mean is over all processes' samples."""
+        """Sets q, above 0 and at most 1; `gather`: take the mean over all processes' samples."""
         super().__init__(complementary.Gce, {"q": q}, gather)
 
 
@@ -113,9 +113,9 @@ class LUw(_WithoutOptions):
 
 
 class Mlcl(_WithoutOptions):
-    r"""MLCL (Gao, Xu and Zhang 2024), the case of sets that are drawn uniformly.
+    r"""MLCL (Gao, Xu and Zhang 2024), for complementary sets that are drawn uniformly.
 
-    The binary cross-entropy of each class's membership in :math:`\bar Y`, whose probability is
+    The binary cross-entropy of each class's membership in :math:`\bar Y`, which has probability
     :math:`s (1 - p_k) / (K - 1)`, summed over classes.
     """
 

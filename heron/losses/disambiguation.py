@@ -1,7 +1,7 @@
-"""Losses that find out, over epochs, what complementary labels leave open.
+"""Losses that learn over epochs which of the candidate classes of a sample is its own.
 
-They move on in training mode (`train()`), once a call, and always compare rows of all processes,
-which hold the same memory; `state_dict` has it.
+Their memory is equal on all processes and part of `state_dict`. Each call in training mode updates
+it. They always compare the rows of all processes.
 """
 
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ from heron.pipeline.objectives import pico, plnl
 from heron.pipeline.objectives.complementary import checked
 
 
-class _OfRows(Loss):
-    """A loss that knows the complementary labels of the whole training set."""
+class _OfTrainingSet(Loss):
+    """A loss built with the complementary labels of the whole training set."""
 
     labels: Tensor
 
-    def of_rows(self, indices: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns some rows as int64, and their labels; refuses numbers that are no rows."""
+    def labels_of(self, indices: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the indices as int64, and the labels at them; refuses those out of range."""
         if logits.shape[1] != self.labels.shape[1]:
             raise LossError(
                 f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
@@ -43,7 +43,7 @@ class _OfRows(Loss):
 
 
 def _complementary(labels: Tensor) -> Tensor:
-    """Returns the labels of the whole training set as columns, and refuses what are none."""
+    """Returns complementary labels of the whole training set as columns; refuses invalid ones."""
     columns = as_columns(labels, None)
     try:
         return checked(columns, columns)
@@ -52,7 +52,7 @@ def _complementary(labels: Tensor) -> Tensor:
 
 
 class _PicoKeys(CallerKeyQueue, pico.PicoQueue):
-    """The same with what PiCO's labels are taken for."""
+    """A key queue with PiCO's prototypes and pseudo-targets."""
 
     def __init__(self, size: int, dim: int, labels: Tensor, gamma: float) -> None:
         super().__init__(size, dim, labels.shape[1])
@@ -60,15 +60,16 @@ class _PicoKeys(CallerKeyQueue, pico.PicoQueue):
         self.disambiguation = pico.Disambiguation(rows, labels, dim, gamma)
 
 
-class Pico(MomentumLoss, _OfRows):
+class Pico(MomentumLoss, _OfTrainingSet):
     r"""PiCO (Wang et al. 2022, Eq. 1 to 6) for complementary labels: L_cls + `contrast` L_cont.
 
     .. math:: L_{cls} = -\sum_j s_j \log p_j, \qquad
               L_{cont} = \frac{-1}{|P(i)|} \sum_{p \in P(i)}
                          \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
 
-    with pseudo-targets s, moved towards the candidate of the nearest prototype, and P(i) what is
-    taken for the class of i. For `warmup_epochs` pseudo-targets rest, and P(i) is the own key.
+    with pseudo-targets s, which move towards the candidate class of the nearest prototype, and P(i)
+    the keys of the class predicted for i. For `warmup_epochs` pseudo-targets stay as they are, and
+    P(i) is the sample's own key.
     """
 
     def __init__(
@@ -85,19 +86,19 @@ class Pico(MomentumLoss, _OfRows):
         warmup_epochs: int = 1,
         queue: int = 8192,
     ) -> None:
-        """Makes an empty queue, prototypes of zeros and even pseudo-targets.
+        """Starts with an empty queue, zero prototypes and uniform pseudo-targets.
 
         Args:
             dim: width of the projections.
             labels: complementary labels of the whole training set, 0 or 1, [samples, classes].
             tau: temperature, at least 0.003.
             contrast: weight of L_cont.
-            gamma: share of a prototype that a sample leaves.
-            phi_start: share of a pseudo-target that a step leaves, at first.
-            phi_end: the same from `phi_epochs` on; linear between.
-            phi_epochs: see there.
-            warmup_epochs: see above.
-            queue: keys that it holds, at least those of a batch of all processes.
+            gamma: decay of a prototype at each sample.
+            phi_start: decay of a pseudo-target at each step, at first.
+            phi_end: the same decay from `phi_epochs` on; linear in between.
+            phi_epochs: epochs from `phi_start` to `phi_end`.
+            warmup_epochs: epochs of the warm-up described above.
+            queue: size of the queue, at least the batch of all processes.
         """
         labels = _complementary(labels)
         memory = _PicoKeys(queue, dim, labels, gamma)
@@ -114,29 +115,29 @@ class Pico(MomentumLoss, _OfRows):
         epoch: float,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes; enqueues keys, moves pseudo-targets.
+        """Returns the loss over all processes' samples; enqueues keys, updates pseudo-targets.
 
         Args:
             queries: projections of this process's samples, [batch, dim].
-            keys: those of another view by a `MomentumEncoder`, [batch, dim].
-            logits: of the classifier, [batch, classes].
-            indices: the samples' rows of the labels that the loss was made with, [batch].
-            epoch: now; a fraction of it counts.
-            sizes: samples of every process, where they are known; None exchanges them.
+            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
+            logits: logits of the classifier, [batch, classes].
+            indices: the samples' rows in the labels that the loss was built with, [batch].
+            epoch: the current epoch, which may be fractional.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: an input is not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         features = one_view(queries, keys, logits)
-        indices, targets = self.of_rows(indices, logits)
+        indices, targets = self.labels_of(indices, logits)
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-class Plnl(_OfRows):
-    r"""PLNL (Li, Li and Jia 2025, as in the authors' code): two networks choose for each other.
+class Plnl(_OfTrainingSet):
+    r"""PLNL (Li, Li and Jia 2025, as in the authors' code): two networks select labels.
 
     For each network
 
@@ -144,9 +145,9 @@ class Plnl(_OfRows):
         + \frac{1}{m K} \sum_{i : y_i} \sum_k \mathrm{BCE}(\sigma(f_{ik}), [k = y_i])
         + \frac wn \sum_i \sum_{v > 1} \mathrm{KL}(q_i \,\|\, p^v_i)
 
-    For `pretrain_epochs` the first sum alone; then w rises over `consistency_epochs`; from
-    `warmup_epochs` later on labels :math:`y_i` are guessed and sets :math:`\bar Y_i` enhanced, at
-    the ends of epochs, from what the networks gave of every sample.
+    For `pretrain_epochs` the loss is the first sum alone; then w rises over `consistency_epochs`.
+    From `warmup_epochs` after that, each network's labels :math:`y_i` are guessed, and its sets
+    :math:`\bar Y_i` enlarged, at the ends of epochs from the networks' outputs for every sample.
     """
 
     term: plnl.Plnl
@@ -164,17 +165,17 @@ class Plnl(_OfRows):
         neighbours: int = 500,
         share: float = 0.1,
     ) -> None:
-        """Begins with what the labels say.
+        """Starts from the given labels.
 
         Args:
             labels: complementary labels of the whole training set, 0 or 1, [samples, classes].
-            pretrain_epochs: see above.
-            warmup_epochs: see above.
-            consistency_epochs: see above.
-            epochs: over how many a guess's probability is the mean.
-            sure: above which it is taken.
-            neighbours: that vote on further complementary labels.
-            share: of the classes that a set could take, how many it takes.
+            pretrain_epochs: epochs of the first sum alone.
+            warmup_epochs: further epochs before labels are guessed.
+            consistency_epochs: epochs over which w rises.
+            epochs: number of epochs over which a guess's probability is averaged.
+            sure: the probability above which a guess is accepted.
+            neighbours: number of neighbours that vote on further complementary labels.
+            share: the fraction of the remaining classes that a set gains.
         """
         labels = _complementary(labels)
         super().__init__(plnl.Plnl, options_of(plnl.Plnl, locals()))
@@ -191,24 +192,24 @@ class Plnl(_OfRows):
         epoch: float,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the sum of both networks' losses, and notes their outputs.
+        """Returns the sum of both networks' losses, and records their outputs.
 
         Args:
-            first: logits of one network: [batch, views, classes], or a tensor a view, the least
-                augmented first.
-            second: those of the other.
-            indices: the samples' rows of the labels that the loss was made with, [batch].
-            epoch: now; a fraction of it counts.
-            sizes: samples of every process, where they are known; None exchanges them.
+            first: logits of one network, [batch, views, classes] or a tensor for each view, the
+                least augmented view first.
+            second: logits of the other network.
+            indices: the samples' rows in the labels that the loss was built with, [batch].
+            epoch: the current epoch, which may be fractional.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: an input is not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
-        one, other = as_views(first, "logits"), as_views(second, "logits")
-        if len(one) != len(other):
-            raise LossError(f"logits are of {len(one)} and {len(other)} views; expected as many")
-        features: dict[str, Views] = {"networks": [*one, *other]}
-        indices, targets = self.of_rows(indices, one[0])
+        a, b = as_views(first, "logits"), as_views(second, "logits")
+        if len(a) != len(b):
+            raise LossError(f"logits are of {len(a)} and {len(b)} views; expected as many")
+        features: dict[str, Views] = {"networks": [*a, *b]}
+        indices, targets = self.labels_of(indices, a[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
 
     if TYPE_CHECKING:

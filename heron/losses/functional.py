@@ -1,6 +1,7 @@
 """The losses as plain functions of the tensors of a whole batch.
 
-With `rows` (or `total`) they give the share of a part of the batch; shares add up to the loss.
+With `rows` (or `total`) they return the share of some rows of the batch; the shares of all rows
+add up to the loss.
 """
 
 from heron.pipeline.objectives.c2ae import c2ae

@@ -1,4 +1,4 @@
-"""What losses are given: views of features, and labels in the forms that people have them in."""
+"""The inputs of losses, checked: views of features, and labels in their usual forms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from torch import Tensor
 from heron.shards.errors import HeronError, times
 
 Views = Tensor | Sequence[Tensor]
-RowCounts = Sequence[int] | None  # rows of every process; None exchanges them
+RowCounts = Sequence[int] | None  # numbers of rows of every process; None exchanges them
 
 
 class LossError(HeronError):
-    """What a loss was given does not fit it: the message names it, and what it expects."""
+    """An input does not fit a loss: the message names the input and what is expected."""
 
 
 def as_views(features: Views, name: str) -> list[Tensor]:
-    """Returns features as a list with a tensor [batch, dim] a view.
+    """Returns features as a list with a tensor [batch, dim] for each view.
 
     Args:
-        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] a view.
-        name: of what it is, for the message.
+        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] per view.
+        name: the features' name, for the message.
 
     Raises:
-        LossError: they are of another shape or type, or views differ in their rows.
+        LossError: they have another shape or type, or views differ in their rows.
     """
     if isinstance(features, Tensor) and features.dim() == 3:
         features = features.unbind(1)
@@ -42,10 +42,10 @@ def as_views(features: Views, name: str) -> list[Tensor]:
 
 
 def as_rows(features: Tensor, name: str) -> Tensor:
-    """Returns features of one view, [batch, dim].
+    """Returns features of one view, [batch, dim], unchanged.
 
     Raises:
-        LossError: they are of another shape or type.
+        LossError: they have another shape or type.
     """
     if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
         raise LossError(f"{name} are {shown(features)}; expected floats [batch, dim] of one view")
@@ -53,41 +53,41 @@ def as_rows(features: Tensor, name: str) -> Tensor:
 
 
 def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
-    """Returns raw inputs as rows of numbers, a tensor [batch, width] a view.
+    """Returns raw inputs flattened to rows of numbers, a tensor [batch, width] per view.
 
     Args:
-        inputs: [batch, ...] of one view, or a list with such a tensor a view.
-        views: how many there are of the projections.
+        inputs: [batch, ...] of one view, or a list with such a tensor for each view.
+        views: the number of views of the projections.
 
     Raises:
-        LossError: they are of another shape, or more or fewer than views.
+        LossError: they have another shape, or another number of views.
     """
-    found: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    for x in found:
+    tensors: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    for x in tensors:
         if not isinstance(x, Tensor) or x.dim() < 2:
             raise LossError(f"inputs are {shown(x)}; expected a tensor [batch, ...] a view")
-    if len(found) != views:
+    if len(tensors) != views:
         raise LossError(
-            f"inputs are of {len(found)} and projections of {views} views; expected as many: a "
+            f"inputs are of {len(tensors)} and projections of {views} views; expected as many: a "
             "list with a tensor [batch, ...] a view"
         )
-    return [x.flatten(1) for x in found]
+    return [x.flatten(1) for x in tensors]
 
 
 def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     """Returns labels as columns of floats, [batch, labels].
 
     Args:
-        labels: columns of any type, or class numbers [batch].
-        classes: how many there are; None where only columns will do.
+        labels: columns of any real type, or class numbers [batch].
+        classes: the number of classes; None where class numbers are not accepted.
 
     Raises:
-        LossError: the labels are of another shape, or no class.
+        LossError: the labels have another shape, or a number is no class.
     """
-    given = isinstance(labels, Tensor) and not labels.is_complex()
-    if given and labels.dim() == 1 and classes is not None:
+    is_real = isinstance(labels, Tensor) and not labels.is_complex()
+    if is_real and labels.dim() == 1 and classes is not None:
         return _one_hot(labels, classes)
-    if not given or labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1] or None):
+    if not is_real or labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1] or None):
         numbers = "" if classes is None else ", or class numbers [batch]"
         raise LossError(
             f"labels are {shown(labels)}; expected 0 or 1 for each label, "
@@ -98,18 +98,18 @@ def as_columns(labels: Tensor, classes: int | None) -> Tensor:
 
 
 def as_probabilities(labels: Tensor, classes: int | None) -> Tensor:
-    """Returns labels as columns of floats from 0 to 1: see `as_columns`."""
+    """Returns labels as columns of floats from 0 to 1; see `as_columns`."""
     columns = as_columns(labels, classes)
     refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
     return columns
 
 
 def as_groups(labels: Tensor) -> Tensor:
-    """Returns labels of which only equality counts as columns: class numbers as one, [batch, 1].
+    """Returns as columns labels that are only compared for equality; class numbers as [batch, 1].
 
     Raises:
-        LossError: the labels are neither whole numbers [batch] nor columns, or of some rows there
-            are none: such rows would be taken for a class.
+        LossError: the labels are neither whole numbers [batch] nor columns, or some are negative or
+            NaN: rows without a label would be taken for a class.
     """
     if not isinstance(labels, Tensor) or not (
         (labels.dim() == 1 and is_whole(labels))
@@ -124,16 +124,16 @@ def as_groups(labels: Tensor) -> Tensor:
     return columns
 
 
-def refuse_rows(columns: Tensor, right: Tensor, expected: str) -> None:
-    """Refuses labels that are not `right` everywhere, as NaN never is.
+def refuse_rows(columns: Tensor, valid: Tensor, expected: str) -> None:
+    """Refuses labels that are not all `valid`, as NaN never is.
 
     Raises:
-        LossError: names the first row, and what was expected.
+        LossError: names the first invalid row, and `expected`.
     """
-    if not right.all():
-        row = int((~right).any(1).nonzero()[0])
-        found = columns[row].tolist()
-        raise LossError(f"labels of row {row} are {found}; expected {expected}")
+    if not valid.all():
+        row = int((~valid).any(1).nonzero()[0])
+        labels = columns[row].tolist()
+        raise LossError(f"labels of row {row} are {labels}; expected {expected}")
 
 
 def same_rows(tensors: dict[str, Tensor]) -> None:
@@ -144,20 +144,20 @@ def same_rows(tensors: dict[str, Tensor]) -> None:
     """
     (first, x), *others = tensors.items()
     for name, y in others:
-        for what, one, other in (("rows", len(x), len(y)), ("device", x.device, y.device)):
-            if one != other:
-                raise LossError(f"{what}: {first} have {one} and {name} {other}; expected the same")
+        for aspect, a, b in (("rows", len(x), len(y)), ("device", x.device, y.device)):
+            if a != b:
+                raise LossError(f"{aspect}: {first} have {a} and {name} {b}; expected the same")
 
 
 def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
-    """Refuses tensors of another width than the `dim` that a loss was made with.
+    """Refuses tensors whose width is not the `dim` that a loss was built with.
 
     Raises:
-        LossError: names the first.
+        LossError: names the first such tensor.
     """
     for name, x in tensors.items():
         if x.shape[1] != dim:
-            raise LossError(f"{name} have {x.shape[1]} numbers; expected {dim}, which dim says")
+            raise LossError(f"{name} have {x.shape[1]} numbers; expected dim={dim}")
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
@@ -174,14 +174,14 @@ def _one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def is_whole(x: object) -> bool:
-    """Whether something is a tensor of whole numbers."""
+    """Whether `x` is a tensor of integers (bool is none)."""
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
         return False
     return x.dtype != torch.bool
 
 
 def shown(x: object) -> str:
-    """Returns the type and shape of a tensor, or the type of what is none."""
+    """Returns the dtype and shape of a tensor, or the type of anything else, for messages."""
     if not isinstance(x, Tensor):
         return type(x).__name__
     return f"{str(x.dtype).removeprefix('torch.')} {times(x.shape)}"

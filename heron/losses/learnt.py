@@ -1,4 +1,4 @@
-"""Losses with networks of their own: bottlenecks, autoencoders, groups of tasks, graphs."""
+"""Losses with learnt modules of their own: bottlenecks, autoencoders, task groups, graphs."""
 
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -30,8 +30,8 @@ class Mib(Loss):
 
     .. math:: -I(z_1; z_2) + \beta D_{SKL}(p(z_1|v_1) \,\|\, p(z_2|v_2))
 
-    over all pairs of views; a bottleneck :math:`p(z|v)` with its critic a view is its own.
-    :math:`\beta` goes exponentially from `beta_start` to `beta` over `beta_epochs`.
+    over all pairs of views. The module has a bottleneck :math:`p(z|v)` with a critic for each view.
+    :math:`\beta` changes exponentially from `beta_start` to `beta` over `beta_epochs`.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Mib(Loss):
         beta_epochs: int = 100,
         gather: bool = True,
     ) -> None:
-        r"""Builds a bottleneck a view.
+        r"""Builds a bottleneck for each view.
 
         Args:
             dim: width of the projections.
-            views: how many, from two on.
-            beta: weight of D_SKL in the end.
-            beta_start: weight of D_SKL at first.
-            beta_epochs: epochs between the two.
-            gather: compare rows of all processes.
+            views: number of views, at least 2.
+            beta: final weight of D_SKL.
+            beta_start: initial weight of D_SKL.
+            beta_epochs: epochs from `beta_start` to `beta`.
+            gather: compare the rows of all processes.
         """
         config = check(ModelConfig, {"projection_width": dim}, "dim")
         spec = ModelSpec(config, [[]] * views, 0, [], 0)
@@ -67,26 +67,26 @@ class Mib(Loss):
         rng_keys: Tensor | None = None,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
-            epoch: now; a fraction of it counts.
-            rng_keys: a whole number a sample, other ones in each step, [batch]: the draws of z are
-                a function of them, so several processes draw what one draws. None takes them from
-                torch's generator.
-            sizes: samples of every process, where they are known; None exchanges them.
+            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
+            epoch: the current epoch, which may be fractional.
+            rng_keys: int64 [batch], a key for each sample, different in each step. The draws of z
+                are a function of the keys, so any number of processes draws the same. None takes
+                the keys from torch's generator.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: the projections cannot be compared; says why.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         views = as_views(projections, "projections")
         if len(views) != self.views:
             raise LossError(f"projections are of {len(views)} views; expected {self.views}")
         if rng_keys is None:
             rng_keys = torch.randint(1 << 62, (len(views[0]),), device=views[0].device)
-        keyed = isinstance(rng_keys, Tensor) and rng_keys.dtype == torch.int64
-        if not keyed or rng_keys.shape != views[0].shape[:1]:
+        is_int64 = isinstance(rng_keys, Tensor) and rng_keys.dtype == torch.int64
+        if not is_int64 or rng_keys.shape != views[0].shape[:1]:
             raise LossError(
                 f"rng_keys are {shown(rng_keys)}; expected int64 {len(views[0])}, one a sample"
             )
@@ -96,14 +96,14 @@ class Mib(Loss):
         __call__ = forward
 
 
-class _OfClassifier(Loss):
-    """A loss with a classifier of its own, of features and labels."""
+class _WithClassifier(Loss):
+    """A loss of features and labels with a classifier of its own."""
 
     dim: int
     labels: int
 
     def predict(self, features: Views) -> Tensor:
-        """Returns the logits of samples, [batch, labels]."""
+        """Returns the classifier's logits of features, [batch, labels]."""
         logits: Tensor = self.parts["classifier"](self._hidden(features))
         return logits
 
@@ -113,15 +113,15 @@ class _OfClassifier(Loss):
         return hidden
 
     def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            features: of this process: [batch, dim], or a tensor a view, `dim` numbers in all.
-            labels: columns [batch, labels], or class numbers [batch].
-            sizes: samples of every process, where they are known; None exchanges them.
+            features: this process's, [batch, dim] or a tensor for each view, `dim` columns in all.
+            labels: columns [batch, labels] or class numbers [batch].
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: features or labels are not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         hidden, columns = self._hidden(features), as_probabilities(labels, self.labels)
         return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
@@ -130,8 +130,8 @@ class _OfClassifier(Loss):
         __call__ = forward
 
 
-class C2ae(_OfClassifier):
-    r"""C2AE (Yeh et al. 2017, Eq. 1 to 3); the label autoencoder, which predicts, is its own.
+class C2ae(_WithClassifier):
+    r"""C2AE (Yeh et al. 2017, Eq. 1 to 3), with the label autoencoder that predicts.
 
     With codes :math:`X = F_x(x)` and :math:`E = F_e(y)`,
 
@@ -157,25 +157,25 @@ class C2ae(_OfClassifier):
 
         Args:
             dim: width of the features.
-            labels: how many there are.
-            alpha: weight of the second sum.
+            labels: number of labels.
+            alpha: :math:`\alpha`, the weight of the last sum.
             penalty: :math:`\lambda`.
-            scale: s: 1 as printed, 5 in the authors' code.
+            scale: s; 1 in the paper, 5 in the authors' code.
             hidden: width of the autoencoder's hidden layers.
-            code: width of a code; None is 0.8 of the labels.
-            gather: compare rows of all processes.
+            code: width of a code; None: 0.8 times the number of labels.
+            gather: compare the rows of all processes.
         """
         spec = ModelSpec(ModelConfig(), [], labels, [dim], 1)
         super().__init__(c2ae.C2ae, options_of(c2ae.C2ae, locals()), gather, spec)
         self.dim, self.labels = dim, labels
 
 
-class Deepmtmv(_OfClassifier):
-    """DeepMTMV (Zheng, Cheng and He 2019): a classifier whose layers part into groups of labels.
+class Deepmtmv(_WithClassifier):
+    """DeepMTMV (Zheng, Cheng and He 2019): a classifier whose layers split into groups of labels.
 
-    The classifier is its own; the loss is its binary cross-entropy, or cross-entropy of classes.
-    All labels share all layers at first. Call `part` on every process after every few epochs: where
-    that is cheaper, the highest shared layer parts into groups of labels that err together.
+    The classifier is part of this module; the loss is its binary cross-entropy, or cross-entropy of
+    classes. At first all labels share all layers. Call `part` on every process every few epochs: it
+    splits the highest shared layer into groups of labels with correlated errors, where cheaper.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class Deepmtmv(_OfClassifier):
 
         Args:
             dim: width of the features of one view.
-            labels: how many there are.
-            views: how many stand side by side.
-            classes: a sample has one class: cross-entropy.
-            widths: of the hidden layers; None is a half and a quarter of what they see.
-            errors: of each `view` alone, or of the `joint` prediction.
-            decay: of the averages of errors, over batches.
-            cost: of a further group in the top layer, twice as much in each below.
-            separation: weight of how little the labels of a group agree.
-            consensus: how strongly the views' clusters are drawn together.
+            labels: number of labels.
+            views: number of views, whose features are concatenated.
+            classes: whether labels are exclusive classes, for which the loss is cross-entropy.
+            widths: widths of the hidden layers; None: a half and a quarter of their input's.
+            errors: errors of each `view` alone, or of the `joint` prediction.
+            decay: decay of the running means of errors, per batch.
+            cost: cost of a further group in the top layer; it doubles with each layer below.
+            separation: weight of the disagreement of the labels in a group.
+            consensus: how strongly the views' clusterings are drawn together.
         """
         spec = ModelSpec(ModelConfig(), [], labels, [dim] * views, views)
         super().__init__(deepmtmv.Deepmtmv, options_of(deepmtmv.Deepmtmv, locals()), spec=spec)
@@ -217,7 +217,7 @@ class Deepmtmv(_OfClassifier):
         return cast(deepmtmv.TaskGroups, self.parts["classifier"])
 
     def share(self, batch: GlobalBatch) -> Tensor:
-        """Returns this process's share of the classifier's loss, and notes which labels err."""
+        """Returns this process's share of the classifier's loss, and records the labels' errors."""
         if self.training:
             self.errors.update_task_errors(batch)
         logits = self.predict(batch.own_labelled("hidden"))
@@ -225,26 +225,26 @@ class Deepmtmv(_OfClassifier):
         return function(logits, batch.own_targets, total=batch.num_labelled)
 
     def part(self) -> list[list[int]]:
-        """Parts the highest layer that all labels share, where that is cheaper.
+        """Splits the highest layer that all labels share into groups, where that is cheaper.
 
         Returns:
-            The labels of each group; empty where nothing parts.
+            The labels of each group; empty if nothing was split.
         """
-        level, found = from_first(self.groups.choose())
-        if len(found) == 1:
+        level, groups = from_first(self.groups.choose())
+        if len(groups) == 1:
             return []
-        self.groups.layers[level].part(found)
-        return cast(list[list[int]], found)
+        self.groups.layers[level].part(groups)
+        return cast(list[list[int]], groups)
 
 
 class Infograph(Loss):
-    r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4): a node tells its graph from others.
+    r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4): nodes identify their graph.
 
     .. math:: \frac{1}{|V|} \sum_{u \in V} \Big( sp(-T(u, g(u)))
               + \frac{1}{G - 1} \sum_{g \ne g(u)} sp(T(u, g)) \Big) - 2 \log 2
 
-    with sp(x) = log(1 + e^x) and T the inner product of what two networks, which are its own, make
-    of a node's features and of the sum over a graph's nodes.
+    with sp(x) = log(1 + e^x), and T the inner product of the outputs of two networks of this
+    module: one of a node's features, one of the sum over a graph's nodes.
     """
 
     def __init__(self, dim: int, *, gather: bool = True) -> None:
@@ -259,16 +259,16 @@ class Infograph(Loss):
         self.dim = dim
 
     def forward(self, nodes: Tensor, there: Tensor, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss of the graphs of all processes.
+        """Returns the loss over the graphs of all processes.
 
         Args:
-            nodes: features of the nodes of this process's graphs, [batch, nodes, dim], as many
-                places for nodes on every process.
-            there: whether there is a node, [batch, nodes]; `nodes` is not looked at elsewhere.
-            sizes: graphs of every process, where they are known; None exchanges them.
+            nodes: features of the nodes of this process's graphs, [batch, nodes, dim], padded to
+                the same number of nodes on every process.
+            there: True where there is a node, False where `nodes` is padding, [batch, nodes].
+            sizes: numbers of graphs of every process, if known; None exchanges them.
 
         Raises:
-            LossError: they are of another shape or type, or there is one graph alone.
+            LossError: an input has the wrong shape or type, or there is only one graph.
         """
         if nodes.dim() != 3 or there.dtype != torch.bool or there.shape != nodes.shape[:2]:
             raise LossError(
@@ -284,9 +284,9 @@ class Infograph(Loss):
         }
         return self.evaluate(features, sizes=sizes)
 
-    def nodes(self, known: Features) -> list[Tensor]:
-        """Returns the nodes, [batch, nodes, dim]."""
-        return [x.view(len(x), x.shape[1] // self.dim, self.dim) for x in known["nodes"]]
+    def nodes(self, features: Features) -> list[Tensor]:
+        """Returns the features of the nodes, [batch, nodes, dim]."""
+        return [x.view(len(x), x.shape[1] // self.dim, self.dim) for x in features["nodes"]]
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -1,7 +1,7 @@
-"""A slow encoder, and losses for complementary labels with a queue of its keys.
+"""A momentum encoder, and losses for complementary labels with a queue of its keys.
 
-They move on in training mode (`train()`), once a call, and always compare rows of all processes,
-which hold the same memory; `state_dict` has it.
+The queue is equal on all processes and part of `state_dict`. Each call in training mode updates it.
+The losses always compare the rows of all processes.
 """
 
 import copy
@@ -15,50 +15,50 @@ from heron.losses.loss import Loss, options_of
 from heron.pipeline.objectives import comco, mulco
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.complementary import checked
-from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm, follow
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm, move_towards
 
 
 class MomentumEncoder(nn.Module):
-    """A slow copy of a network, which makes keys (He et al. 2020, MoCo).
+    """An exponential moving average of a network, which computes keys (He et al. 2020, MoCo).
 
-    Call `update` after every step of the optimizer:
-    `optimizer.register_step_post_hook(lambda *_: slow.update())` does so in any loop.
+    Call `update` after every step of the optimizer, for instance by
+    `optimizer.register_step_post_hook(lambda *_: slow.update())`.
     """
 
     def __init__(self, network: nn.Module, momentum: float = 0.999) -> None:
         """Copies a network.
 
         Args:
-            network: what is followed, not yet wrapped by DistributedDataParallel.
-            momentum: share of the copy that a step keeps, from 0 to 1.
+            network: the network to follow, before DistributedDataParallel wraps it.
+            momentum: decay of the moving average per step, from 0 to 1.
         """
         super().__init__()
         if not 0 <= momentum <= 1:
             raise LossError(f"MomentumEncoder: momentum is {momentum}; expected 0 to 1, e.g. 0.999")
         self.momentum = momentum
         self.slow = copy.deepcopy(network).requires_grad_(False)
-        self._network = (network,)  # in a tuple, so that it is no part of this module
+        self._network = (network,)  # in a tuple, so that it is not registered as a submodule
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the slow copy makes of its inputs, without gradient."""
+        """Returns the output of the slow copy, without gradient."""
         return self.slow(*args, **kwargs)
 
     def update(self) -> None:
-        """Moves every parameter of the copy towards the network's by 1 - momentum."""
-        follow(self.slow, self._network[0], self.momentum)
+        """Moves every parameter of the copy towards the network's, by 1 - momentum."""
+        move_towards(self.slow, self._network[0], self.momentum)
 
 
 class CallerKeyQueue(KeyQueue):
-    """A queue whose keys are given to each call."""
+    """A queue of keys that the caller passes to the loss."""
 
     offered: tuple[Tensor, Tensor]
 
     def __init__(self, size: int, dim: int, classes: int) -> None:
-        """Makes an empty queue; LossError where a number is none of those it can have."""
-        for name, number in (("queue", size), ("dim", dim), ("classes", classes)):
-            if type(number) is not int or number < 1:
-                raise LossError(f"{name} is {number!r}; expected a whole number, 1 at least")
+        """Builds an empty queue; raises LossError unless all numbers are whole and positive."""
+        for name, value in (("queue", size), ("dim", dim), ("classes", classes)):
+            if type(value) is not int or value < 1:
+                raise LossError(f"{name} is {value!r}; expected a whole number, 1 at least")
         super().__init__(size, dim, classes)
 
     def embed(self, batch: GlobalBatch) -> Tensor:
@@ -66,31 +66,31 @@ class CallerKeyQueue(KeyQueue):
         return batch.own["keys"][0].detach()
 
     def offer(self, keys: Tensor, posteriors: Tensor) -> None:
-        """Takes the keys of the whole batch, which are enqueued once they were compared."""
+        """Stores the keys of the whole batch, to be enqueued after the comparison."""
         self.offered = keys, posteriors
 
     def queue(self) -> tuple[Tensor, Tensor]:
-        """Returns copies, since backward comes after the queue is written."""
+        """Returns copies, since the queue is overwritten before backward."""
         keys, posteriors = super().queue()
         return keys.clone(), posteriors.clone()
 
 
 def one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
-    """Returns the features of a loss that compares one view with one other."""
-    given = {"queries": queries, "keys": keys, "logits": logits}
-    rows = {name: as_rows(x, name) for name, x in given.items()}
+    """Returns the features, by name, of a loss that compares one view with another."""
+    inputs = {"queries": queries, "keys": keys, "logits": logits}
+    features = {name: as_rows(x, name) for name, x in inputs.items()}
     expect_width({"queries": queries}, keys.shape[1])
-    return {"projections": rows.pop("queries"), **rows}
+    return {"projections": features.pop("queries"), **features}
 
 
 class MomentumLoss(Loss):
-    """A loss of queries against keys."""
+    """A loss of queries against keys of a momentum encoder."""
 
     term: MomentumTerm
     memory: CallerKeyQueue
 
     def share(self, batch: GlobalBatch) -> Tensor:
-        """Returns this process's share of the loss."""
+        """Returns this process's share of the loss, and in training enqueues the batch's keys."""
         size, width = self.memory.keys.shape
         if batch.num_labelled > size:
             raise LossError(
@@ -114,11 +114,9 @@ class MomentumLoss(Loss):
 
 
 def _targets(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Returns complementary labels as columns, and refuses what does not fit the classes."""
+    """Returns complementary labels as columns; refuses logits or labels of other classes."""
     if logits.shape[1] != classes:
-        raise LossError(
-            f"logits are of {logits.shape[1]} classes; expected {classes}, which classes says"
-        )
+        raise LossError(f"logits are of {logits.shape[1]} classes; expected classes={classes}")
     columns = as_columns(labels, classes)
     checked(logits, columns)
     return columns
@@ -131,10 +129,10 @@ class Mulco(MomentumLoss):
 
     .. math:: \log\big(f(q, k^+) + \sum_{x^-} w\, f(q, k^-)\big) - \log f(q, k^+)
 
-    over the queue, with the weight w of a negative by `kind`: 1 (`standard`),
-    :math:`1[h(x) \ne h(x^-)]` (`sifted`), :math:`1 - f_{h(x)}(x^-)` (`soft`),
-    :math:`\bar y \cdot f(x^-)` (`weighted`), or with the sum `debiased`. The classifier needs a
-    loss beside it, such as `UbLog`.
+    over the queue. The weight w of a negative is 1 (`standard`), :math:`1[h(x) \ne h(x^-)]`
+    (`sifted`), :math:`1 - f_{h(x)}(x^-)` (`soft`) or :math:`\bar y \cdot f(x^-)` (`weighted`);
+    `debiased` corrects the unweighted sum instead. Train the classifier by another loss, such as
+    `UbLog`.
     """
 
     def __init__(
@@ -147,15 +145,15 @@ class Mulco(MomentumLoss):
         tau_plus: float | None = None,
         queue: int = 8192,
     ) -> None:
-        """Makes an empty queue.
+        """Builds an empty queue.
 
         Args:
             dim: width of the projections.
-            classes: how many there are.
+            classes: number of classes.
             tau: temperature, at least 0.003.
-            kind: how negatives are weighed.
-            tau_plus: the prior of `debiased`, 1 / classes when None.
-            queue: keys that it holds, at least those of a batch of all processes.
+            kind: how negatives are weighted.
+            tau_plus: class prior of `debiased`; None: 1 / classes.
+            queue: size of the queue, at least the batch of all processes.
         """
         memory = CallerKeyQueue(queue, dim, classes)
         super().__init__(mulco.Mulco, options_of(mulco.Mulco, locals()), memory=memory)
@@ -170,17 +168,17 @@ class Mulco(MomentumLoss):
         *,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes, and enqueues their keys.
+        """Returns the loss over the samples of all processes, and enqueues their keys.
 
         Args:
             queries: projections of this process's samples, [batch, dim].
-            keys: those of another view by a `MomentumEncoder`, [batch, dim].
-            logits: of the classifier, [batch, classes]; no gradient.
-            labels: complementary: columns [batch, classes], or class numbers [batch].
-            sizes: samples of every process, where they are known; None exchanges them.
+            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
+            logits: logits of the classifier, [batch, classes]; no gradient.
+            labels: complementary labels, columns [batch, classes] or class numbers [batch].
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: an input is not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         features = one_view(queries, keys, logits)
         targets = _targets(logits, labels, self.classes)
@@ -193,14 +191,14 @@ class Mulco(MomentumLoss):
 class Comco(MomentumLoss):
     r"""ComCo (Jiang, Sun and Tian 2024, Eq. 3 and 5 to 9), for complementary labels.
 
-    SCL-NL of the logits, and `contrast` times
+    SCL-NL of the logits plus `contrast` times
 
     .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)}
         \log \frac{f_{ip}}{\sum_{a \in P(i) \cup N(i)} f_{ia}}
 
-    the mean over queries i. P(i) is the own key and the nearest `neighbours` of the same class;
-    N(i) has the complementary label whose samples are farthest. Until `warmup_epochs` N(i) is all
-    others; until `neighbour_epochs` P(i) is the own key.
+    averaged over queries i. P(i) is the query's own key and the nearest `neighbours` keys of its
+    class; N(i) are the keys with the complementary label whose samples are farthest away. Until
+    `warmup_epochs` N(i) is all other keys; until `neighbour_epochs` P(i) is the own key.
     """
 
     def __init__(
@@ -215,17 +213,17 @@ class Comco(MomentumLoss):
         warmup_epochs: int = 1,
         queue: int = 8192,
     ) -> None:
-        """Makes an empty queue.
+        """Builds an empty queue.
 
         Args:
             dim: width of the projections.
-            classes: how many there are.
+            classes: number of classes.
             tau: temperature, at least 0.003.
             contrast: weight of the contrastive loss.
-            neighbours: how many others are positive.
-            neighbour_epochs: until when the own key is the one positive.
-            warmup_epochs: until when all others are negatives.
-            queue: keys that it holds, at least those of a batch of all processes.
+            neighbours: number of positives beside the own key.
+            neighbour_epochs: epochs in which the own key is the only positive.
+            warmup_epochs: epochs in which all other keys are negatives.
+            queue: size of the queue, at least the batch of all processes.
         """
         memory = CallerKeyQueue(queue, dim, 2 * classes)
         super().__init__(comco.Comco, options_of(comco.Comco, locals()), memory=memory)
@@ -241,18 +239,18 @@ class Comco(MomentumLoss):
         epoch: float,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes, and enqueues their keys.
+        """Returns the loss over the samples of all processes, and enqueues their keys.
 
         Args:
             queries: projections of this process's samples, [batch, dim].
-            keys: those of another view by a `MomentumEncoder`, [batch, dim].
-            logits: of the classifier, [batch, classes].
-            labels: complementary: columns [batch, classes], or class numbers [batch].
-            epoch: now; a fraction of it counts.
-            sizes: samples of every process, where they are known; None exchanges them.
+            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
+            logits: logits of the classifier, [batch, classes].
+            labels: complementary labels, columns [batch, classes] or class numbers [batch].
+            epoch: the current epoch, which may be fractional.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: an input is not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         features = one_view(queries, keys, logits)
         targets = _targets(logits, labels, self.classes)

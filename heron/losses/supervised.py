@@ -24,7 +24,7 @@ from heron.pipeline.objectives import hard, hierarchical, supcon, supervised
 
 
 class _OfLabelled(Loss):
-    """A loss of features and the labels of all of them."""
+    """A loss of features that all have labels."""
 
     feature = "projections"
 
@@ -33,16 +33,16 @@ class _OfLabelled(Loss):
         return as_groups(labels)
 
     def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            features: of this process's labelled samples: [batch, dim], [batch, views, dim], or a
-                tensor [batch, dim] a view.
-            labels: class numbers [batch], or 0 and 1 for each label, [batch, labels].
-            sizes: samples of every process, where they are known; None exchanges them.
+            features: features of this process's labelled samples, [batch, dim], [batch, views, dim]
+                or a tensor [batch, dim] for each view.
+            labels: class numbers [batch], or 0 or 1 for each label, [batch, labels].
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: features or labels are not what the loss expects; says what it found.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         views, columns = as_views(features, "features"), self.columns(labels)
         same_rows({"features": views[0], "labels": columns})
@@ -57,20 +57,20 @@ class _OfLabelled(Loss):
 class Supcon(_OfLabelled):
     r"""SupCon's L_out (Khosla et al. 2020, Eq. 2), for one view or more.
 
-    With A(i) all views of all samples but i and P(i) those of its class, the mean over i of
+    With A(i) all views of all samples except i, and P(i) those of its class, the mean over i of
 
     .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
 
-    Samples with several labels are of one class where all labels agree.
+    Samples with several labels have the same class if all their labels agree.
     """
 
     def __init__(self, *, tau: float = 0.1, gather: bool = True) -> None:
-        """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
+        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
         super().__init__(supcon.Supcon, {"tau": tau}, gather)
 
 
 class WeightedSupervised(_OfLabelled):
-    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7), for several labels a sample.
+    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7), for multi-label samples.
 
     For each label a, with positives P(a) and negatives N(a), the mean over ordered pairs (i, j) in
     :math:`P(a)^2` of
@@ -79,7 +79,7 @@ class WeightedSupervised(_OfLabelled):
               - \log(\sigma_{ij} f_{ij})
 
     averaged over labels; :math:`\sigma_{ij} = 1 - \mathrm{dist}(y_i, y_j) / c`,
-    :math:`\gamma_{ik} = \mathrm{dist}(y_i, y_k)`. Several views stand side by side.
+    :math:`\gamma_{ik} = \mathrm{dist}(y_i, y_k)`. Several views are concatenated.
     """
 
     feature = "hidden"
@@ -93,14 +93,14 @@ class WeightedSupervised(_OfLabelled):
         num_classes: int | None = None,
         gather: bool = True,
     ) -> None:
-        """Takes the options.
+        """Sets the options.
 
         Args:
             tau: temperature, at least 0.003.
-            distance: `hamming`, or `indicator`: 0 where all labels agree, else 1 (Section 3.3).
+            distance: `hamming`, or `indicator`: 0 if all labels agree, else 1 (Section 3.3).
             self_pairs: keep the pairs i = j, as the authors' code does.
-            num_classes: where labels are class numbers: how many there are.
-            gather: compare rows of all processes.
+            num_classes: number of classes, needed if labels are class numbers.
+            gather: compare the rows of all processes.
         """
         options = {"tau": tau, "distance": distance, "self_pairs": self_pairs}
         super().__init__(supervised.WeightedSupervised, options, gather)
@@ -114,8 +114,8 @@ class WeightedSupervised(_OfLabelled):
 class Hierarchical(_OfLabelled):
     r"""HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6).
 
-    Labels are paths [batch, levels], whole numbers, coarsest level first. With P_l(i) the samples
-    whose paths agree with i's on the levels 1 to l and not on l + 1,
+    Labels are paths: whole numbers [batch, levels], coarsest level first. With P_l(i) the samples
+    whose paths agree with that of i on the levels 1 to l and not on l + 1,
 
     .. math:: \frac{1}{L} \sum_l \lambda_l \operatorname{mean}_i \frac{1}{|P_l(i)|}
               \sum_{p \in P_l(i)} \Big(\log \sum_{a \in A(i)} f_{ia} - \log f_{ip}\Big)
@@ -129,19 +129,19 @@ class Hierarchical(_OfLabelled):
         penalty: Literal["exp_inverse"] | None = "exp_inverse",
         gather: bool = True,
     ) -> None:
-        """Takes the options.
+        """Sets the options.
 
         Args:
             tau: temperature, at least 0.003.
-            constrain: raise a pair's loss to the largest of all finer levels; False is HiMulCon.
-            penalty: lambda: None is 1 (HiConE), `exp_inverse` as in the authors' code.
-            gather: compare rows of all processes.
+            constrain: raise a pair's loss to the largest of all finer levels; False: HiMulCon.
+            penalty: lambda_l: None is 1 (HiConE), `exp_inverse` that of the authors' code.
+            gather: compare the rows of all processes.
         """
         options = {"tau": tau, "constrain": constrain, "penalty": penalty}
         super().__init__(hierarchical.Hierarchical, options, gather)
 
     def columns(self, labels: Tensor) -> Tensor:
-        """Returns the paths."""
+        """Returns the paths, after a check."""
         if not is_whole(labels) or labels.dim() != 2 or not labels.shape[1]:
             raise LossError(
                 f"labels are {shown(labels)}; expected paths: whole numbers [batch, levels], "
@@ -151,7 +151,7 @@ class Hierarchical(_OfLabelled):
 
 
 class Hard(Loss):
-    r"""UCL, H-UCL, SCL and H-SCL: negatives tilted towards the anchor (H-SCL, Eq. 3 and 4).
+    r"""UCL, H-UCL, SCL and H-SCL: negatives weighted by hardness (H-SCL, Eq. 3 and 4).
 
     With :math:`g = \cos / \tau` and M views of other samples, the mean over positive pairs of
 
@@ -173,21 +173,21 @@ class Hard(Loss):
         detach: bool = False,
         gather: bool = True,
     ) -> None:
-        r"""Takes the options.
+        r"""Sets the options.
 
         Args:
-            supervised: negatives are of other classes; False (UCL, H-UCL) looks at no label, and
-                wants `positives="augmentation"`.
+            supervised: take negatives of other classes; False (UCL, H-UCL) uses no labels, and
+                requires `positives="augmentation"`.
             tau: temperature, at least 0.003.
             hardening: :math:`\eta`: `none` is 1, `exp` is :math:`e^{\beta g}`, `threshold` is 1
                 where :math:`e^g \ge e^{l / \tau}`, else 0.
-            beta: at least 0.
+            beta: :math:`\beta`, at least 0.
             threshold_start: l at first, a cosine.
-            threshold_end: l from `threshold_epochs` on; linear between.
-            threshold_epochs: see there.
-            positives: all views of the anchor's class, or the sample's other views only.
-            detach: let no gradient flow through :math:`\eta`.
-            gather: compare rows of all processes.
+            threshold_end: l from `threshold_epochs` on; linear in between.
+            threshold_epochs: epochs from `threshold_start` to `threshold_end`.
+            positives: all views of the anchor's class (`label`), or only the sample's other views.
+            detach: stop the gradient through :math:`\eta`.
+            gather: compare the rows of all processes.
         """
         super().__init__(hard.Hard, options_of(hard.Hard, locals()), gather)
         self.supervised, self.scheduled = supervised, hardening == "threshold"
@@ -200,16 +200,16 @@ class Hard(Loss):
         epoch: float | None = None,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
-            labels: class numbers [batch], or columns [batch, labels]; none if not `supervised`.
-            epoch: now, a fraction of it counts; for `hardening="threshold"`.
-            sizes: samples of every process, where they are known; None exchanges them.
+            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
+            labels: class numbers [batch] or columns [batch, labels]; None if not `supervised`.
+            epoch: the current epoch, which may be fractional; needed for `hardening="threshold"`.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: projections, labels or epoch are not what the options ask for.
+            LossError: projections, labels or epoch do not fit the options.
         """
         if (labels is None) == self.supervised:
             raise LossError(

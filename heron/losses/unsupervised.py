@@ -17,17 +17,17 @@ from heron.pipeline.objectives import clip, hard, single_view, unsupervised
 
 
 class _OfProjections(Loss):
-    """A loss of the projections alone."""
+    """A loss of projections alone."""
 
     def forward(self, projections: Views, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
-            sizes: samples of every process, where they are known; None exchanges them.
+            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: the projections cannot be compared; says why.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         return self.evaluate({"projections": projections}, sizes=sizes)
 
@@ -45,7 +45,7 @@ class NtXent(_OfProjections):
     """
 
     def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
+        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
         super().__init__(unsupervised.NtXent, {"tau": tau}, gather)
 
 
@@ -58,12 +58,12 @@ class Cmc(_OfProjections):
     """
 
     def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Takes the temperature, at least 0.003; `gather`: compare rows of all processes."""
+        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
         super().__init__(unsupervised.Cmc, {"tau": tau}, gather)
 
 
 class Clip(_OfProjections):
-    r"""CLIP's loss (Radford et al. 2021, Fig. 3), for two views or more; s is learnt.
+    r"""CLIP's loss (Radford et al. 2021, Fig. 3), with a learnt scale s, for two views or more.
 
     The mean over ordered pairs of views (u, v) and samples i of
 
@@ -73,31 +73,31 @@ class Clip(_OfProjections):
     """
 
     def __init__(self, *, tau: float = 0.07, gather: bool = True) -> None:
-        """Takes 1 / s at the start, at least 0.003; `gather`: compare rows of all processes."""
+        """Sets the initial 1 / s, at least 0.003; `gather`: compare the rows of all processes."""
         super().__init__(clip.Clip, {"tau": tau}, gather, _spec(1))
-        self.width = None  # the one part is the scale, which fits any projections
+        self.width = None  # its only part is the scale, which fits projections of any width
 
 
 class Siglip(_OfProjections):
-    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for two views or more; s and b are learnt.
+    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), with learnt s and b, for two views or more.
 
     The mean over pairs of views u < v of
 
     .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
 
-    with y = 1 where i = k, else -1, and B samples; :math:`s \le 100`.
+    with B samples, :math:`s \le 100`, and y = 1 if i = k, else -1.
     """
 
     def __init__(
         self, *, scale: float = 10.0, bias: float | None = None, gather: bool = True
     ) -> None:
-        """Takes s and b at the start; `gather`: compare rows of all processes.
+        """Sets the initial s and b; `gather`: compare the rows of all processes.
 
-        Without b it is the paper's, -10 for its 32,768 rows; -log(B - 1) suits B: from far below
-        it, nothing but the pairs of a row is learnt, and all projections become one.
+        By default b is the paper's -10, chosen for 32,768 rows; -log(B - 1) suits B rows. Far below
+        that, only the pairs of a row are learnt, and all projections become equal.
         """
         super().__init__(clip.Siglip, {"scale": scale, "bias": bias}, gather, _spec(1))
-        self.width = None  # as Clip's
+        self.width = None  # as for Clip
 
 
 class Debiased(_OfProjections):
@@ -109,18 +109,18 @@ class Debiased(_OfProjections):
     """
 
     def __init__(self, *, tau: float = 0.5, tau_plus: float = 0.1, gather: bool = True) -> None:
-        """Takes the options.
+        """Sets the options.
 
         Args:
             tau: temperature, at least 0.003.
-            tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-            gather: compare rows of all processes.
+            tau_plus: prior probability that a negative has the anchor's class, in [0, 1).
+            gather: compare the rows of all processes.
         """
         super().__init__(hard.Debiased, {"tau": tau, "tau_plus": tau_plus}, gather)
 
 
 class WeightedUnsupervised(_OfProjections):
-    r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5); H is a part of this module.
+    r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5), with its weight network H.
 
     The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
 
@@ -145,17 +145,17 @@ class WeightedUnsupervised(_OfProjections):
         Args:
             dim: width of the projections.
             tau: temperature, at least 0.003.
-            anchors: `all` views are anchors, or the `first` only.
-            negatives: `all_views` of the other samples (the paper), or `cross_view`: the
-                positive's view of them alone (the authors' code).
-            gather: compare rows of all processes.
+            anchors: views that are anchors: `all`, or the `first` only.
+            negatives: `all_views` of the other samples (the paper), or `cross_view`: only the
+                positive's view of them (the authors' code).
+            gather: compare the rows of all processes.
         """
         options = {"tau": tau, "anchors": anchors, "negatives": negatives}
         super().__init__(unsupervised.WeightedUnsupervised, options, gather, _spec(dim))
 
 
 class _OfInputs(Loss):
-    """A loss of projections and what they were made of."""
+    """A loss of projections and the inputs that they were computed from."""
 
     def forward(
         self,
@@ -164,15 +164,15 @@ class _OfInputs(Loss):
         *,
         sizes: RowCounts = None,
     ) -> Tensor:
-        """Returns the loss of the samples of all processes.
+        """Returns the loss over the samples of all processes.
 
         Args:
-            projections: of this process: [batch, views, dim], or a tensor [batch, dim] a view.
-            inputs: a tensor [batch, ...] a view; widths may differ.
-            sizes: samples of every process, where they are known; None exchanges them.
+            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
+            inputs: a tensor [batch, ...] for each view; their widths may differ.
+            sizes: numbers of samples of every process, if known; None exchanges them.
 
         Raises:
-            LossError: the projections cannot be compared; says why.
+            LossError: an input has the wrong shape, type or number of rows.
         """
         views = as_views(projections, "projections")
         features = {"projections": views, "inputs": as_inputs(inputs, len(views))}
@@ -183,21 +183,21 @@ class _OfInputs(Loss):
 
 
 class InputWeightedUnsupervised(_OfInputs):
-    r"""HCL's weighted unsupervised loss L_u (2021, Eq. 4): weights from the raw inputs.
+    r"""HCL's weighted unsupervised loss L_u (2021, Eq. 4), with weights from the raw inputs.
 
-    As `WeightedUnsupervised`, with :math:`g = e^{1 - \cos(x_{iu}, x_{kj})}`; where view j is of
-    another width than view u, :math:`x_{ku}` stands for :math:`x_{kj}`.
+    As `WeightedUnsupervised`, with :math:`g = e^{1 - \cos(x_{iu}, x_{kj})}`; where views j and u
+    have different widths, :math:`x_{ku}` replaces :math:`x_{kj}`.
     """
 
     def __init__(
         self, *, tau: float = 1.0, anchors: Literal["first", "all"] = "all", gather: bool = True
     ) -> None:
-        """Takes the options.
+        """Sets the options.
 
         Args:
             tau: temperature, at least 0.003.
-            anchors: `all` views are anchors, or the `first` only.
-            gather: compare rows of all processes.
+            anchors: views that are anchors: `all`, or the `first` only.
+            gather: compare the rows of all processes.
         """
         super().__init__(
             unsupervised.InputWeightedUnsupervised, {"tau": tau, "anchors": anchors}, gather
@@ -205,13 +205,13 @@ class InputWeightedUnsupervised(_OfInputs):
 
 
 class SingleViewUnsupervised(_OfInputs):
-    r"""HeroCon's L_u of one view (KDD 2022, Eq. 4); H and the map of inputs are its own.
+    r"""HeroCon's L_u of one view (KDD 2022, Eq. 4), with its H and its map of the inputs.
 
-    With :math:`x_i` the linear map of an input to the width of z, the mean over samples of
+    With :math:`x_i` an input, mapped linearly to the width of z, the mean over samples of
 
     .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
 
-    and over views where there are several; g as in `WeightedUnsupervised`.
+    and over views, if there are several; g as in `WeightedUnsupervised`.
     """
 
     def __init__(
@@ -221,15 +221,15 @@ class SingleViewUnsupervised(_OfInputs):
 
         Args:
             dim: width of the projections.
-            input_dims: numbers of an input, of each view; one for all views that share a map.
+            input_dims: width of each view's flattened inputs; one alone: all views share a map.
             tau: temperature, at least 0.003.
-            gather: compare rows of all processes.
+            gather: compare the rows of all processes.
         """
         spec = _spec(dim, input_dims)
         super().__init__(single_view.SingleViewUnsupervised, {"tau": tau}, gather, spec)
 
 
 def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
-    """Returns what parts are built for."""
+    """Returns the model that parts are built for."""
     config = check(ModelConfig, {"projection_width": dim}, "dim")
     return ModelSpec(config, [[width] for width in input_dims], 0, [], 0)

@@ -1,4 +1,4 @@
-"""What the terms of the objective see of a step."""
+"""The batch of a step as the terms of the objective see it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,53 +11,54 @@ from heron.pipeline.objectives.present import OwnRows, Rows
 
 
 class FeatureMap(dict[str, list[Tensor]]):
-    """Features by name, a tensor a view where views have their own."""
+    """Features by name: a list with a tensor for each view, or with a single tensor."""
 
     def __init__(self, scope: str, features: Mapping[str, list[Tensor]]) -> None:
-        """Holds what terms have asked for by `Needs.scope`."""
+        """Holds the features that terms request by the field of `Needs` that `scope` names."""
         super().__init__(features)
         self.scope = scope
 
     def prefix(self, names: Collection[str], width: int) -> "FeatureMap":
-        """Returns these features with the first `width` numbers alone of those named."""
+        """Returns these features, those in `names` cut to their first `width` columns."""
         return FeatureMap(
             self.scope,
             {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()},
         )
 
     def __missing__(self, name: str) -> list[Tensor]:
-        """Says what a loss has not asked for."""
+        """Raises ValueError: the loss reads a feature that it has not requested."""
         raise ValueError(f"the loss reads '{name}', which is not among its needs.{self.scope}")
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Features of the whole batch by name, and which rows are this process's own.
+    """The features of the whole batch, and which of its rows are this process's own.
 
-    Labelled rows come before unlabelled ones in `own`, `inputs`, `indices` and `rng_keys`.
+    "All rows" are those of all processes. Labelled rows come before unlabelled ones in `own`,
+    `inputs`, `indices` and `rng_keys`.
 
     Attributes:
         own: features of this process's rows.
-        gathered: features of all rows of all processes, as the terms need them; differentiable:
-            in backward every row is sent what each process found for it.
-        gathered_labelled: features of the labelled rows of all processes, likewise.
+        gathered: features of all rows, as the terms need them. Differentiable: backward adds up the
+            gradients that the processes computed for each row.
+        gathered_labelled: features of all labelled rows, differentiable in the same way.
         targets: labels of all labelled rows, 0/1, [all labelled, labels].
         rows: the own rows among all rows.
         labelled: the own labelled rows among all labelled rows.
-        labelled_at: where the labelled rows lie among all rows, [all labelled].
-        inputs: this process's inputs, a tensor a view.
-        indices: row numbers in the data set, of this process's rows.
-        rng_keys: of the random numbers of this process's rows.
-        epoch: now; a fraction of it counts.
-        gather_labelled: from this process's labelled rows to those of all processes, by rank;
+        labelled_at: positions of the labelled rows among all rows, [all labelled].
+        inputs: inputs of this process's rows, a tensor per view.
+        indices: row numbers in the data set of this process's rows.
+        rng_keys: keys of the random numbers of this process's rows.
+        epoch: the current epoch, a float.
+        gather_labelled: maps this process's labelled rows to those of all processes, by rank;
             differentiable. Every process must call it.
-        widths: `model.matryoshka`, where the term takes them itself; none: all of a projection.
+        widths: `model.matryoshka`, where the term handles it itself; empty: whole projections.
         present: which views each of all rows has, [all rows, views]; None: all of them. Features of
             a view that a row lacks are zeros.
-        vectors: features of all rows, of which `own_rows` alone have a gradient, see `Needs`; of
-            own rows alone where `own_rows` has a ring.
-        labelled_vectors: features of all labelled rows, likewise, of `own_labelled_rows`.
-        shared: the own rows, and the own labelled ones, where other processes have some too.
+        vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`); of
+            the own rows alone where `own_rows` has a ring.
+        labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
+        shared: the own rows, and the own labelled rows, where other processes have rows too.
     """
 
     own: FeatureMap
@@ -79,14 +80,14 @@ class GlobalBatch:
     shared: tuple[OwnRows, OwnRows] | None = None
 
     def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
-        """Returns the mean of a loss over the widths; it is given the columns to compare."""
+        """Returns the mean over the widths of `loss`, a function of the columns to compare."""
         losses = [loss(slice(width)) for width in self.widths or (None,)]
         return torch.stack(losses).mean()
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
-        """Returns the batch with the first `width` numbers alone of the features named.
+        """Returns the batch, its features in `names` cut to their first `width` columns.
 
-        They are views of what was gathered: nothing more is sent.
+        They are slices of the gathered tensors: nothing more is sent.
         """
         return replace(
             self,
@@ -100,7 +101,7 @@ class GlobalBatch:
 
     @property
     def num_labelled(self) -> int:
-        """Labelled rows of all processes."""
+        """The number of labelled rows of all processes."""
         return len(self.targets)
 
     @property
@@ -109,28 +110,28 @@ class GlobalBatch:
         return self.targets[self.labelled]
 
     def own_labelled(self, name: str) -> list[Tensor]:
-        """Features of this process's labelled rows, a tensor a view."""
+        """Returns features of this process's labelled rows, a tensor per view."""
         count = self.labelled.stop - self.labelled.start
         return [feature[:count] for feature in self.own[name]]
 
     @property
     def logits(self) -> Tensor:
-        """Of the classifier on this process's labelled rows."""
+        """The classifier's logits of this process's labelled rows."""
         return self.own_labelled("logits")[0]
 
     @property
     def projections(self) -> Sequence[Tensor]:
-        """The projections z of all rows, a tensor a view."""
+        """The projections z of all rows, a tensor per view."""
         return self.gathered["projections"]
 
     @property
     def own_rows(self) -> Rows:
-        """The rows of which `vectors` have a gradient."""
+        """The rows whose `vectors` have a gradient."""
         return self.rows if self.shared is None else self.shared[0]
 
     @property
     def own_labelled_rows(self) -> Rows:
-        """The labelled rows of which `labelled_vectors` have a gradient."""
+        """The labelled rows whose `labelled_vectors` have a gradient."""
         return self.labelled if self.shared is None else self.shared[1]
 
     @cached_property
@@ -146,9 +147,10 @@ class GlobalBatch:
 
     @cached_property
     def class_present(self) -> Tensor | None:
-        """As `labelled_present`, without rows that have an unknown label, whose class none knows.
+        """`labelled_present` for terms that compare whole label vectors.
 
-        Terms that compare whole label vectors see it; None: all rows count with all views.
+        A row with an unknown label, and so of an unknown class, counts with no view. None: all rows
+        count with all views.
         """
         if self.unknown is None:
             return self.labelled_present
@@ -160,8 +162,8 @@ class GlobalBatch:
 
     @cached_property
     def classes(self) -> Tensor:
-        """A number a labelled row: rows with the same labels share it."""
+        """A class number for each labelled row: rows with the same labels share it."""
         if not len(self.targets):
             return self.labelled_at
-        number: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
-        return number
+        classes: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
+        return classes

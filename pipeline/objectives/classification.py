@@ -12,14 +12,14 @@ from heron.pipeline.objectives.batch import GlobalBatch
 
 
 class LogitsTerm(Term):
-    """A loss of the logits and the labels of this process's labelled rows: `function`."""
+    """A term that is a `function` of the logits and labels of this process's labelled rows."""
 
     missing_views: ClassVar[bool] = True
 
     @staticmethod
     @abstractmethod
     def function(logits: Tensor, targets: Tensor, /, *, total: int) -> Tensor:
-        """The process's share of the mean over `total` rows; see `bce`."""
+        """Returns the process's share of the mean over `total` rows; see `bce`."""
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Calls `function`."""
@@ -33,21 +33,21 @@ def bce(
     total: int,
     known: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy of multi-label targets, the mean over `total` samples and labels.
+    """Binary cross-entropy of multi-label targets, averaged over `total` samples and all labels.
 
     Args:
-        logits: of this process's labelled samples.
-        y: their labels, 0 or 1; NaN where one is unknown, over which no mean is taken.
-        total: labelled samples in the whole batch; 0 gives a loss of 0.
-        known: known labels in the whole batch; None: all of them.
+        logits: logits of this process's labelled samples.
+        y: their labels, 0 or 1; NaN where unknown, which the mean leaves out.
+        total: number of labelled samples in the whole batch; 0 gives a loss of 0.
+        known: number of known labels in the whole batch; None: all labels are known.
 
     Returns:
         The process's share of the loss, differentiable also when it has no sample.
     """
     if known is not None:
-        stated = ~y.isnan()
+        is_known = ~y.isnan()
         loss = F.binary_cross_entropy_with_logits(
-            logits.to(y.dtype)[stated], y[stated], reduction="sum"
+            logits.to(y.dtype)[is_known], y[is_known], reduction="sum"
         )
         return loss / max(known, 1)
     loss = F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="sum")
@@ -57,7 +57,7 @@ def bce(
 def cross_entropy(
     logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of one-hot targets, the mean over `total` samples; see `bce`."""
+    """Cross-entropy of one-hot targets, averaged over `total` samples; see `bce`."""
     loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
     return loss / max(total, 1)
 
@@ -70,13 +70,13 @@ class Bce(LogitsTerm):
     function = staticmethod(bce)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """Calls `bce`, of the labels that are known."""
+        """Calls `bce` with the number of known labels."""
         known = None if batch.unknown is None else int((~batch.unknown).sum())
         return bce(batch.logits, batch.own_targets, total=batch.num_labelled, known=known)
 
 
 class CrossEntropy(LogitsTerm):
-    """Cross-entropy of classes, of which a row has one."""
+    """Cross-entropy of exclusive classes."""
 
     needs: ClassVar[Needs] = Needs(own=("logits",), labels=ONE)
     function = staticmethod(cross_entropy)

@@ -1,7 +1,7 @@
 """Classifier losses for complementary labels: a set of classes that each sample is known not to be.
 
-All take the logits of this process's samples and their sets as 0/1 columns, and give the process's
-share of the mean over the whole batch. p = softmax(logits), K classes, s = |Y|.
+All take the logits of this process's samples and their sets as 0/1 columns, and return the share of
+the mean over the whole batch. p = softmax(logits), K classes, s = |Y|.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -24,9 +24,9 @@ def ub_log(logits: Logits, ybar: Sets, *, total: int) -> Share:
     """UB-LOG (Feng et al. 2020, Eq. 13; MulCo, Eq. 2): -log of the probability outside the set.
 
     Args:
-        logits: of this process's samples.
+        logits: logits of this process's samples.
         ybar: 1 where a class is known to be wrong.
-        total: samples in the whole batch; 0 gives a loss of 0.
+        total: number of samples in the whole batch; 0 gives a loss of 0.
 
     Returns:
         The process's share of the mean, differentiable also when it has no sample.
@@ -45,18 +45,18 @@ def ub_exp(logits: Logits, ybar: Sets, *, total: int) -> Share:
 def mse(logits: Logits, ybar: Sets, *, total: int) -> Share:
     """Squared error |p - e_j|^2 under the unbiased estimator of `_unbiased`; see `ub_log`."""
     p = checked(logits, ybar).softmax(1)
-    each = p.square().sum(1, keepdim=True) - 2 * p + 1
-    return _unbiased(each, ybar) / max(total, 1)
+    losses = p.square().sum(1, keepdim=True) - 2 * p + 1
+    return _unbiased(losses, ybar) / max(total, 1)
 
 
 def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
     """Generalised cross-entropy (1 - p_j^q) / q (Zhang and Sabuncu 2018), as `mse`; see `ub_log`.
 
     Args:
-        logits: of this process's samples.
+        logits: logits of this process's samples.
         ybar: 1 where a class is known to be wrong.
-        total: samples in the whole batch.
-        q: in (0, 1]; towards 0 cross-entropy, at 1 the mean absolute error.
+        total: number of samples in the whole batch.
+        q: in (0, 1]; cross-entropy in the limit 0, the mean absolute error at 1.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is {q}; expected above 0 and at most 1, e.g. 0.7")
@@ -67,14 +67,14 @@ def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
 def l_uw(logits: Logits, ybar: Sets, *, total: int) -> Share:
     """L-UW (Gao and Zhang 2021, Eq. 8): -log softmax(1 - p) of a complementary label.
 
-    Of several, the mean, which is how Feng et al. 2020 decompose a set. See `ub_log`.
+    Of several labels it is the mean, as Feng et al. 2020 decompose a set. See `ub_log`.
     """
     log_q = (1 - checked(logits, ybar).softmax(1)).log_softmax(1)
     return -((ybar * log_q).sum(1) / ybar.sum(1)).sum() / max(total, 1)
 
 
 def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
-    """MLCL (Gao, Xu and Zhang 2024): one binary loss a class, corrected forward by a transition.
+    """MLCL (Gao, Xu and Zhang 2024): a binary loss for each class, with forward correction.
 
     Sets drawn uniformly have P(j in Y | x) = s / (K - 1) (1 - p_j); the loss is the binary
     cross-entropy of that probability against `ybar`, summed over classes, with softmax for p as
@@ -91,7 +91,7 @@ def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
 
 
 def checked(logits: Tensor, ybar: Tensor) -> Tensor:
-    """The logits in the sets' type; see `ub_log` for the errors."""
+    """Checks the sets, and returns the logits in their dtype; see `ub_log` for the errors."""
     if not ((ybar == 0) | (ybar == 1)).all():
         row = int(((ybar != 0) & (ybar != 1)).any(1).nonzero()[0])
         raise ValueError(
@@ -108,24 +108,24 @@ def checked(logits: Tensor, ybar: Tensor) -> Tensor:
 
 
 def _log_outside(logits: Tensor, ybar: Tensor) -> Tensor:
-    """The log of the sum of p outside the set, [batch]; exact however small it is."""
+    """Returns the log of the sum of p outside the set, [batch]; accurate for tiny sums too."""
     log_p = checked(logits, ybar).log_softmax(1)
     return torch.logsumexp(log_p.masked_fill(ybar == 1, -torch.inf), 1)
 
 
-def _unbiased(each: Tensor, ybar: Tensor) -> Tensor:
+def _unbiased(losses: Tensor, ybar: Tensor) -> Tensor:
     """Feng et al. 2020, Theorem 3: an unbiased estimate of a loss from complementary labels.
 
-    The sum over classes outside the set minus (K - 1 - s) / s times the sum over those inside;
-    summed over the rows. Meant for bounded losses, since the second part has no lower bound else.
+    It is the sum over classes outside the set minus (K - 1 - s) / s times the sum over those
+    inside, summed over rows. For bounded losses only: else the estimate has no lower bound.
     """
     size = ybar.sum(1)
     factor = (ybar.shape[1] - 1 - size) / size
-    return ((each * (1 - ybar)).sum(1) - factor * (each * ybar).sum(1)).sum()
+    return ((losses * (1 - ybar)).sum(1) - factor * (losses * ybar).sum(1)).sum()
 
 
 def log1m_exp(x: Tensor) -> Tensor:
-    """log(1 - e^x) of x <= 0, and of 0 the logarithm of the smallest number there is."""
+    """Returns log(1 - e^x) for x <= 0, at least the log of the smallest normal number."""
     tiny = torch.finfo(x.dtype).tiny
     return (-torch.expm1(x)).clamp(min=tiny).log()
 
@@ -149,13 +149,13 @@ class UbExp(ComplementaryTerm):
 
 
 class Mse(ComplementaryTerm):
-    """Squared error from complementary labels, unbiased (Feng et al. 2020): see `mse`."""
+    """Unbiased squared error from complementary labels (Feng et al. 2020): see `mse`."""
 
     function = staticmethod(mse)
 
 
 class Gce(ComplementaryTerm):
-    """Generalised cross-entropy from complementary labels, unbiased, of exponent `q`: see `gce`."""
+    """Unbiased generalised cross-entropy from complementary labels, of exponent `q`: see `gce`."""
 
     q: Annotated[float, Field(gt=0, le=1)] = 0.7
 

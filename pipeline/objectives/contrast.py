@@ -1,9 +1,9 @@
-"""What the contrastive terms share: sums of exponentials over weighed pairs, in one pass.
+"""The common part of contrastive terms: sums of exponentials over weighted pairs, in one pass.
 
-A term differs from the next in which pairs count, with what weight, and in what is made of an
-anchor's sums. It says the first by vectors of each side (never by a matrix), the second as a plain
-differentiable function of the sums; the block loop, the stable exponentials, the gradient of the
-logits and the choice between strips and fused kernels are here.
+Terms differ in which pairs count, with what weight, and in the loss that they take of an anchor's
+sums. A term describes its pairs by vectors of each side (never by a matrix), and its loss as a
+plain differentiable function of the sums. The block loop, the gradient of the logits and the
+choice between strips and fused kernels are here.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +27,16 @@ def contrast(
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
     mirroring: Mirroring | None = None,
 ) -> Float[Tensor, ""]:
-    """Sum a loss of each anchor's sums over all anchors; memory is linear in anchors + keys.
+    """Sums over all anchors a loss of each anchor's sums, in memory linear in anchors + keys.
 
     Without `mirroring` the gradient is that of the anchors' share, with respect to every vector.
-    With it, of a term whose rows are each other's anchors and keys, it is the whole gradient of the
-    anchors' rows and no other's: see `mirroring`.
+    With it, for a term whose rows are each other's anchors and keys, it is the whole gradient of
+    the anchors' rows alone: see `objectives.mirroring`.
 
     Args:
-        pairs: what is compared.
+        pairs: the pairs to compare.
         finish: the loss of some anchors, a scalar, in plain differentiable torch.
-        per_anchor: tensors of floats of which `finish` is given the rows of its anchors.
+        per_anchor: float tensors; `finish` gets their rows of its anchors.
         mirroring: how the pairs mirror each other.
 
     Returns:
@@ -52,7 +52,7 @@ def contrast(
 
 
 def fused_sums(pairs: Pairs) -> Float[Tensor, "anchors moments"]:
-    """The sums of `pairs` by fused kernels, differentiable with respect to the vectors."""
+    """Computes the sums of `pairs` by fused kernels, differentiable with respect to the vectors."""
     heads = [
         fused.exponential_sums(
             anchors,
@@ -69,40 +69,40 @@ def fused_sums(pairs: Pairs) -> Float[Tensor, "anchors moments"]:
     sums = torch.stack(heads).sum(0)
     if pairs.slopes is None:
         return sums
-    # Another slope than the moment's: the value stays, its gradient is scaled.
-    parts = [
+    # Where a slope differs from its moment the value stays, and its gradient is scaled.
+    rescaled = [
         sums[:, r].detach()
         + (slope / moment if slope else 0.0) * (sums[:, r] - sums[:, r].detach())
         for r, (moment, slope) in enumerate(zip(pairs.moments, pairs.slopes, strict=True))
     ]
-    return torch.stack(parts, 1)
+    return torch.stack(rescaled, 1)
 
 
 def _rule(pairs: Pairs, finish: Finish) -> Rule:
     slopes = pairs.slopes or pairs.moments
 
     def rule(rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
-        parts = [summands(pairs, rows, strip) for strip in logits]  # overwrites the logits
-        sums = torch.stack([torch.stack([e.sum(1) for e in head], 1) for head in parts]).sum(0)
+        heads = [summands(pairs, rows, strip) for strip in logits]  # overwrites the logits
+        sums = torch.stack([torch.stack([e.sum(1) for e in head], 1) for head in heads]).sum(0)
         leaves = [t.detach().requires_grad_() for t in (sums, *per_anchor)]
         with torch.enable_grad():
             loss = finish(leaves[0], leaves[1:])
-            d_sums, *others = torch.autograd.grad(
+            d_sums, *d_per_anchor = torch.autograd.grad(
                 loss, leaves, allow_unused=True, materialize_grads=True
             )
-        return loss.detach(), [_gradient(head, d_sums, slopes) for head in parts], others
+        return loss.detach(), [_d_logits(head, d_sums, slopes) for head in heads], d_per_anchor
 
     return rule
 
 
-def _gradient(summands: Sequence[Tensor], d_sums: Tensor, slopes: Sequence[float]) -> Tensor:
-    """The gradient of the logits, in the summands' memory."""
+def _d_logits(summands: Sequence[Tensor], d_sums: Tensor, slopes: Sequence[float]) -> Tensor:
+    """Returns the gradient of the logits, in the summands' memory."""
     scaled = [
-        part.mul_(d_sums[:, r, None] * slope)
-        for r, (part, slope) in enumerate(zip(summands, slopes, strict=True))
+        summand.mul_(d_sums[:, r, None] * slope)
+        for r, (summand, slope) in enumerate(zip(summands, slopes, strict=True))
         if slope != 0
     ]
     total = scaled[0]
-    for part in scaled[1:]:
-        total.add_(part)
+    for summand in scaled[1:]:
+        total.add_(summand)
     return total

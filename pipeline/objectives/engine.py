@@ -1,11 +1,10 @@
 """The block loop under every contrastive term: anchors against keys, a strip of rows at a time.
 
-A contrastive term is a sum over anchors of a function of that anchor's row of logits
-(``anchors @ keys.T``). Holding all rows at once costs N x N; this engine holds one strip. Because
-the loss is a scalar and an anchor's row lives whole inside its strip, the gradient of a strip can
-be taken as soon as its loss is known, so each strip is visited once, its logits are computed once
-(where recomputation in a backward pass would compute them twice), and what is stored for the
-backward pass is the gradient of the inputs: linear in the batch.
+A contrastive term is a sum over anchors of a function of the anchor's row of logits
+(``anchors @ keys.T``). Holding all rows at once takes N x N memory; this engine holds one strip.
+The loss is a scalar and a strip holds whole rows, so a strip's gradient is taken together with its
+loss: logits are computed once, not again in a backward pass, and only the gradient of the inputs,
+linear in the batch, is stored for backward.
 
 A term supplies a *rule*: strip of logits -> (its share of the loss, the gradient of that share).
 """
@@ -30,13 +29,13 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scale rows to length one; a zero row stays zero and has a finite gradient.
+    """Scales rows to unit length; a zero row stays zero and has a finite gradient.
 
     Args:
         x: vectors in any float type.
 
     Returns:
-        Vectors of length 1 (or 0) in x's type, in at least float32.
+        Vectors of length 1 (or 0) in x's type, at least float32.
     """
     x = x if x.dtype == torch.float64 else x.float()
     length = x.norm(dim=-1, keepdim=True)
@@ -44,10 +43,10 @@ def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
 
 
 def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
-    """The type in which exponentials of cos / tau are taken without a running maximum.
+    """Returns the type that holds exponentials of cos / tau without a running maximum.
 
     ``|cos| <= 1``, so every ratio of exponentials lies within exp(+-2 / tau). Up to 2 / tau = 60
-    float32 holds them, sums over a million keys included; colder temperatures need float64.
+    float32 holds them, and sums of a million of them; lower temperatures need float64.
 
     Args:
         dtype: the type of the embeddings.
@@ -70,19 +69,22 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
 
 
 def strip_elements(device: torch.device) -> int:
-    """Logits that a strip holds, about."""
+    """Returns about how many logits a strip holds."""
     return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
 
 
 def strips(n_anchors: int, n_keys: int, device: torch.device, part: int = 1) -> Iterator[slice]:
-    """Cut the anchors into strips whose logits hold about ``STRIP_ELEMENTS / part`` elements."""
+    """Cuts the anchors into strips of about ``STRIP_ELEMENTS / part`` logits each."""
     step = max(MIN_STRIP_ROWS, strip_elements(device) // part // max(n_keys, 1))
     for start in range(0, n_anchors, step):
         yield slice(start, min(start + step, n_anchors))
 
 
 def triangle(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Strips whose keys begin at their first anchor, all of about as many logits."""
+    """Cuts a symmetric matrix into strips of about equally many logits.
+
+    The keys of a strip begin at its first anchor.
+    """
     start = 0
     while start < n_anchors:
         step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
@@ -90,15 +92,18 @@ def triangle(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slic
 
 
 def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
-    """Classes as numbers from 0 on, and how many there are.
+    """Numbers the classes from 0 on.
 
     Args:
-        label: one whole number a sample.
-        batch: samples there are.
-        term: the term that asks, for the message.
+        label: one whole number per sample.
+        batch: the number of samples.
+        term: the calling term, for the message.
+
+    Returns:
+        The class of each sample, and the number of classes.
 
     Raises:
-        ValueError: the labels are of another shape, or no whole numbers.
+        ValueError: the labels have another shape, or are no whole numbers.
     """
     if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
         raise ValueError(
@@ -123,10 +128,11 @@ class _Blockwise(torch.autograd.Function):
         anchors, keys = tensors[:n_heads], tensors[n_heads : 2 * n_heads]
         per_anchor = tensors[2 * n_heads :]
         n_anchors, n_keys = anchors[0].shape[0], keys[0].shape[0]
-        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
-        nothing = anchors[0].new_empty(0)  # a queue of keys takes no gradient, and no memory for it
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        no_gradient = anchors[0].new_empty(0)  # for a queue of keys, say: it costs no memory
         grads = [
-            torch.zeros_like(t) if w else nothing for t, w in zip(tensors, wanted, strict=True)
+            torch.zeros_like(t) if needed else no_gradient
+            for t, needed in zip(tensors, needs_grad, strict=True)
         ]
         d_anchors, d_keys = grads[:n_heads], grads[n_heads : 2 * n_heads]
         d_per_anchor = grads[2 * n_heads :]
@@ -143,12 +149,12 @@ class _Blockwise(torch.autograd.Function):
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
             total += loss
             for h in range(n_heads):
-                if wanted[h]:
+                if needs_grad[h]:
                     torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
-                if wanted[n_heads + h]:
+                if needs_grad[n_heads + h]:
                     d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
             for out, value in zip(d_per_anchor, d_extra, strict=True):
-                if out is not nothing:
+                if out is not no_gradient:
                     out[rows] = value
         ctx.save_for_backward(*grads)
         return total.to(anchors[0].dtype)
@@ -158,9 +164,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        wanted: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
-        found = (g * grad if w else None for g, w in zip(saved, wanted, strict=True))
-        return None, None, None, *found
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        scaled = (g * grad if needed else None for g, needed in zip(saved, needs_grad, strict=True))
+        return None, None, None, *scaled
 
 
 def blockwise(
@@ -170,22 +176,22 @@ def blockwise(
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
     part: int = 1,
 ) -> Float[Tensor, ""]:
-    """Sum a rule over all anchors with memory linear in anchors + keys.
+    """Sums a rule over all anchors, in memory linear in anchors + keys.
 
-    Several heads share the anchors and keys but not the vectors: head h has the logits
+    Heads have the same anchors and keys, but each has vectors of its own: head h has the logits
     ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together.
 
     Args:
-        rule: the term's share of a strip, with its gradient.
-        anchors: one tensor a head, in the working dtype, with 1 / tau already inside.
-        keys: one tensor a head.
-        per_anchor: tensors of which the rule needs the strip's rows; differentiable.
-        part: strips hold this part of the usual number of logits.
+        rule: maps a strip to its share of the loss and the gradient of that share.
+        anchors: one tensor per head, in the working dtype, with 1 / tau already inside.
+        keys: one tensor per head.
+        per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
+        part: by how much the usual number of logits of a strip is divided.
 
     Returns:
         The loss, differentiable once with respect to anchors, keys and per_anchor.
     """
-    if anchors[0].shape[0] == 0:  # a process without a share still takes part in the gradient
+    if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
     result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
         rule, part, len(anchors), *anchors, *keys, *per_anchor

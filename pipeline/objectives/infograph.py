@@ -1,4 +1,4 @@
-"""InfoGraph's objective: a node's features tell its graph from others."""
+"""InfoGraph's objective: a node's features identify its graph."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 
 
 class Discriminators(nn.Module):
-    """InfoGraph's networks of nodes and of graphs, whose inner products say what belongs together.
+    """InfoGraph's networks of nodes and of graphs, whose inner products score their matches.
 
     Each is three layers Linear-ReLU beside one linear layer, all as wide as the features.
     """
@@ -25,21 +25,21 @@ class Discriminators(nn.Module):
     reads_nodes = True
 
     def __init__(self, width: int) -> None:
-        """Draws the weights."""
+        """Builds both networks for features of a width."""
         super().__init__()
         self.of_nodes, self.of_graphs = _Discriminator(width), _Discriminator(width)
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns a tensor a view of each.
+        """Returns three features, with a tensor for each view.
 
-        `local` [rows, nodes, width], `global` [rows, width] and `sizes` [rows, 1], the number of
-        nodes.
+        These are `local` [rows, nodes, width], `global` [rows, width] and the number of nodes,
+        `sizes` [rows, 1].
         """
         return {
             "local": [self.of_nodes(nodes) for nodes in encoded.nodes],
             "global": [self.of_graphs(graphs) for graphs in encoded.hidden],
             "sizes": [
-                _there(x, nodes).sum(1, keepdim=True)
+                _is_node(x, nodes).sum(1, keepdim=True)
                 for x, nodes in zip(encoded.inputs, encoded.nodes, strict=True)
             ],
         }
@@ -57,13 +57,13 @@ class _Discriminator(nn.Module):
 
 
 class Infograph(Term):
-    """InfoGraph's loss, the mean over the views: mutual information of nodes and their graphs."""
+    """InfoGraph's loss, averaged over the views: mutual information of nodes and their graphs."""
 
     needs: ClassVar[Needs] = Needs(gathered=("global", "sizes"), own=("local",))
     nested: ClassVar[tuple[str, ...] | None] = None
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Brings the discriminators, one for all views."""
+        """Returns the discriminators, shared by all views."""
         if any(len(shape) != 4 for shape in spec.shapes) or len(set(spec.widths)) > 1:
             raise ConfigError(
                 "objective.infograph compares nodes with graphs, and a view has none, or features "
@@ -82,7 +82,7 @@ class Infograph(Term):
             strict=True,
         )
         losses = [
-            infograph(local, graphs, _there(x, local), int(sizes.sum()), batch.rows)
+            infograph(local, graphs, _is_node(x, local), int(sizes.sum()), batch.rows)
             for local, graphs, sizes, x in views
         ]
         return torch.stack(losses).mean()
@@ -98,7 +98,7 @@ def infograph(
     r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4, with Jensen and Shannon's estimator).
 
     With V the nodes of the G graphs of the batch, g(u) the graph of a node, and T(u, g) the inner
-    product of what the discriminators make of both, it is
+    product of the discriminators' outputs, it is
 
     .. math:: \frac{1}{|V|} \sum_{u \in V} \Big( sp(-T(u, g(u)))
               + \frac{1}{G - 1} \sum_{g \ne g(u)} sp(T(u, g)) \Big) - 2 \log 2
@@ -106,29 +106,29 @@ def infograph(
     where sp(x) = log(1 + e^x). The constant is that of their code; at T = 0 the loss is 0.
 
     Args:
-        local: of the nodes of this process's graphs.
-        graphs: of all graphs.
-        there: where there is a node.
-        total: nodes of all graphs.
+        local: discriminator outputs of the nodes of this process's graphs.
+        graphs: discriminator outputs of all graphs.
+        there: True where `local` holds a node, not padding.
+        total: number of nodes of all graphs.
         rows: this process's graphs among all.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, 0 where no graph has a node.
 
     Raises:
-        ValueError: there is one graph alone, from which no node can tell another.
+        ValueError: there is only one graph, so there are no negatives.
     """
     if len(graphs) < 2:
         raise ValueError(f"has {len(graphs)} graph in a batch; expected 2 at least")
     graph = torch.arange(len(graphs), device=graphs.device)[rows]
-    nodes, own = local[there], graph[:, None].expand(there.shape)[there]
+    nodes, own_graph = local[there], graph[:, None].expand(there.shape)[there]
     scores = nodes @ graphs.T
-    joint = scores.gather(1, own[:, None])[:, 0]
-    others = softplus(scores).sum(1) - softplus(joint)
-    sums = softplus(-joint) + others / (len(graphs) - 1) - 2 * math.log(2)
-    return sums.sum() / max(total, 1)
+    positive = scores.gather(1, own_graph[:, None])[:, 0]
+    negatives = softplus(scores).sum(1) - softplus(positive)
+    losses = softplus(-positive) + negatives / (len(graphs) - 1) - 2 * math.log(2)
+    return losses.sum() / max(total, 1)
 
 
-def _there(x: Tensor, nodes: Tensor) -> Tensor:
-    """Returns where there is a node, [rows, nodes], in rows of graphs."""
+def _is_node(x: Tensor, nodes: Tensor) -> Tensor:
+    """Returns which places of encoded graphs hold a node, [rows, nodes]."""
     return x[:, : nodes.shape[1]] != NONE

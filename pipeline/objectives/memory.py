@@ -1,4 +1,4 @@
-"""What a term remembers from step to step."""
+"""The state that a term keeps from step to step."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -14,13 +14,13 @@ from heron.pipeline.models.heterogeneous import Heterogeneous
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a memory is made for.
+    """The run that a memory is built for.
 
     Attributes:
-        model: in its initial state, unwrapped.
+        model: the model in its initial state, unwrapped.
         rows: numbers of all labelled rows, in any order.
-        labels: how many there are.
-        read_targets: gives the labels that training sees of the rows, 0/1, [labelled, labels].
+        labels: the number of labels.
+        read_targets: returns the labels of `rows` that training sees, 0/1, [labelled, labels].
         terms: all terms of the objective by name.
     """
 
@@ -33,14 +33,14 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The step that is done.
+    """A finished step.
 
     Attributes:
-        number: from 0.
-        per_epoch: steps of an epoch.
-        gathered_parameters: while it is open, every process can read all weights of the model;
-            every process must open it.
-        from_first: a small value of the first process, on every process; all must call it.
+        number: the step's number, from 0.
+        per_epoch: steps per epoch.
+        gathered_parameters: a context in which every process can read all weights of the model;
+            every process must enter it.
+        from_first: returns the first process's small value on every process; all must call it.
     """
 
     number: int
@@ -50,8 +50,8 @@ class StepEnd:
 
 
 class Memory(nn.Module):
-    """Buffers that every process holds the same; a checkpoint keeps them under the term's name."""
+    """Buffers that are equal on all processes; a checkpoint keeps them under the term's name."""
 
     def update(self, step: StepEnd) -> list[str]:
-        """Moves on once the weights have moved; returns lines for the log."""
+        """Updates the memory after the optimizer's step; returns lines for the log."""
         return []

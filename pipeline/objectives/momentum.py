@@ -1,4 +1,4 @@
-"""The slow copy of an encoder that makes keys, and the queue that keeps them (MoCo, MulCo)."""
+"""The momentum encoder that computes keys, and the queue of keys (MoCo, MulCo)."""
 
 import copy
 from abc import abstractmethod
@@ -21,10 +21,9 @@ VIEW = 1  # keys are made of the second view
 
 
 class KeyQueue(Memory):
-    """Earlier keys with their posteriors.
+    """A queue of earlier keys with their posteriors.
 
-    The queue is empty at first and holds what was put there, so that no made-up key is ever a
-    negative.
+    It starts empty, so no made-up key is ever a negative.
     """
 
     keys: Tensor
@@ -33,7 +32,7 @@ class KeyQueue(Memory):
     position: Tensor
 
     def __init__(self, size: int, width: int, classes: int) -> None:
-        """Holds `size` keys of `width` numbers, each with a posterior of `classes`."""
+        """Allocates `size` keys of `width` numbers, each with a posterior of `classes` numbers."""
         super().__init__()
         self.register_buffer("keys", torch.zeros(size, width))
         self.register_buffer("posteriors", torch.zeros(size, classes))
@@ -48,10 +47,10 @@ class KeyQueue(Memory):
     def offer(
         self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
     ) -> None:
-        """Takes what is to be put into the queue: of the whole batch, in its order."""
+        """Offers the keys of the whole batch, in its order, to be enqueued after the step."""
 
     def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
-        """Returns the keys that were put in, and their posteriors."""
+        """Returns the keys in the queue, and their posteriors."""
         filled = int(self.filled)
         return self.keys[:filled], self.posteriors[:filled]
 
@@ -59,17 +58,17 @@ class KeyQueue(Memory):
     def enqueue(
         self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
     ) -> None:
-        """Puts the keys of a whole batch in, in its order; the oldest give way."""
+        """Enqueues the keys of a whole batch, in its order; they replace the oldest ones."""
         size, count = len(self.keys), len(keys)
-        at = (self.position + torch.arange(count, device=keys.device)) % size
-        self.keys[at] = keys.to(self.keys)
-        self.posteriors[at] = posteriors.to(self.posteriors)
+        positions = (self.position + torch.arange(count, device=keys.device)) % size
+        self.keys[positions] = keys.to(self.keys)
+        self.posteriors[positions] = posteriors.to(self.posteriors)
         self.position.copy_((self.position + count) % size)
         self.filled.add_(count).clamp_(max=size)
 
 
 class MomentumQueue(KeyQueue):
-    """A momentum encoder with its projector, and a queue of earlier keys with their posteriors.
+    """A momentum encoder with its projector, and the queue of its keys with their posteriors.
 
     He et al. 2020 (MoCo); MulCo, Algorithm 1.
     """
@@ -78,20 +77,20 @@ class MomentumQueue(KeyQueue):
     projector: nn.Module
 
     def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
-        """Copies the encoder and the projector of the view that keys are made of.
+        """Copies the encoder and the projector of the view that keys are computed from.
 
         Args:
-            model: what is followed, in its initial state, unwrapped.
-            size: keys that the queue holds.
+            model: the model to follow, in its initial state, unwrapped.
+            size: number of keys in the queue.
             classes: width of a posterior.
-            momentum: share of the copy that a step keeps.
+            momentum: decay of the moving average per step.
         """
         encoder, projector = model.branch(VIEW)
         width = next(p.shape[0] for p in reversed(list(projector.parameters())))
         super().__init__(size, width, classes)
         self.width = width
         self.momentum, self.precision = momentum, model.precision
-        self._model = (model,)  # in a tuple, so that it is no part of this module
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
         self.encoder, self.projector = copy.deepcopy(encoder), copy.deepcopy(projector)
         self.requires_grad_(False)
         self.keys = self.keys.to(next(projector.parameters()))
@@ -112,11 +111,11 @@ class MomentumQueue(KeyQueue):
     def offer(
         self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
     ) -> None:
-        """Takes what `update` will put into the queue."""
+        """Stores the keys that `update` will enqueue."""
         self._offered = keys, posteriors
 
     def update(self, step: StepEnd) -> list[str]:
-        """Follows the model, and enqueues what was offered."""
+        """Follows the model, and enqueues the offered keys."""
         with step.gathered_parameters():
             self.ema_update()
         if self._offered is not None:
@@ -126,35 +125,37 @@ class MomentumQueue(KeyQueue):
 
     @torch.no_grad()
     def ema_update(self) -> None:
-        """Moves every parameter towards the model's by 1 - momentum."""
+        """Moves every parameter towards the model's, by 1 - momentum."""
         pairs = zip((self.encoder, self.projector), self._model[0].branch(VIEW), strict=True)
-        for mine, theirs in pairs:
-            follow(mine, theirs, self.momentum)
+        for slow, fast in pairs:
+            move_towards(slow, fast, self.momentum)
 
 
 @torch.no_grad()
-def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
-    """Moves every parameter of a module towards those of another by 1 - momentum."""
-    for mine, theirs in zip(slow.parameters(), fast.parameters(), strict=True):
-        mine.lerp_(theirs.detach(), 1 - momentum)
+def move_towards(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
+    """Moves every parameter of `slow` towards that of `fast`, by 1 - momentum."""
+    for own, target in zip(slow.parameters(), fast.parameters(), strict=True):
+        own.lerp_(target.detach(), 1 - momentum)
 
 
 class MomentumTerm(Term):
     """A term with a momentum encoder.
 
     Attributes:
-        queue: keys of earlier samples that are kept.
-        momentum: of the encoder of the keys: its weights move by 1 - momentum a step.
+        queue: number of earlier samples' keys that are kept.
+        momentum: of the key encoder, whose weights move by 1 - momentum a step.
     """
 
     queue: Natural = 8192
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
 
     needs: ClassVar[Needs] = Needs(own=("logits", "projections"), labels=WRONG, views=2)
-    nested: ClassVar[tuple[str, ...] | None] = ()  # keys are made, and enqueued, once and whole
+    nested: ClassVar[
+        tuple[str, ...] | None
+    ] = ()  # keys are computed and enqueued once, at full width
 
     def refuse(self, name: str, setting: TermSetting) -> None:
-        """Raises ConfigError without a shared encoder, or where the queue is too short."""
+        """Raises ConfigError if the encoder is not shared, or the queue shorter than a batch."""
         model, labelled = setting.model, setting.labelled
         if not (model.shared_encoder and model.shared_projector):
             raise ConfigError(
@@ -174,5 +175,5 @@ class MomentumTerm(Term):
 
 
 def columns(classes: Tensor, like: Tensor) -> Tensor:
-    """Returns classes as 0/1 columns, as many and of the type as another tensor's."""
+    """Returns class numbers as 0/1 columns, of the number and dtype of the columns of `like`."""
     return one_hot(classes, like.shape[1]).to(like)

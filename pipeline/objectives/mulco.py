@@ -1,4 +1,4 @@
-"""MulCo: queries against momentum keys, negatives weighed by what they are likely to be."""
+"""MulCo: queries against momentum keys, with negatives weighted by their class probabilities."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -30,16 +30,16 @@ class Mulco(MomentumTerm):
         """See `mulco`."""
         keys, posteriors = memory.embed(batch), batch.logits.detach().softmax(1)
         memory.offer(batch.gather_labelled(keys), batch.gather_labelled(posteriors))
-        queue, of_queue = memory.queue()
+        queue, queue_posteriors = memory.queue()
         q = batch.own_labelled("projections")[0]
 
-        def compared(part: slice) -> Tensor:
+        def loss_of_columns(columns: slice) -> Tensor:
             return mulco(
-                q[:, part],
-                keys[:, part],
-                queue[:, part],
+                q[:, columns],
+                keys[:, columns],
+                queue[:, columns],
                 posteriors,
-                of_queue,
+                queue_posteriors,
                 batch.own_targets,
                 tau=self.tau,
                 kind=self.kind,
@@ -47,7 +47,7 @@ class Mulco(MomentumTerm):
                 total=batch.num_labelled,
             )
 
-        return batch.mean_over_widths(compared)
+        return batch.mean_over_widths(loss_of_columns)
 
 
 def mulco(
@@ -77,13 +77,13 @@ def mulco(
     Args:
         q: projections of this process's samples.
         key: projections of the same samples' other view by the momentum encoder; no gradient.
-        queue: earlier keys; may be empty, which makes the loss 0.
+        queue: earlier keys; an empty queue makes the loss 0.
         prob_q: class probabilities of the samples; no gradient.
-        prob_queue: class probabilities of the queue's samples when they were put there.
+        prob_queue: class probabilities of the queue's samples when they were enqueued.
         ybar: complementary labels, 1 where a class is known to be wrong.
         tau: temperature, > 0.
-        kind: how negatives are weighed.
-        tau_plus: the prior of `debiased`, 1 / classes when None.
+        kind: how negatives are weighted.
+        tau_plus: class prior of `debiased`; None: 1 / classes.
         total: samples in the whole batch; None when q holds all of them.
 
     Returns:
@@ -94,24 +94,25 @@ def mulco(
     """
     dtype = working_dtype(q.dtype, tau)
     anchors = unit(q).to(dtype) / tau
-    keys, others = unit(key.detach()).to(dtype), unit(queue).to(dtype)
+    positives, negatives = unit(key.detach()).to(dtype), unit(queue).to(dtype)
     prob_q, prob_queue = prob_q.detach().to(dtype), prob_queue.to(dtype)
     mean = 1 / max(len(q) if total is None else total, 1)
-    pairs = Pairs([anchors], [others])
+    pairs = Pairs([anchors], [negatives])
     if kind == "sifted":
         pairs = Pairs(
-            [anchors], [others], anchor_tag=prob_q.argmax(1), key_tag=prob_queue.argmax(1)
+            [anchors], [negatives], anchor_tag=prob_q.argmax(1), key_tag=prob_queue.argmax(1)
         )
     elif kind == "soft":
-        own = torch.zeros_like(prob_q).scatter_(1, prob_q.argmax(1, keepdim=True), 1.0)
-        pairs = Pairs([anchors], [others], anchor_weight=own, key_weight=1 - prob_queue)
+        predicted = torch.zeros_like(prob_q).scatter_(1, prob_q.argmax(1, keepdim=True), 1.0)
+        pairs = Pairs([anchors], [negatives], anchor_weight=predicted, key_weight=1 - prob_queue)
     elif kind == "weighted":
-        pairs = Pairs([anchors], [others], anchor_weight=ybar.to(dtype), key_weight=prob_queue)
+        pairs = Pairs([anchors], [negatives], anchor_weight=ybar.to(dtype), key_weight=prob_queue)
     prior = 1 / prob_q.shape[1] if tau_plus is None else tau_plus
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         positive = per_anchor[0][:, None]
-        rest = debias(sums, positive, len(others), tau, prior) if kind == "debiased" else sums
-        return torch.log1p(rest * torch.exp(-positive)).sum() * mean
+        if kind == "debiased":
+            sums = debias(sums, positive, len(negatives), tau, prior)
+        return torch.log1p(sums * torch.exp(-positive)).sum() * mean
 
-    return contrast(pairs, finish, [(anchors * keys).sum(1)])
+    return contrast(pairs, finish, [(anchors * positives).sum(1)])

@@ -24,23 +24,24 @@ class Objective:
     .. math:: \frac{1}{|M|} \sum_{m \in M} L_t(z_{1:m})
 
     The paper adds them with weights of 1; the mean leaves a term's scale, and so the learning rate,
-    as it is. Every loss makes unit vectors of what it compares, so of each z_{1:m} too.
+    as it is. Every loss normalises the vectors that it compares, so each z_{1:m} too.
 
     Attributes:
-        terms: by name.
-        matryoshka: the widths; none: projections are compared whole.
-        needs: what any of them needs.
-        memories: of the terms that have one, by the term's name; see `remember`.
-        rings: whether vectors of other processes' rows can come round a ring.
+        terms: the terms by name.
+        matryoshka: the widths; empty: projections are compared whole.
+        needs: the union of the terms' needs.
+        memories: the memories of the terms that have one, by the term's name; see `remember`.
+        rings: whether the vectors of other processes' rows can come round a ring.
     """
 
     def __init__(self, terms: Mapping[str, Term], matryoshka: Sequence[int] = ()) -> None:
-        """Takes the terms of a configuration, and the widths: see `config.model.ModelConfig`."""
+        """Takes the terms by name, and the widths of `config.model.ModelConfig.matryoshka`."""
         self.terms, self.matryoshka = dict(terms), tuple(matryoshka)
-        needs = [term.requires() for term in terms.values()]
+        needs_of_terms = [term.requires() for term in terms.values()]
 
         def union(scope: str) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(name for one in needs for name in getattr(one, scope)))
+            names = (name for needs in needs_of_terms for name in getattr(needs, scope))
+            return tuple(dict.fromkeys(names))
 
         self.needs = Needs(
             gathered=union("gathered"),
@@ -54,7 +55,7 @@ class Objective:
 
     @property
     def supervised(self) -> bool:
-        """Whether every term looks at labels, and none at a row that has none."""
+        """Whether every term needs labels, so that unlabelled rows train nothing."""
         return all(term.requires().labels for term in self.terms.values())
 
     def refuse(
@@ -63,13 +64,13 @@ class Objective:
         """Refuses terms that do not fit the data.
 
         Args:
-            kind: of the labels that training sees.
-            views: what the model sees.
-            labelled: labelled rows of a batch.
-            model: its configuration.
+            kind: the kind of labels that training sees.
+            views: the views that the model sees.
+            labelled: the number of labelled rows in a batch.
+            model: the model's configuration.
 
         Raises:
-            ConfigError: names the term, what it needs and what there is.
+            ConfigError: a term needs what the data lack; names the term, its need and the data.
         """
         if labelled == 0 and self.supervised:
             raise ConfigError(
@@ -80,9 +81,9 @@ class Objective:
             needs = term.requires()
             if needs.labels and kind not in needs.labels:
                 fitting = [
-                    other
-                    for other, found in named_terms().items()
-                    if "logits" in found.needs.own and kind in found.needs.labels
+                    other_name
+                    for other_name, other in named_terms().items()
+                    if "logits" in other.needs.own and kind in other.needs.labels
                 ]
                 raise ConfigError(
                     f"objective.{name} needs labels of kind {' or '.join(needs.labels)}, but "
@@ -107,7 +108,11 @@ class Objective:
             )
 
     def refuse_partial(self, missing: bool, unknown: bool) -> None:
-        """Refuses terms that are not defined for rows that lack views, or single labels.
+        """Refuses terms that are not defined for rows with missing views or unknown labels.
+
+        Args:
+            missing: whether some rows lack views.
+            unknown: whether some rows have unknown labels.
 
         Raises:
             ConfigError: names the term, what rows lack and the remedy.
@@ -130,21 +135,21 @@ class Objective:
                 )
 
     def weights(self, epoch: float) -> dict[str, float]:
-        """Returns each term's weight at an epoch (a fraction of it counts)."""
+        """Returns each term's weight at an epoch, which may be fractional."""
         return {
             name: term.weight * (min(epoch / term.ramp_epochs, 1.0) if term.ramp_epochs else 1.0)
             for name, term in self.terms.items()
         }
 
     def __call__(self, batch: GlobalBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """This process's share of the objective and of every term, before its weight.
+        """Computes this process's share of the objective, and of every term before its weight.
 
         Returns:
-            The objective's share, differentiable, and the terms' shares by name, detached; sums
-            over the processes are the values of the whole batch.
+            The objective's share, differentiable, and the terms' shares by name, detached; summed
+            over the processes they are the values of the whole batch.
 
         Raises:
-            TrainingError: a term refuses its input; names the term.
+            TrainingError: a term refuses its input or returns no scalar, or no term has a loss.
         """
         weights, losses = self.weights(batch.epoch), {}
         batch = replace(batch, widths=self.matryoshka)
@@ -156,9 +161,9 @@ class Objective:
             if loss is None:
                 continue
             if not isinstance(loss, Tensor) or loss.dim():
-                found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+                shown = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
                 raise TrainingError(
-                    f"objective.{name}: its loss is {found}; expected a scalar tensor"
+                    f"objective.{name}: its loss is {shown}; expected a scalar tensor"
                 )
             losses[name] = loss
         if not losses:
@@ -169,7 +174,7 @@ class Objective:
         return total, {name: loss.detach() for name, loss in losses.items()}
 
     def _loss(self, name: str, term: Term, batch: GlobalBatch) -> Any:
-        """Returns a term's loss, the mean over the widths where it compares projections."""
+        """Returns a term's loss: the mean over the widths if it compares projections."""
         memory, nested = self.memories.get(name), set(term.nested or ())
         if not self.matryoshka or not (names := nested & term.requires().features):
             return term.loss(batch, memory)
@@ -181,35 +186,44 @@ class Objective:
     def narrowed(
         self, term: Term, widths: Mapping[str, int], views: int
     ) -> list[Mapping[str, int]]:
-        """Returns the widths of all features, of all views together, in each of a term's passes.
+        """Returns the feature widths in each of a term's passes over a batch.
 
-        One pass, or under matryoshka one a width: what the term compares is then narrower.
+        A term makes one pass, or under matryoshka one per width, whose features are narrower.
+
+        Args:
+            term: the term that makes the passes.
+            widths: numbers per row of each feature, of all views together.
+            views: the number of views.
         """
         needs = term.requires()
         vectors = {*needs.vectors, *needs.labelled_vectors}
         names = vectors & {"projections", *(term.nested or ())}
-        passes = [{**widths, **dict.fromkeys(names, views * w)} for w in self.matryoshka]
+        passes = [{**widths, **dict.fromkeys(names, views * width)} for width in self.matryoshka]
         return [*passes] if names and passes else [widths]
 
     def remember(self, run: RunSpec) -> None:
-        """Makes the memories of the terms, on the device of the model."""
-        made = {name: term.memory(run) for name, term in self.terms.items()}
+        """Builds the memories of the terms, on the model's device.
+
+        Raises:
+            TrainingError: a term's memory is no `Memory`.
+        """
+        memories = {name: term.memory(run) for name, term in self.terms.items()}
         device = next(run.model.parameters()).device
-        for name, memory in made.items():
+        for name, memory in memories.items():
             if not isinstance(memory, Memory | None):
                 raise TrainingError(
                     f"objective.{name}: its memory is {type(memory).__name__}; expected a Memory"
                 )
         self.memories = {
-            name: memory.to(device) for name, memory in made.items() if memory is not None
+            name: memory.to(device) for name, memory in memories.items() if memory is not None
         }
 
     def update(self, step: StepEnd) -> list[str]:
-        """Lets every memory move on after a step; returns lines for the log."""
+        """Updates every memory after a step; returns lines for the log."""
         return [line for memory in self.memories.values() for line in memory.update(step)]
 
     def memory_state(self) -> dict[str, Tensor]:
-        """Returns what a checkpoint keeps of the memories, as TERM/NAME."""
+        """Returns the state of all memories, by keys `TERM/NAME`, for a checkpoint."""
         return {
             f"{term}/{name}": value
             for term, memory in self.memories.items()
@@ -217,14 +231,14 @@ class Objective:
         }
 
     def load_memory_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up what `memory_state` gave."""
-        if not any("/" in key for key in state):  # of the first edition, which had one memory
+        """Loads what `memory_state` returned."""
+        if not any("/" in key for key in state):  # written when there was one memory alone
             state = {f"{term}/{name}": x for term in self.memories for name, x in state.items()}
         for term, memory in self.memories.items():
-            start = f"{term}/"
-            own: dict[str, Any] = {
-                key.removeprefix(start): value
+            prefix = f"{term}/"
+            own_state: dict[str, Any] = {
+                key.removeprefix(prefix): value
                 for key, value in state.items()
-                if key.startswith(start)
+                if key.startswith(prefix)
             }
-            memory.load_state_dict(own)
+            memory.load_state_dict(own_state)

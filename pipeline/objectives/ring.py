@@ -1,7 +1,7 @@
-"""Keys that come block by block: each process holds its own rows, and passes on what it is given.
+"""Keys that arrive block by block: processes pass the vectors of their rows round a ring.
 
 Sums over keys add up block by block, and so does a row's gradient, for which the vectors go round
-again. Vectors alone travel: what is a number a row (labels, slopes by sums) every process has.
+again. Only vectors travel: labels, slopes and other single numbers of rows are on every process.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from heron.pipeline.objectives.present import OwnRows, Present, Ring, Rows, as_s
 
 @dataclass(frozen=True)
 class Block:
-    """The keys of one process's rows; valid until the next block is asked for.
+    """The keys of one process's rows; valid until the next block is requested.
 
     Attributes:
-        rows: the process's, among all rows.
-        own: whether they are this process's.
-        keys: a tensor a head.
-        places: of the keys of each head among those of all processes, ascending.
+        rows: the process's rows among all rows.
+        own: whether the rows are this process's own.
+        keys: a tensor for each head.
+        places: positions of each head's keys among those of all processes, ascending.
     """
 
     rows: slice
@@ -35,21 +35,21 @@ class Block:
 
 
 def ring_of(rows: Rows) -> Ring | None:
-    """How keys come round; None: all are here."""
+    """Returns the ring by which keys arrive; None: this process has all of them."""
     return rows.ring if isinstance(rows, OwnRows) else None
 
 
 def held_rows(
     rows: Rows, present: Present = None
 ) -> tuple[slice, Bool[Tensor, "held views"] | None]:
-    """Where own rows lie among those whose vectors are here, and the views that these have."""
+    """Returns the own rows among those whose vectors this process has, and the views of these."""
     if ring_of(rows) is None:
         return as_slice(rows), present
     return slice(None), None if present is None else present[as_slice(rows)]
 
 
 def row_count(rows: Rows, vectors: Tensor) -> int:
-    """Rows of the whole batch, of vectors that are here."""
+    """Returns the number of rows of the whole batch; `vectors` are those that this process has."""
     ring = ring_of(rows)
     return len(vectors) if ring is None else ring.shares[-1].stop
 
@@ -60,53 +60,55 @@ def blocks(
     among: Sequence[Sequence[int]],
     present: Present = None,
 ) -> Iterator[Block]:
-    """The keys of every process's rows, own ones first; every process must take all of them.
+    """Yields the keys of every process's rows, own ones first; every process must take them all.
 
     Args:
-        keys: of own rows, a tensor a head, as `join_views` has them; without gradient.
-        rows: the own rows, which go round.
+        keys: keys of the own rows, a tensor for each head, in the order of `join_views`; they are
+            sent without gradient.
+        rows: the own rows, with a ring.
         among: the views of each head's keys.
         present: which views each of all rows has.
     """
     ring = rows.ring
     assert ring is not None
     edges = [0, *(share.stop for share in ring.shares)]
-    counts = [edges] * (1 + max(v for views in among for v in views))  # rows with a view, so far
+    # counts[v][p]: the number of rows with view v before the share of process p.
+    counts = [edges] * (1 + max(v for views in among for v in views))
     if present is not None:
-        so_far = torch.cat([present.new_zeros(1, present.shape[1]), present]).cumsum(0)
-        counts = so_far[edges].T.tolist()
-    # Where the keys of a head's view begin, and how many each process has.
+        cumulative = torch.cat([present.new_zeros(1, present.shape[1]), present]).cumsum(0)
+        counts = cumulative[edges].T.tolist()
+    # sizes[h][p]: the number of keys of head h on process p.
     sizes = [
         [sum(counts[v][p + 1] - counts[v][p] for v in views) for p in range(len(ring.shares))]
         for views in among
     ]
     device = keys[0].device
-    for process, found in ring.turn([x.detach() for x in keys], sizes):
-        places = []
+    for process, of_process in ring.turn([x.detach() for x in keys], sizes):
+        positions = []
         for views in among:
             starts = itertools.accumulate((counts[v][-1] for v in views), initial=0)
             spans = [
                 torch.arange(start + counts[v][process], start + counts[v][process + 1])
                 for start, v in zip(starts, views, strict=False)
             ]
-            places.append(torch.cat(spans).to(device))
+            positions.append(torch.cat(spans).to(device))
         share = ring.shares[process]
-        yield Block(share, share == rows.slice, found, places)
+        yield Block(share, share == rows.slice, of_process, positions)
 
 
 def within(pairs: Pairs, block: Block) -> Pairs:
-    """The pairs of the anchors with a block's keys; a pair that `exclude` names is of own rows."""
-    (places, *_), found = block.places, pairs
+    """Restricts pairs to a block's keys; excluded pairs must lie within a process's own rows."""
+    positions = block.places[0]
     if pairs.key_weight is not None:
-        found = replace(found, key_weight=pairs.key_weight[places])
+        pairs = replace(pairs, key_weight=pairs.key_weight[positions])
     if pairs.key_tag is None:
-        return found
+        return pairs
     if pairs.exclude is None:
-        return replace(found, key_tag=pairs.key_tag[places])
+        return replace(pairs, key_tag=pairs.key_tag[positions])
     if not block.own:
-        return replace(found, anchor_tag=None, key_tag=None, exclude=None)
-    exclude = torch.searchsorted(places, pairs.exclude)
-    return replace(found, key_tag=pairs.key_tag[places], exclude=exclude)
+        return replace(pairs, anchor_tag=None, key_tag=None, exclude=None)
+    exclude = torch.searchsorted(positions, pairs.exclude)
+    return replace(pairs, key_tag=pairs.key_tag[positions], exclude=exclude)
 
 
 def over_blocks(
@@ -114,12 +116,12 @@ def over_blocks(
     own: Sequence[Tensor],
     around: Callable[[], Iterator[Block]],
 ) -> Float[Tensor, ""]:
-    """The sum over blocks of a loss, whose gradient is taken while the block is here.
+    """Returns the sum of a loss over blocks; each block's gradient is taken with its loss.
 
     Args:
-        share: the loss of a block, of leaves that stand for `own`.
-        own: what it is differentiable in.
-        around: begins a round.
+        share: the loss of a block, a function of detached copies of `own`.
+        own: the tensors that the loss is differentiable in.
+        around: starts a round of the blocks.
     """
     result: Tensor = _OverBlocks.apply(share, around, *own)  # type: ignore[no-untyped-call]
     return result
@@ -138,10 +140,12 @@ class _OverBlocks(torch.autograd.Function):
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in own]
                 loss = share(leaves, block)
-                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                block_grads = torch.autograd.grad(
+                    loss, leaves, allow_unused=True, materialize_grads=True
+                )
             total += loss.detach()
-            for gradient, part in zip(grads, found, strict=True):
-                gradient += part
+            for grad, block_grad in zip(grads, block_grads, strict=True):
+                grad += block_grad
         ctx.save_for_backward(*grads)
         return total
 

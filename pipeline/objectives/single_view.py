@@ -1,4 +1,4 @@
-"""HeroCon's L_u of one view: a sample's input attracts its representation, others repel."""
+"""HeroCon's L_u of one view: an input attracts its own representation and repels the others."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,18 @@ from heron.pipeline.objectives.unsupervised import WeightNet
 
 
 class InputProjectors(nn.ModuleList):
-    """Linear maps of a view's input to the width of z; views that share all else share one."""
+    """Linear maps from each view's input to the width of z; views that share a model share one."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """One a view, or one for all."""
-        alike = spec.config.shared_encoder and spec.config.shared_projector
+        """Builds a map for each view, or one for all."""
+        is_shared = spec.config.shared_encoder and spec.config.shared_projector
         super().__init__(
             nn.Linear(math.prod(shape), spec.config.projection_width, bias=False)
-            for shape in (spec.shapes[:1] if alike else spec.shapes)
+            for shape in (spec.shapes[:1] if is_shared else spec.shapes)
         )
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `input_projections`, of each view."""
+        """Returns `input_projections`, a tensor for each view."""
         inputs = enumerate(encoded.inputs)
         return {"input_projections": [self[v % len(self)](x.flatten(1)) for v, x in inputs]}
 
@@ -48,7 +48,7 @@ class SingleViewUnsupervised(Term):
     repels_all: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Brings H, and the maps of the inputs."""
+        """Returns H, and the maps of the inputs."""
         return {
             "weight": lambda: WeightNet(spec.config.projection_width),
             "input_projectors": lambda: InputProjectors(spec),
@@ -57,11 +57,11 @@ class SingleViewUnsupervised(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slopes by an anchor's sum, and by that of its heads turned over, of each view."""
+        """Counts the slopes by an anchor's sum and by that of its mirrored heads, for each view."""
         return [2] * len(shapes)
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Six vectors a row and view, there and back."""
+        """Two rounds for each view, of six vectors per row."""
         return [6 * widths["projections"] // views] * 2 * views
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
@@ -85,7 +85,7 @@ def single_view_unsupervised(
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted unsupervised loss L_u of a single view (KDD 2022, Eq. 4).
 
-    The mean over samples i, and over the views where there are several, of
+    The mean over samples i, and over views if there are several, of
 
     .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
 
@@ -94,11 +94,11 @@ def single_view_unsupervised(
     e/2 exp((x_i / tau - h_i) . z_k).
 
     Args:
-        x: projections of the inputs, a tensor a view, of the whole batch.
-        z: projections, same shapes.
-        h: H(z), same shapes.
+        x: projections of the inputs of the whole batch, a tensor for each view.
+        z: projections, of the same shapes.
+        h: H(z), of the same shapes.
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed here, as of `nt_xent`.
+        rows: the samples whose anchors are summed, as for `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -108,7 +108,7 @@ def single_view_unsupervised(
     """
     dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
     samples, own = torch.arange(batch, device=z[0].device), as_slice(rows)
-    here, _ = held_rows(rows)
+    own_rows, _ = held_rows(rows)
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -116,22 +116,22 @@ def single_view_unsupervised(
 
     shares = []
     for inputs, projections, weights in zip(x, z, h, strict=True):
-        a, v, w = (unit(part).to(dtype) for part in (inputs, projections, weights))
-        near, far = [torch.cat([a / tau, -v], 1), a / tau - w], [torch.cat([v, w], 1), v]
+        a, v, w = (unit(vectors).to(dtype) for vectors in (inputs, projections, weights))
+        anchors, keys = [torch.cat([a / tau, -v], 1), a / tau - w], [torch.cat([v, w], 1), v]
         mirroring = None
-        if isinstance(rows, OwnRows):  # heads turned over, of whose sums nothing is made
-            near, far = near + far, far + near
+        if isinstance(rows, OwnRows):  # adds the mirrored heads, whose sums are not used
+            anchors, keys = anchors + keys, keys + anchors
             mirroring = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
         pairs = Pairs(
-            [side[here] for side in near],
-            far,
+            [head[own_rows] for head in anchors],
+            keys,
             anchor_tag=samples[own],
             key_tag=samples,
             exclude=samples[own, None],
         )
-        known = [(a * v)[here].sum(1, keepdim=True) / tau]
+        positives = [(a * v)[own_rows].sum(1, keepdim=True) / tau]
         if mirroring is None:
-            shares.append(contrast(pairs, finish, known))
+            shares.append(contrast(pairs, finish, positives))
         else:
-            shares.append(finish(mirrored_sums(pairs, mirroring)[0], known))
+            shares.append(finish(mirrored_sums(pairs, mirroring)[0], positives))
     return torch.stack(shares).sum()

@@ -1,4 +1,4 @@
-"""Supervised contrastive learning: one class a sample, every view of every sample an anchor."""
+"""Supervised contrastive learning: one class per sample, every view of every sample an anchor."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -32,11 +32,11 @@ class Supcon(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slope by an anchor's sum."""
+        """Counts the slope by an anchor's sum."""
         return [len(shapes)]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """For the classes' sums of vectors, for the anchors' sums, and for the gradient."""
+        """Three rounds: the classes' sums of vectors, the anchors' sums, the gradient."""
         return [widths["projections"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
@@ -55,7 +55,7 @@ def supcon(
 ) -> Float[Tensor, ""]:
     r"""SupCon's L_out (Khosla et al. 2020, Eq. 2).
 
-    With A(i) all views of all samples but i itself and P(i) those of its class, the mean over i of
+    With A(i) all views of all samples except i, and P(i) those of its class, the mean over i of
 
     .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
 
@@ -65,50 +65,50 @@ def supcon(
     vectors: no pair of positives is visited.
 
     Args:
-        z: projections of the labelled samples of the whole batch, [batch, dim], one a view.
+        z: projections of the labelled samples of the whole batch, [batch, dim] for each view.
         label: their classes, any whole numbers, [batch].
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
-            whole batch.
-        present: which views each sample has, over which i, A(i) and P(i) run.
+        rows: the samples whose anchors are summed, as for `nt_xent`; counts are those of the whole
+            batch.
+        present: which views each sample has; i, A(i) and P(i) run over these.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
-        ValueError: tau <= 0, or labels that are not one whole number a sample.
+        ValueError: tau <= 0, or labels that are not one whole number per sample.
     """
     dtype = working_dtype(z[0].dtype, tau)
-    batch, (here, seen) = row_count(rows, z[0]), held_rows(rows, present)
+    batch, (own_rows, held_present) = row_count(rows, z[0]), held_rows(rows, present)
     number, count = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
-    keys, classes = join_views(vectors, seen), join_views([number] * len(z), present)
-    place = torch.arange(len(classes), device=keys.device)
-    anchors = join_views(vectors, seen, here)
+    keys, classes = join_views(vectors, held_present), join_views([number] * len(z), present)
+    positions = torch.arange(len(classes), device=keys.device)
+    anchors = join_views(vectors, held_present, own_rows)
     own = own_places(batch, len(z), present, as_slice(rows), keys.device)
-    same = classes[own]
+    own_classes = classes[own]
 
     members = torch.bincount(classes, minlength=count)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    of_class = keys if mirroring is None else keys.detach()
-    whole = keys.new_zeros(count, keys.shape[1])
+    summed = keys if mirroring is None else keys.detach()
+    class_sums = keys.new_zeros(count, keys.shape[1])
     if mirroring is not None and mirroring.around is not None:
-        for block in mirroring.around([of_class]):
-            whole.index_add_(0, classes[block.places[0]], block.keys[0])
+        for block in mirroring.around([summed]):
+            class_sums.index_add_(0, classes[block.places[0]], block.keys[0])
     else:
-        whole = whole.index_add(0, classes, of_class)
-    others = (members[same] - 1).to(dtype)
-    rest = whole[same] - (anchors if mirroring is None else anchors.detach())
-    attraction = (anchors * rest).sum(1) / (tau * others.clamp(min=1))
-    if mirroring is not None:  # a row is as much its positives' positive as they are its
+        class_sums = class_sums.index_add(0, classes, summed)
+    positive_count = (members[own_classes] - 1).to(dtype)
+    positive_sum = class_sums[own_classes] - (anchors if mirroring is None else anchors.detach())
+    attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))
+    if mirroring is not None:  # a pair attracts both of its rows
         attraction = 2 * attraction - attraction.detach()
     mean = 1 / max(len(classes), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
-        attraction, others = per_anchor
-        some = others > 0
-        total = torch.where(some, sums[:, 0], 1.0)
-        return torch.where(some, total.log() - attraction, 0.0).sum() * mean
+        attraction, positive_count = per_anchor
+        has_positive = positive_count > 0
+        total = torch.where(has_positive, sums[:, 0], 1.0)
+        return torch.where(has_positive, total.log() - attraction, 0.0).sum() * mean
 
-    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=place, exclude=own[:, None])
-    return contrast(pairs, finish, [attraction, others], mirroring=mirroring)
+    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=positions, exclude=own[:, None])
+    return contrast(pairs, finish, [attraction, positive_count], mirroring=mirroring)

@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.WeightedUnsupervised(DIM + 1).double()(Z),
-        "WeightedUnsupervised: projections have 4 numbers; expected 5, which dim says",
+        "WeightedUnsupervised: projections have 4 numbers; expected dim=5",
     ),
     (
         lambda: h.Mib(DIM, 3).double()(Z, epoch=0.0),
@@ -117,7 +117,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.C2ae(DIM, CLASSES).double()(Z, HOT),
-        "C2ae: features have 8 numbers; expected 4, which dim says",
+        "C2ae: features have 8 numbers; expected dim=4",
     ),
     (
         lambda: h.Mulco(DIM, CLASSES, queue=6)(Z[0], Z[1], LOGITS, HOT),
@@ -126,11 +126,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.Mulco(DIM + 1, CLASSES)(Z[0], Z[1], LOGITS, HOT),
-        "Mulco: keys have 4 numbers; expected 5, which dim says",
+        "Mulco: keys have 4 numbers; expected dim=5",
     ),
     (
         lambda: h.Mulco(DIM, CLASSES + 1)(Z[0], Z[1], LOGITS, HOT),
-        "Mulco: logits are of 3 classes; expected 4, which classes says",
+        "Mulco: logits are of 3 classes; expected classes=4",
     ),
     (
         lambda: h.Pico(DIM, wrong_labels())(Z[0], Z[1], LOGITS, CLASS + 21, epoch=0.0),

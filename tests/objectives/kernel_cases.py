@@ -15,7 +15,7 @@ INTERPRETED = switch.interpreted()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 kernels = pytest.mark.skipif(
     not fused.available(DEVICE),
-    reason=f"no kernel runs in this process ({switch.missing(DEVICE)}); "
+    reason=f"no kernel runs in this process ({switch.missing_requirement(DEVICE)}); "
     "test_kernels_in_the_interpreter runs them in another",
 )
 with_triton = pytest.mark.skipif(not switch._installed(), reason="triton is not installed")

@@ -42,7 +42,7 @@ def test_headroom_ends_below_what_fp16_holds(bound: float) -> None:
 
 def test_ranges_are_those_of_tiles() -> None:
     numbers = torch.tensor([5, 3, 9, 1, 7], dtype=torch.int32)
-    assert layout.ranges(numbers, 2).tolist() == [[3, 1, 7], [5, 9, 7]]
+    assert layout.tile_ranges(numbers, 2).tolist() == [[3, 1, 7], [5, 9, 7]]
 
 
 def test_every_kind_of_tile_is_in_the_table() -> None:
@@ -55,7 +55,7 @@ def test_every_kind_of_tile_is_in_the_table() -> None:
     assert layout.splits(1, 1, cut) == (1, 64)
     for kind, tiles in layout.BLOCKS.items():
         for width, tile in zip((128, 256, 512), tiles, strict=True):
-            assert INTERPRETED or layout.blocks(kind, "fp16", width) == tile
+            assert INTERPRETED or layout.choose_tile(kind, "fp16", width) == tile
             for size in (tile.rows, tile.columns):
                 assert layout.TALLEST % size == layout.CHAIN % size == 0
 
@@ -63,17 +63,17 @@ def test_every_kind_of_tile_is_in_the_table() -> None:
 def test_the_precision_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HERON_PRECISION", raising=False)
     x = torch.ones(1)
-    assert layout.choose(None, x) == "fp16"
-    assert layout.choose(None, x.bfloat16()) == "bf16"
-    assert layout.choose(None, x, x.bfloat16()) == "fp16"
+    assert layout.choose_precision(None, x) == "fp16"
+    assert layout.choose_precision(None, x.bfloat16()) == "bf16"
+    assert layout.choose_precision(None, x, x.bfloat16()) == "fp16"
     monkeypatch.setattr(layout, "_preferred", "fp16")
     fused.prefer("bf16")
-    assert layout.choose(None, x) == "bf16"
+    assert layout.choose_precision(None, x) == "bf16"
     monkeypatch.setenv("HERON_PRECISION", "tf32")  # the same bits
-    assert layout.choose(None, x) == "fp16"
+    assert layout.choose_precision(None, x) == "fp16"
     monkeypatch.setenv("HERON_PRECISION", "fp8")
     with pytest.raises(ValueError, match="precision is 'fp8'; expected fp16, bf16 or ieee"):
-        layout.choose(None, x)
+        layout.choose_precision(None, x)
 
 
 def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ValueError,
             "anchors have 4 columns and keys 2; expected as many",
-            lambda: layout.check(x, x[:, :2]),
+            lambda: layout.check_vectors(x, x[:, :2]),
         ),
         (
             TypeError,
@@ -143,7 +143,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
             ValueError,
             "vectors have 513 columns; expected at most 512: the block-wise engine takes wider "
             "ones",
-            lambda: layout.check(torch.ones(1, 513), torch.ones(1, 513)),
+            lambda: layout.check_vectors(torch.ones(1, 513), torch.ones(1, 513)),
         ),
         (
             ValueError,

@@ -1,13 +1,13 @@
-"""Contrastive terms on a GPU with no matrix of logits in memory.
+"""Contrastive terms on a GPU without a matrix of logits in memory.
 
-The block-wise engine writes a strip of logits to memory and reads it several times; on a GPU those
-passes, not the products, are what a term waits for. Here a tile of logits lives in a
-multiprocessor, and what leaves it is one number an anchor, or a gradient. Backward computes the
-tiles again. Every sum has a fixed order, so two runs agree to the last bit.
+The block-wise engine writes a strip of logits to memory and reads it several times; on a GPU these
+passes, not the products, limit the speed. Here a tile of logits never leaves its multiprocessor,
+which writes only a number per anchor, or a gradient. Backward computes the tiles again. Every sum
+has a fixed order, so two runs agree to the last bit.
 
 `exponential_sums` serves every term with a denominator, `mutual_gradient` those whose rows are each
-other's keys, `label_sums` and `pair_losses` HeroCon's
-L_s, `tagged_pair_losses` the attraction inside a class; `enabled` tells whether to use them.
+other's keys, `label_sums` and `pair_losses` HeroCon's L_s, `tagged_pair_losses` the attraction
+inside a class; `enabled` says whether to use them.
 """
 
 from heron.pipeline.objectives.fused.labels import label_sums, log_sums

@@ -1,4 +1,4 @@
-"""HeroCon's sums over the negatives of every label, and the labels as the kernels take them."""
+"""HeroCon's sums over the negatives of every label, and the layout of labels for the kernels."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,33 +20,33 @@ def label_sums(
     distance: Literal["hamming", "indicator"],
     precision: Precision | None = None,
 ) -> Float[Tensor, "anchors labels"]:
-    r"""The repulsion in HeroCon's L_s (KDD 2022, Eq. 7), for an anchor and each of the labels.
+    r"""Computes the repulsion in HeroCon's L_s (KDD 2022, Eq. 7), for each anchor and label.
 
     .. math:: D_{ia} = \sum_k dist(y_i, y_k) \exp(l_{ik}) (1 - y_{ka})
 
-    A pair takes one product of vectors and two of labels here (three in `fp16`), and in either
-    gradient two of each (two and three).
+    A pair takes one product of vectors and two of labels (three in `fp16`), and in each gradient
+    two of each (two and three).
 
     Args:
-        anchors: with 1 / tau already inside, |logits| < 80.
+        anchors: vectors with 1 / tau already inside, |logits| < 80.
         keys: vectors of the same width.
         anchor_y: 0 or 1, at most 128 labels.
         key_y: 0 or 1.
         distance: `hamming`, or `indicator`: 0 where the label vectors agree, else 1.
-        precision: of the products; see `exponential_sums`. Distances are exact in any.
+        precision: precision of the products; see `exponential_sums`. Distances are always exact.
 
     Returns:
-        float32, differentiable once with respect to anchors and keys. It is 0 where an anchor has
-        no negative: take its logarithm by `log_sums`.
+        The sums in float32, differentiable once with respect to anchors and keys. A sum is 0 where
+        an anchor has no negative: take its logarithm by `log_sums`.
 
     Raises:
-        ValueError: widths that do not agree or above 512, an unknown distance, or more than 128
+        ValueError: widths differ or exceed 512, the distance is unknown, or there are more than 128
             labels.
-        TypeError: float64 vectors.
-        TrainingError: no GPU, or no Triton.
+        TypeError: the vectors are float64.
+        TrainingError: there is no suitable GPU, or no Triton.
     """
-    layout.check(anchors, keys)
-    precision = layout.choose(precision, anchors, keys)
+    layout.check_vectors(anchors, keys)
+    precision = layout.choose_precision(precision, anchors, keys)
     if distance not in ("hamming", "indicator"):
         raise ValueError(f"distance is {distance!r}; expected hamming or indicator")
     sides = Sides.of(anchor_y, key_y, precision)
@@ -57,14 +57,14 @@ def label_sums(
 
 
 def log_sums(sums: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The logarithm, -inf at 0 with gradient 0 (where the logarithm's own is NaN)."""
+    """Returns the logarithm, which is -inf at 0 with gradient 0 (torch's own would be NaN)."""
     positive = sums > 0
     return torch.where(positive, torch.where(positive, sums, 1.0).log(), -torch.inf)
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Label vectors of both sides of the pairs; see `label_kernels`.
+    """The label vectors of both sides of the pairs; see `label_kernels`.
 
     Attributes:
         anchor: y, padded.
@@ -80,7 +80,7 @@ class Sides:
 
     @classmethod
     def of(cls, anchor_y: Tensor, key_y: Tensor, precision: Precision) -> "Sides":
-        """Prepare labels of 0 and 1."""
+        """Prepares labels of 0 and 1."""
         labels = anchor_y.shape[1]
         if labels != key_y.shape[1] or labels > layout.WIDEST_SIDE:
             raise ValueError(
@@ -109,22 +109,22 @@ class _LabelSums(torch.autograd.Function):
 
         a, k, power = layout.operands(anchors, keys, precision, layout.LOG2E)
         n, m, labels = len(anchors), len(keys), sides.anchor.shape[1]
-        cut = layout.blocks("label", precision, a.shape[1])
+        tile = layout.choose_tile("label", precision, a.shape[1])
 
         def chain(begin: int, end: int) -> Tensor:
-            parts, per_part = layout.splits(n, end - begin, cut)
-            sums = a.new_empty(parts, n, labels, dtype=torch.float32)
+            n_splits, per_split = layout.splits(n, end - begin, tile)
+            sums = a.new_empty(n_splits, n, labels, dtype=torch.float32)
             layout.launch(
-                label_sum_kernel, (-(-n // cut.rows), parts), cut, a,
+                label_sum_kernel, (-(-n // tile.rows), n_splits), tile, a,
                 a, k, sides.anchor, sides.key, sides.anchor_size, sides.key_size, sums,
-                n, begin, end, per_part,
+                n, begin, end, per_split,
                 D=a.shape[1], WIDTH=labels, INDICATOR=indicator, TWICE=precision == "fp16",
-                ROWS=cut.rows, COLUMNS=cut.columns,
+                ROWS=tile.rows, COLUMNS=tile.columns,
             )  # fmt: skip
             return sums.sum(0)
 
         if n and m:
-            sums = layout.total(chain(*keys) for keys in layout.chains(m))
+            sums = layout.sum_in_place(chain(*keys) for keys in layout.chains(m))
         else:
             sums = a.new_zeros(n, labels, dtype=torch.float32)
         ctx.save_for_backward(a, k, power, sums)
@@ -138,21 +138,23 @@ class _LabelSums(torch.autograd.Function):
         a, k, power, sums = ctx.saved_tensors  # type: ignore[attr-defined]
         sides, indicator, precision = ctx.options  # type: ignore[attr-defined]
         anchor_type, key_type, (m, d) = ctx.types  # type: ignore[attr-defined]
-        for_anchors, for_keys, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
+        anchors_need_grad, keys_need_grad, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
         grad, n = grad_outputs[0], len(grad_outputs[0])
-        bound = (grad.abs() * sums).sum(1)  # of what an anchor does to any key
+        bound = (grad.abs() * sums).sum(1)  # of an anchor's effect on any key
         d_anchors = d_keys = None
-        if for_anchors:
+        if anchors_need_grad:
             labels = sides.anchor, sides.key, sides.anchor_size, sides.key_size
             room = layout.headroom(bound)[:, None]
-            options = labels, grad * room, indicator, precision
-            d_anchors = _gradient(a, k, (n, m), *options, of_anchors=True)
+            d_anchors = _gradient(
+                a, k, (n, m), labels, grad * room, indicator, precision, of_anchors=True
+            )
             d_anchors = (d_anchors * (power / room))[:, :d].to(anchor_type)
-        if for_keys:
+        if keys_need_grad:
             labels = sides.key, sides.anchor, sides.key_size, sides.anchor_size
             room = layout.headroom(bound.amax()) if n else power
-            options = labels, grad * room, indicator, precision
-            d_keys = _gradient(k, a, (m, n), *options, of_anchors=False)
+            d_keys = _gradient(
+                k, a, (m, n), labels, grad * room, indicator, precision, of_anchors=False
+            )
             d_keys = (d_keys * (1 / (layout.LOG2E * power * room)))[:, :d].to(key_type)
         return d_anchors, d_keys, None, None, None
 
@@ -168,25 +170,28 @@ def _gradient(
     *,
     of_anchors: bool,
 ) -> Tensor:
+    """Returns the gradient of x, [n, d]; `of_anchors`: x are the anchors and y the keys."""
     from heron.pipeline.objectives.fused.label_kernels import label_gradient_kernel
 
     (n, m), d = sizes, x.shape[1]
     if n == 0 or m == 0:
         return x.new_zeros(n, d, dtype=torch.float32)
     kind: Precision = "ieee" if precision == "ieee" else "bf16"
-    high = layout.narrowed(grad, kind)
-    rest = layout.narrowed(grad - grad.bfloat16().float(), kind) if precision == "fp16" else None
-    cut, out = layout.blocks("label_gradient", precision, d), min(d, layout.WIDEST_PART)
+    high = layout.cast_and_pad(grad, kind)
+    rest = (
+        layout.cast_and_pad(grad - grad.bfloat16().float(), kind) if precision == "fp16" else None
+    )
+    tile, out = layout.choose_tile("label_gradient", precision, d), min(d, layout.WIDEST_SLICE)
 
     def chain(begin: int, end: int) -> Tensor:
-        parts, per_part = layout.splits(n, end - begin, cut)
-        gradient = x.new_empty(parts, n, d, dtype=torch.float32)
+        n_splits, per_split = layout.splits(n, end - begin, tile)
+        gradient = x.new_empty(n_splits, n, d, dtype=torch.float32)
         layout.launch(
-            label_gradient_kernel, (-(-n // cut.rows), parts, d // out), cut, x,
-            x, y, *labels, high, rest, gradient, n, begin, end, per_part,
+            label_gradient_kernel, (-(-n // tile.rows), n_splits, d // out), tile, x,
+            x, y, *labels, high, rest, gradient, n, begin, end, per_split,
             D=d, OUT=out, WIDTH=high.shape[1], INDICATOR=indicator, ROWS_ARE_ANCHORS=of_anchors,
-            TWICE=rest is not None, ROWS=cut.rows, COLUMNS=cut.columns,
+            TWICE=rest is not None, ROWS=tile.rows, COLUMNS=tile.columns,
         )  # fmt: skip
-        return gradient.sum(0) if parts > 1 else gradient[0]
+        return gradient.sum(0) if n_splits > 1 else gradient[0]
 
-    return layout.total(chain(*keys) for keys in layout.chains(m))
+    return layout.sum_in_place(chain(*keys) for keys in layout.chains(m))

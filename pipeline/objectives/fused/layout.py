@@ -1,4 +1,4 @@
-"""How tensors come to the kernels: type, scale, padding, and the cut into blocks."""
+"""How tensors are laid out for the kernels: dtype, scale, padding, tiles."""
 
 import contextlib
 import functools
@@ -16,25 +16,25 @@ from heron.pipeline.objectives.fused.switch import enabled, interpreted, require
 Precision = Literal["fp16", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
 WIDEST = 512  # columns of vectors that a tile holds
-WIDEST_PART = 256  # columns of a gradient that a program makes beside labels
-WIDEST_SIDE = 128  # columns of labels or pair weights that it holds beside them
+WIDEST_SLICE = 256  # columns of a gradient that a program computes beside labels
+WIDEST_SIDE = 128  # columns of labels or pair weights that a tile holds beside them
 LOG2E = 1.4426950408889634
 
-# Keys whose products the matrix units add up by themselves. They cut float32 off, others round it,
-# so that a sum over a million keys comes out 1e-3 too small, one over as many as these 1e-4. The
-# sums of chains are added up as usual, a launch each: within a kernel that would cost registers.
+# Number of keys whose products the matrix units add up. They truncate float32 instead of rounding:
+# a sum over a million keys comes out 1e-3 too small, one over a chain of this length 1e-4. The sums
+# of chains are then added as usual, with one launch each: in one kernel this would cost registers.
 CHAIN = 65_536
 TOP = 14  # coefficients of a gradient are scaled below 2^14: fp16 ends at 2^16
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tile of one program, and what Triton makes of it.
+    """The tile of one program, and Triton's options for it.
 
     Attributes:
-        rows: of the side that a program keeps.
-        columns: of the side that it loops over, at a time.
-        warps: of 32 threads, that share a program.
+        rows: rows of the side that a program keeps.
+        columns: rows of the side that it loops over, at a time.
+        warps: warps of 32 threads that share a program.
         stages: tiles of the looped side in flight.
     """
 
@@ -58,13 +58,13 @@ BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
     "label_pair": (Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
 }
 TALLEST = 128  # rows or columns of any tile, a power of two
-COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one a label, are added up
+COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one per label, are added up
 EXACT = Tiling(16, 16, 4, 1)  # `ieee` runs on the ordinary units: for comparisons, not for speed
 INTERPRETED = Tiling(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
 
-# Few anchors make few blocks, and a GPU wants several for each of its 132 multiprocessors: then
-# the keys are cut as well, and the parts added up in their order. The number is fixed, not the
-# device's, so that every GPU gives the same sums.
+# Few anchors make few blocks, but a GPU needs several for each of its 132 multiprocessors: then the
+# keys are split as well, and the splits' sums added in order. The number of programs is fixed, not
+# the device's, so that every GPU computes the same sums.
 PROGRAMS = 528
 PROGRAMS_INTERPRETED = 4
 
@@ -72,18 +72,18 @@ _preferred: Precision = "fp16"
 
 
 def prefer(precision: Precision) -> None:
-    """Products are taken in this precision from now on, where nothing else is asked for."""
+    """Sets the default precision of products."""
     global _preferred
     _preferred = precision
 
 
-def blocks(kind: Kind, precision: Precision, width: int) -> Tiling:
-    """The tile of a kernel.
+def choose_tile(kind: Kind, precision: Precision, width: int) -> Tiling:
+    """Returns the tile of a kernel.
 
     Args:
-        kind: what a program keeps: sums, a gradient, either for labels, or pairs without and with.
-        precision: of the products.
-        width: columns of the vectors.
+        kind: the kernel: sums or a gradient, without or with labels, or pairs, without or with.
+        precision: the precision of the products.
+        width: the number of columns of the vectors.
     """
     if interpreted():
         return INTERPRETED
@@ -92,34 +92,34 @@ def blocks(kind: Kind, precision: Precision, width: int) -> Tiling:
     return BLOCKS[kind][(width > 128) + (width > 256)]
 
 
-def splits(n_rows: int, n_columns: int, cut: Tiling) -> tuple[int, int]:
-    """In how many parts the looped side is cut, and how many columns make a part."""
+def splits(n_rows: int, n_columns: int, tile: Tiling) -> tuple[int, int]:
+    """Returns the number of splits of the looped side, and the number of columns of each."""
     programs = PROGRAMS_INTERPRETED if interpreted() else PROGRAMS
-    tiles = -(-n_columns // cut.columns)
-    parts = min(max(1, programs // -(-n_rows // cut.rows)), tiles)
-    per_part = -(-tiles // parts)
-    return -(-tiles // per_part), per_part * cut.columns
+    tiles = -(-n_columns // tile.columns)
+    count = min(max(1, programs // -(-n_rows // tile.rows)), tiles)
+    per_split = -(-tiles // count)
+    return -(-tiles // per_split), per_split * tile.columns
 
 
 def chains(count: int) -> Iterator[tuple[int, int]]:
-    """The begin and the end of each chain of so many keys."""
+    """Yields the begin and the end of each chain of `count` keys."""
     for begin in range(0, count, CHAIN):
         yield begin, min(begin + CHAIN, count)
 
 
-def total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of one or more new tensors, of which two are held at a time."""
-    return functools.reduce(Tensor.add_, parts)
+def sum_in_place(tensors: Iterable[Tensor]) -> Tensor:
+    """Returns the sum of one or more new tensors, holding two at a time."""
+    return functools.reduce(Tensor.add_, tensors)
 
 
-def choose(precision: str | None, *vectors: Tensor) -> Precision:
-    """The precision of the products: as asked, else HERON_PRECISION, else by the vectors' type.
+def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
+    """Returns the precision of products: the given one, HERON_PRECISION, or that of the dtypes.
 
-    `fp16` has the 11 bits of `tf32`, which is another word for it here, at the rate of bf16.
+    `fp16` has the 11 bits of `tf32` at the rate of bf16, so `tf32` is read as `fp16`.
 
     Raises:
         ValueError: an unknown precision.
-        TypeError: vectors of a type that the fused path does not take.
+        TypeError: vectors of a dtype that the fused path does not support.
     """
     for x in vectors:
         if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -138,14 +138,14 @@ def choose(precision: str | None, *vectors: Tensor) -> Precision:
 
 
 def describe(device: torch.device) -> str:
-    """How contrastive terms of float32 vectors are computed on a device, for a run's record."""
+    """Describes how contrastive terms of float32 vectors are computed on a device."""
     if not enabled(device):
         return "strips, float32"
-    return f"fused kernels, {choose(None, torch.empty(0))}"
+    return f"fused kernels, {choose_precision(None, torch.empty(0))}"
 
 
-def check(anchors: Tensor, keys: Tensor) -> None:
-    """Stop where the vectors do not fit each other or the fused path does not fit the device.
+def check_vectors(anchors: Tensor, keys: Tensor) -> None:
+    """Refuses vectors that the fused path cannot compare.
 
     Raises:
         ValueError: their widths differ, or are too large.
@@ -166,71 +166,71 @@ def check(anchors: Tensor, keys: Tensor) -> None:
 def operands(
     x: Tensor, y: Tensor, precision: Precision, factor: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Both sides of products as the kernels take them: padded with zeros to fill whole tiles.
+    """Casts both sides of products for the kernels, and pads them with zeros to whole tiles.
 
     fp16 has 11 bits between 2^-14 and 2^16. x is multiplied and y divided by a power of two that
-    gives both the same largest element, so that products stay what they are: an element is off by
-    2^-12 of itself or 2^-25, whichever is more.
+    brings their largest elements together and leaves the products unchanged: the error of an
+    element is 2^-12 of itself or 2^-25, whichever is more.
 
     Args:
         x: [rows, columns].
         y: [rows, columns].
-        precision: of the products.
-        factor: by which x is multiplied beside that.
+        precision: the precision of the products.
+        factor: another factor of x.
 
     Returns:
-        x, y, and the power of two that is in x.
+        x, y, and the power of two by which x is multiplied.
     """
     x, y = x.detach().float() * factor, y.detach().float()
     power = x.new_ones(())
     if precision == "fp16" and x.numel() and y.numel():
         ratio = y.abs().amax() / x.abs().amax()
-        found = torch.exp2((ratio.log2() / 2).round())
-        power = torch.where((found > 0) & found.isfinite(), found, power)
+        root = torch.exp2((ratio.log2() / 2).round())
+        power = torch.where((root > 0) & root.isfinite(), root, power)
         x, y = x * power, y / power
-    return narrowed(x, precision), narrowed(y, precision), power
+    return cast_and_pad(x, precision), cast_and_pad(y, precision), power
 
 
-def narrowed(x: Tensor, precision: Precision) -> Tensor:
-    """A float32 matrix in the type of the products, with zeros in the rest of its last tile."""
+def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
+    """Casts a float32 matrix to the products' dtype, and pads it with zeros to whole tiles."""
     columns = max(16, 1 << (x.shape[1] - 1).bit_length())
     if precision == "fp16":
         x = x.half()
     elif precision == "bf16":
-        # The interpreter would multiply the bits of bfloat16 as if they were integers.
+        # The interpreter would multiply the bits of bfloat16 as integers.
         x = x.bfloat16().float() if interpreted() else x.bfloat16()
     return pad(x, (0, columns - x.shape[1], 0, -len(x) % TALLEST)).contiguous()
 
 
 def headroom(bound: Tensor) -> Tensor:
-    """Powers of two that bring numbers of up to `bound` below 2^14, into the range of fp16.
+    """Returns powers of two that bring numbers of up to `bound` below 2^14, for fp16.
 
-    A coefficient of a gradient is then off by 2^-12 of itself or 2^-38 of its bound, whichever is
-    more.
+    The error of a gradient's coefficient is then 2^-12 of itself or 2^-38 of its bound, whichever
+    is more.
     """
-    found = torch.exp2(TOP - bound.log2().ceil())
-    return torch.where((found > 0) & found.isfinite(), found, 1.0)
+    power = torch.exp2(TOP - bound.log2().ceil())
+    return torch.where((power > 0) & power.isfinite(), power, 1.0)
 
 
-def ranges(numbers: Tensor, size: int) -> Tensor:
-    """The least and the largest of each `size` numbers, [2, tiles]."""
-    filled = pad(numbers, (0, -len(numbers) % size))
+def tile_ranges(numbers: Tensor, size: int) -> Tensor:
+    """Returns the smallest and the largest of each `size` numbers, [2, tiles]."""
+    padded = pad(numbers, (0, -len(numbers) % size))
     if len(numbers):
-        filled[len(numbers) :] = numbers[-1]
-    least, most = filled.view(-1, size).aminmax(dim=1)
-    return torch.stack([least, most])
+        padded[len(numbers) :] = numbers[-1]
+    low, high = padded.view(-1, size).aminmax(dim=1)
+    return torch.stack([low, high])
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], cut: Tiling, tensor: Tensor, *args: Any, **constants: Any
+    kernel: Any, grid: tuple[int, ...], tile: Tiling, tensor: Tensor, *args: Any, **constants: Any
 ) -> None:
-    """Run a kernel on the device of a tensor, which need not be the current one."""
+    """Launches a kernel on the device of a tensor, which need not be the current one."""
     device = tensor.device
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernel[grid](
             *args,
             **constants,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            enable_fp_fusion=True,  # a x + b in one step; Triton 3.9 warns where it is not said
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=True,  # a x + b in one step; Triton 3.9 warns if it is not set
         )

@@ -1,8 +1,8 @@
-"""The attraction of the pairs that share a label: log1p(D / (sigma f)) and its gradient.
+"""Kernels: the attraction of pairs that share a label, log1p(D / (sigma f)), and its gradient.
 
-Anchors and keys come as *entries*, one for every label that a row has, sorted by label: the pairs
-of a label are then a rectangle, and only those are visited. An entry names its row, so nothing is
-copied, and the range of the other side's entries that have its label.
+Anchors and keys are *entries*, one for every label that a row has, sorted by label: the pairs of a
+label are then a rectangle, and only these are visited. An entry names its row, so nothing is
+copied, and the range of the other side's entries with its label.
 """
 
 from typing import no_type_check
@@ -25,7 +25,7 @@ from heron.pipeline.objectives.fused.tiles import (
 @triton.jit
 @no_type_check
 def log1p(x):
-    """log(1 + x), by its series where 1 + x would round x away."""
+    """Returns log(1 + x), by its series where 1 + x would round x off."""
     small = tl.minimum(x, 0.02)
     series = small * (1 - small * (0.5 - small * (1 / 3 - small * 0.25)))
     return tl.where(x < 0.02, series, LN2 * log2(1 + x))
@@ -37,9 +37,9 @@ def only_pairs(
     tile, x_tag, y_tag, x_own, y_own, x_range, y_range, x_ranges, y_ranges, x_tile, x_tiles,
     y_tiles, column, stop, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """log2(D / f) of a tile, -inf where there is no pair: another label, or the anchor itself.
+    """Sets log2(D / f) of a tile to -inf for other labels and for the anchor itself.
 
-    Most tiles lie within one label and off the diagonal: they are spared the comparisons.
+    Most tiles lie within one label and off the diagonal: they skip the comparisons.
     """
     y_tile = column // COLUMNS
     low, high = tl.load(y_range + y_tile), tl.load(y_range + y_tiles + y_tile)
@@ -60,20 +60,20 @@ def only_pairs(
 @triton.jit
 @no_type_check
 def hamming_ratio(ratio, size, size_y, product_of_labels, labels, ROWS_ARE_ANCHORS: tl.constexpr):
-    """D / (sigma f) and ratio / (1 + ratio) of D / f, by one reciprocal for both.
+    """Returns r = D / (sigma f) and r / (1 + r) from D / f, by one reciprocal for both.
 
-    Where keys are the rows, nothing but the second is made use of.
+    Where keys are the rows, only the second is used.
     """
     unit = 1 / labels
     sigma = (1 - unit * size)[:, None] - (unit * size_y)[None, :]
     sigma -= 2 * unit * product_of_labels
-    sigma = tl.maximum(sigma, 0.001)  # a pair has 1 / labels at the least
-    both = sigma + ratio
+    sigma = tl.maximum(sigma, 0.001)  # of a pair it is at least 1 / labels
+    denominator = sigma + ratio
     if ROWS_ARE_ANCHORS:
-        inverse = ratio * reciprocal(sigma * both)
-        return inverse * both, inverse * sigma
+        inverse = ratio * reciprocal(sigma * denominator)
+        return inverse * denominator, inverse * sigma
     else:
-        return ratio, ratio * reciprocal(both)
+        return ratio, ratio * reciprocal(denominator)
 
 
 @triton.jit
@@ -95,14 +95,14 @@ def pair_kernel(
     shares,  # [n]: d loss / d log D
     gradient,  # [n, D]
     n, m,
-    link,  # which chain of the entries of y, of those that a block visits
+    link,  # the number of the chain among the entries of y that a block visits
     labels,
     D: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
     HAMMING: tl.constexpr, ROWS_ARE_ANCHORS: tl.constexpr, GRADIENT: tl.constexpr,
     CHAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A block of entries of x against all of y that share a tag with any of them."""
-    block, part = tl.program_id(0), tl.program_id(1) * OUT  # a part of the gradient's columns
+    """Visits a block of entries of x, and all entries of y that share a tag with any of them."""
+    block, first_out = tl.program_id(0), tl.program_id(1) * OUT  # first column of the gradient
     entries = block * ROWS + tl.arange(0, ROWS)
     inside = entries < n
     rows = tl.load(x_row + entries, mask=inside, other=0)
@@ -114,7 +114,7 @@ def pair_kernel(
         size = tl.load(x_size + rows)
     if ROWS_ARE_ANCHORS:
         total = tl.load(log_total + entries, mask=inside, other=0.0)[:, None]
-    loss = tl.load(losses + entries, mask=inside, other=0.0)  # of the chains before
+    loss = tl.load(losses + entries, mask=inside, other=0.0)  # of earlier chains
     share = tl.load(shares + entries, mask=inside, other=0.0)
     start = tl.load(first_y + block * ROWS) // COLUMNS * COLUMNS + link * CHAIN
     stop = tl.load(last_y + tl.minimum(block * ROWS + ROWS, n) - 1)
@@ -144,13 +144,13 @@ def pair_kernel(
                 share += tl.sum(shrunk, 1)
             else:
                 shrunk *= tl.load(weight + columns, mask=y_inside, other=0.0)[None, :]
-            y_part = y if OUT == D else gather_rows(y_vectors, y_rows, part, OUT, D)
+            y_part = y if OUT == D else gather_rows(y_vectors, y_rows, first_out, OUT, D)
             change = add_product(change, shrunk, y_part)
     if GRADIENT:
         if ROWS_ARE_ANCHORS:
             change *= tl.load(weight + entries, mask=inside, other=0.0)[:, None]
-        store_part(gradient, change, block * ROWS, part, n, ROWS, OUT, D)
-    if ROWS_ARE_ANCHORS and part == 0:
+        store_part(gradient, change, block * ROWS, first_out, n, ROWS, OUT, D)
+    if ROWS_ARE_ANCHORS and first_out == 0:
         tl.store(losses + entries, loss, mask=inside)
         tl.store(shares + entries, share, mask=inside)
 
@@ -158,21 +158,21 @@ def pair_kernel(
 @triton.jit
 @no_type_check
 def collect_kernel(
-    of_entries,  # [entries, D]
-    place,  # [n, labels]: the entry of a row's label, or -1
-    of_rows,  # [n, D]
+    entry_grads,  # [entries, D]
+    entry_of,  # [n, labels]: the entry of a row's label, or -1
+    row_grads,  # [n, D]
     n,
     labels,
     D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Add up the gradients of a row's entries, in the order of the labels."""
+    """Adds up the gradients of a row's entries, in the order of the labels."""
     first = tl.program_id(0) * ROWS
     rows = first + tl.arange(0, ROWS)
     columns = tl.arange(0, D)[None, :]
     total = tl.zeros((ROWS, D), tl.float32)
     for label in range(labels):
-        entry = tl.load(place + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
-        spot = entry.to(tl.int64)[:, None] * D + columns
-        total += tl.load(of_entries + spot, mask=(entry >= 0)[:, None], other=0.0)
-    store_part(of_rows, total, first, 0, n, ROWS, D, D)
+        entry = tl.load(entry_of + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
+        offsets = entry.to(tl.int64)[:, None] * D + columns
+        total += tl.load(entry_grads + offsets, mask=(entry >= 0)[:, None], other=0.0)
+    store_part(row_grads, total, first, 0, n, ROWS, D, D)

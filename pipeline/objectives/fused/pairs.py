@@ -1,4 +1,4 @@
-"""The attraction of pairs that share a label: HeroCon's L_s, and any loss over classes."""
+"""The attraction of pairs that share a label: HeroCon's L_s, and losses over classes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,48 +24,49 @@ def pair_losses(
     distance: Literal["hamming", "indicator", "none"],
     precision: Precision | None = None,
 ) -> Float[Tensor, ""]:
-    r"""The loss of the pairs that share a label, as in HeroCon's L_s (KDD 2022, Eq. 7).
+    r"""Computes the loss of pairs that share a label, as in HeroCon's L_s (KDD 2022, Eq. 7).
 
     .. math:: \sum_i \sum_a w_a y_{ia} \sum_{j \ne i} y_{ja}\,
               softplus(\log D_{ia} - l_{ij} - \log\sigma_{ij})
 
-    Only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 tiles' worth, which is
-    less than a visit of all pairs with a loop over c labels whenever the logarithms cost more than
-    the products (with 40 labels of which a row has 9, about 4 logarithms a pair instead of 40). A
-    visited pair takes four products when a gradient is wanted, which is made with the loss, else
-    one; with `hamming` one of the labels more for each visit. The gradient is held once for every
-    label of every row before it is added up: (labels of a row) x dim float32 a row.
+    Only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs. This is cheaper
+    than all pairs with a loop over c labels whenever logarithms cost more than products (with 40
+    labels of which a row has 9, about 4 logarithms a pair instead of 40). A visited pair takes one
+    product, or four with a gradient, which is computed together with the loss; `hamming` takes one
+    product of labels more. Before it is added up, the gradient is held once for every label of
+    every row: (labels of a row) x dim float32 per row.
 
     Args:
-        anchors: with 1 / tau already inside.
+        anchors: vectors with 1 / tau already inside.
         keys: vectors of the same width.
-        log_total: log D; where it is -inf the loss is 0 and so is every gradient.
+        log_total: log D; where it is -inf, the loss and all gradients are 0.
         anchor_y: 0 or 1; with `hamming` at most 128 labels.
         key_y: 0 or 1.
-        weight: w, of a label; no gradient.
+        weight: w, the weight of each label; no gradient.
         anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
         distance: `hamming`: sigma = 1 - hamming / labels; `indicator` and `none`: sigma = 1.
-        precision: of the products; see `exponential_sums`.
+        precision: precision of the products; see `exponential_sums`.
 
     Returns:
-        float32, differentiable once with respect to anchors, keys and log_total.
+        The loss in float32, differentiable once with respect to anchors, keys and log_total.
 
     Raises:
-        ValueError: widths that do not agree or above 512, an unknown distance, or too many labels.
-        TypeError: float64 vectors.
-        TrainingError: no GPU, or no Triton.
+        ValueError: widths differ or exceed 512, the distance is unknown, or there are too many
+            labels.
+        TypeError: the vectors are float64.
+        TrainingError: there is no suitable GPU, or no Triton.
     """
-    layout.check(anchors, keys)
-    precision = layout.choose(precision, anchors, keys)
+    layout.check_vectors(anchors, keys)
+    precision = layout.choose_precision(precision, anchors, keys)
     if distance not in ("hamming", "indicator", "none"):
         raise ValueError(f"distance is {distance!r}; expected hamming, indicator or none")
     sides = Sides.of(anchor_y, key_y, precision) if distance == "hamming" else None
-    own = _Entries.by_label(anchor_y)
+    entries = _Entries.by_label(anchor_y)
     job = _Job(
-        anchors=own,
+        anchors=entries,
         keys=_Entries.by_label(key_y),
-        weight=weight.detach().float()[own.tag.long()],
-        own=anchor_number[own.row.long()],
+        weight=weight.detach().float()[entries.tag.long()],
+        own_key=anchor_number[entries.row.long()],
         sides=sides,
         labels=anchor_y.shape[1],
         precision=precision,
@@ -83,41 +84,41 @@ def tagged_pair_losses(
     anchor_weight: Float[Tensor, " anchors"],
     precision: Precision | None = None,
 ) -> Float[Tensor, ""]:
-    r"""The loss of the pairs of equal tag, for any number of classes of which a row has one.
+    r"""Computes the loss of pairs of equal tag, for any number of exclusive classes.
 
     .. math:: \sum_i w_i \sum_{k \ne i,\, t_k = t_i} softplus(\log D_i - l_{ik})
 
-    Rows are visited in the order of their tags, so the work is that of the pairs that count, in
-    tiles: four products a visited pair when a gradient is wanted, else one.
+    Rows are visited in the order of their tags, so only tiles with pairs of equal tag are computed:
+    one product per pair, or four with a gradient.
 
     Args:
-        anchors: with 1 / tau already inside.
+        anchors: vectors with 1 / tau already inside.
         keys: vectors of the same width.
-        log_total: log D; where it is -inf the loss is 0 and so is every gradient.
-        anchor_tag: any int32.
-        key_tag: any int32.
+        log_total: log D; where it is -inf, the loss and all gradients are 0.
+        anchor_tag: the anchors' tags, any int32.
+        key_tag: the keys' tags, any int32.
         anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
         anchor_weight: w; no gradient.
-        precision: of the products; see `exponential_sums`.
+        precision: precision of the products; see `exponential_sums`.
 
     Returns:
-        float32, differentiable once with respect to anchors, keys and log_total.
+        The loss in float32, differentiable once with respect to anchors, keys and log_total.
 
     Raises:
-        ValueError: widths that do not agree or above 512.
-        TypeError: float64 vectors.
-        TrainingError: no GPU, or no Triton.
+        ValueError: widths differ or exceed 512.
+        TypeError: the vectors are float64.
+        TrainingError: there is no suitable GPU, or no Triton.
     """
-    layout.check(anchors, keys)
-    own = _Entries.by_tag(anchor_tag)
+    layout.check_vectors(anchors, keys)
+    entries = _Entries.by_tag(anchor_tag)
     job = _Job(
-        anchors=own,
+        anchors=entries,
         keys=_Entries.by_tag(key_tag),
-        weight=anchor_weight.detach().float()[own.row.long()],
-        own=anchor_number[own.row.long()],
+        weight=anchor_weight.detach().float()[entries.row.long()],
+        own_key=anchor_number[entries.row.long()],
         sides=None,
         labels=1,
-        precision=layout.choose(precision, anchors, keys),
+        precision=layout.choose_precision(precision, anchors, keys),
     )
     return _apply(anchors, keys, log_total, job)
 
@@ -127,29 +128,29 @@ class _Entries:
     """One entry for every label of every row, sorted by label.
 
     Attributes:
-        row: int32.
-        tag: int32, ascending.
-        place: in a flat [rows, labels], of what belongs to the entry.
+        row: the entry's row, int32.
+        tag: the entry's label, int32, ascending.
+        flat_index: the entry's index in a flat [rows, labels].
     """
 
     row: Tensor
     tag: Tensor
-    place: Tensor
+    flat_index: Tensor
 
     @classmethod
     def by_label(cls, y: Tensor) -> "_Entries":
-        """Of a 0/1 matrix; the one place that waits for the device, to know how many there are."""
+        """Builds the entries of a 0/1 matrix; only this waits for the device, to count them."""
         tag, row = (y.T > 0.5).nonzero(as_tuple=True)
         return cls(row.int(), tag.int(), row * y.shape[1] + tag)
 
     @classmethod
     def by_tag(cls, tag: Tensor) -> "_Entries":
-        """Of a tag for every row."""
+        """Builds the entries of one tag for every row."""
         row = torch.argsort(tag, stable=True)
         return cls(row.int(), tag[row], row)
 
-    def among(self, others: "_Entries") -> tuple[Tensor, Tensor]:
-        """For every entry, the first and the past-last of the others with its tag."""
+    def ranges_in(self, others: "_Entries") -> tuple[Tensor, Tensor]:
+        """Returns for every entry the first and past-last of `others` with its tag."""
         first, last = (
             torch.searchsorted(others.tag, self.tag, right=right, out_int32=True)
             for right in (False, True)
@@ -159,12 +160,12 @@ class _Entries:
 
 @dataclass(frozen=True)
 class _Job:
-    """The pairs and what they weigh; weight and own belong to the anchors' entries."""
+    """The pairs and their weights; `weight` and `own_key` belong to the anchors' entries."""
 
     anchors: _Entries
     keys: _Entries
     weight: Tensor
-    own: Tensor
+    own_key: Tensor
     sides: Sides | None
     labels: int
     precision: Precision
@@ -179,7 +180,7 @@ def _apply(anchors: Tensor, keys: Tensor, log_total: Tensor, job: _Job) -> Tenso
 
 
 class _PairLosses(torch.autograd.Function):
-    """The loss is a scalar: forward makes its gradient along with it, backward scales that."""
+    """Forward computes the scalar loss with its gradient, which backward scales."""
 
     @staticmethod
     def forward(
@@ -190,18 +191,20 @@ class _PairLosses(torch.autograd.Function):
         job: _Job,
         gradient: bool,
     ) -> Tensor:
-        total = log_total.detach().float().reshape(-1)[job.anchors.place] * layout.LOG2E
+        total = log_total.detach().float().reshape(-1)[job.anchors.flat_index] * layout.LOG2E
         a, k, power = layout.operands(anchors, keys, job.precision, layout.LOG2E)
         d, room = anchors.shape[1], power
-        if len(job.weight):  # the largest, of a label or an anchor, leaves fp16 its range
+        if len(job.weight):  # keeps the weights of labels or anchors in fp16's range
             room = layout.headroom(job.weight.abs().amax())
-        options = len(anchors), job, total
-        losses, shares, d_anchors = _visit(a, k, *options, -job.weight, gradient, of_anchors=True)
+        losses, shares, d_anchors = _visit(
+            a, k, len(anchors), job, total, -job.weight, gradient, of_anchors=True
+        )
         if gradient:
-            options = len(keys), job, total
-            _, _, d_keys = _visit(k, a, *options, -job.weight * room, gradient, of_anchors=False)
+            _, _, d_keys = _visit(
+                k, a, len(keys), job, total, -job.weight * room, gradient, of_anchors=False
+            )
             d_total = shares.new_zeros(log_total.numel())
-            d_total[job.anchors.place] = shares * job.weight
+            d_total[job.anchors.flat_index] = shares * job.weight
             ctx.save_for_backward(
                 (d_anchors * power)[:, :d].to(anchors.dtype),
                 (d_keys / (layout.LOG2E * power * room))[:, :d].to(keys.dtype),
@@ -228,55 +231,61 @@ def _visit(
     *,
     of_anchors: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses and shares of the anchors' entries, the gradient of the `count` rows of x."""
+    """Visits all pairs of entries of equal tag.
+
+    Returns:
+        The losses of the anchors' entries, their derivatives by log D, and the gradient of the
+        `count` rows of x.
+    """
     from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 
-    sides = [(job.anchors, job.own), (job.keys, job.keys.row)]
-    (own, x_own), (others, y_own) = sides if of_anchors else sides[::-1]
-    n, m, d = len(own.row), len(others.row), x.shape[1]
+    sides = [(job.anchors, job.own_key), (job.keys, job.keys.row)]
+    (x_entries, own_x), (y_entries, own_y) = sides if of_anchors else sides[::-1]
+    n, m, d = len(x_entries.row), len(y_entries.row), x.shape[1]
     kind: layout.Kind = "pair" if job.sides is None else "label_pair"
-    cut, out = layout.blocks(kind, job.precision, d), min(d, layout.WIDEST_PART)
-    of_rows = x.new_zeros(count, d, dtype=torch.float32)
+    tile, out = layout.choose_tile(kind, job.precision, d), min(d, layout.WIDEST_SLICE)
+    row_grads = x.new_zeros(count, d, dtype=torch.float32)
     if n == 0 or m == 0:
-        return *x.new_zeros(2, n, dtype=torch.float32), of_rows
+        return *x.new_zeros(2, n, dtype=torch.float32), row_grads
     labels: tuple[Tensor | None, ...] = (None,) * 4
     if job.sides is not None:
         labels = job.sides.anchor, job.sides.key, job.sides.anchor_size, job.sides.key_size
         if not of_anchors:
             labels = labels[1], labels[0], labels[3], labels[2]
-    sizes = (cut.rows, cut.columns)
-    tags, owns = (
-        [layout.ranges(t, s) for t, s in zip(pair, sizes, strict=True)]
-        for pair in ((own.tag, others.tag), (x_own, y_own))
+    sizes = (tile.rows, tile.columns)
+    tag_ranges, own_ranges = (
+        [layout.tile_ranges(t, s) for t, s in zip(pair, sizes, strict=True)]
+        for pair in ((x_entries.tag, y_entries.tag), (own_x, own_y))
     )
-    first, last = own.among(others)
+    first, last = x_entries.ranges_in(y_entries)
     losses, shares = x.new_zeros(2, n, dtype=torch.float32)
 
     def chain(link: int) -> Tensor:
-        of_entries = x.new_empty(n if gradient else 0, d, dtype=torch.float32)
+        entry_grads = x.new_empty(n if gradient else 0, d, dtype=torch.float32)
         layout.launch(
-            pair_kernel, (-(-n // cut.rows), d // out if gradient else 1), cut, x,
-            x, y, own.row, others.row, own.tag, others.tag, x_own, y_own, *tags, *owns,
-            first, last, *labels, total, weight, losses, shares, of_entries, n, m, link,
+            pair_kernel, (-(-n // tile.rows), d // out if gradient else 1), tile, x,
+            x, y, x_entries.row, y_entries.row, x_entries.tag, y_entries.tag, own_x, own_y,
+            *tag_ranges, *own_ranges,
+            first, last, *labels, total, weight, losses, shares, entry_grads, n, m, link,
             float(job.labels),
-            D=d, OUT=out, ROWS=cut.rows, COLUMNS=cut.columns, CHAIN=layout.CHAIN,
+            D=d, OUT=out, ROWS=tile.rows, COLUMNS=tile.columns, CHAIN=layout.CHAIN,
             WIDTH=0 if job.sides is None else job.sides.key.shape[1],
             HAMMING=job.sides is not None, ROWS_ARE_ANCHORS=of_anchors, GRADIENT=gradient,
         )  # fmt: skip
-        return of_entries
+        return entry_grads
 
     links = 1
-    if m > layout.CHAIN:  # of the entries that a block visits
-        ends = torch.arange(cut.rows - 1, n + cut.rows - 1, cut.rows, device=x.device)
-        visits = last[ends.clamp(max=n - 1)] - first[:: cut.rows]
-        links = int(visits.max() + cut.columns - 1) // layout.CHAIN + 1
-    of_entries = layout.total(chain(link) for link in range(links))
+    if m > layout.CHAIN:  # then a block may visit more entries than a chain has
+        ends = torch.arange(tile.rows - 1, n + tile.rows - 1, tile.rows, device=x.device)
+        visits = last[ends.clamp(max=n - 1)] - first[:: tile.rows]
+        links = int(visits.max() + tile.columns - 1) // layout.CHAIN + 1
+    entry_grads = layout.sum_in_place(chain(link) for link in range(links))
     if gradient:
-        place = torch.full((count * job.labels,), -1, dtype=torch.int32, device=x.device)
-        place[own.place] = torch.arange(n, dtype=torch.int32, device=x.device)
-        cut = layout.COLLECT
+        entry_of = torch.full((count * job.labels,), -1, dtype=torch.int32, device=x.device)
+        entry_of[x_entries.flat_index] = torch.arange(n, dtype=torch.int32, device=x.device)
+        tile = layout.COLLECT
         layout.launch(
-            collect_kernel, (-(-count // cut.rows),), cut, x,
-            of_entries, place, of_rows, count, job.labels, D=d, ROWS=cut.rows,
+            collect_kernel, (-(-count // tile.rows),), tile, x,
+            entry_grads, entry_of, row_grads, count, job.labels, D=d, ROWS=tile.rows,
         )  # fmt: skip
-    return losses, shares, of_rows
+    return losses, shares, row_grads

@@ -1,4 +1,4 @@
-"""Sums of weighted exponentials over the keys of an anchor, and what pulls at a row."""
+"""Kernels: sums of weighted exponentials over an anchor's keys, and the gradient of a row."""
 
 from typing import no_type_check
 
@@ -20,10 +20,10 @@ def only_pairs(
     tile, x_tag, y_tag, x_range, y_range, x_tile, x_tiles, y_tiles, column, stop, m, floor,
     TAGS: tl.constexpr, FLOOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits, -inf where the pair does not count.
+    """Sets the logits of a tile to -inf where the pair does not count.
 
-    Only the last tile has keys past the end, and only tiles whose tags overlap can hold equal ones:
-    the others are spared the comparison.
+    Only the last tile has keys past the end, and only tiles whose ranges of tags overlap can have
+    equal tags: the others skip the comparison.
     """
     special = column + COLUMNS > stop
     if TAGS:
@@ -44,8 +44,8 @@ def only_pairs(
 @triton.jit
 @no_type_check
 def exponentials(tile, ratio, SECOND: tl.constexpr):
-    """Both moments' exponentials of a tile of logits, the first of which is inside the logits."""
-    if SECOND == "root":  # of the first: one exponential, the scarcest unit, serves both
+    """Returns both moments' exponentials of a tile, whose logits contain the first moment."""
+    if SECOND == "root":  # one exponential, the scarcest unit, serves both
         second = tl.exp2(tile * 0.5)
         first = second * second
     else:
@@ -84,12 +84,12 @@ def sum_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A block of anchors and a range of keys."""
+    """Computes the sums of a block of anchors over a range of keys."""
     block, split = tl.program_id(0), tl.program_id(1)
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < n
     x = load_tile(anchors, block * ROWS, ROWS, D)
-    tag, weight = rows, x  # stand for what there may not be: Triton knows no name without a value
+    tag, weight = rows, x  # placeholders: Triton wants every name defined
     if TAGS:
         tag = tl.load(anchor_tag + rows, mask=inside, other=0)
     if WEIGHTS:
@@ -112,18 +112,18 @@ def sum_kernel(
         total_0 += tl.sum(first, 1)
         if SECOND != "none":
             total_1 += tl.sum(second, 1)
-    line = split.to(tl.int64) * n
+    offset = split.to(tl.int64) * n
     if SECOND == "none":
-        tl.store(sums + line + rows, total_0, mask=inside)
+        tl.store(sums + offset + rows, total_0, mask=inside)
     else:
-        tl.store(sums + 2 * line + rows, total_0, mask=inside)
-        tl.store(sums + 2 * line + n + rows, total_1, mask=inside)
+        tl.store(sums + 2 * offset + rows, total_0, mask=inside)
+        tl.store(sums + 2 * offset + n + rows, total_1, mask=inside)
 
 
 @triton.jit
 @no_type_check
 def scale(own, y_scale, places, stop, OF_X: tl.constexpr, OF_Y: tl.constexpr):
-    """s_i, s_k or s_i + s_k, to be multiplied by a tile."""
+    """Returns s_i, s_k or s_i + s_k, the factor of a tile."""
     factor = own[:, None]
     if OF_Y:
         other = tl.load(y_scale + places, mask=places < stop, other=0.0)[None, :]
@@ -147,7 +147,7 @@ def pull_kernel(
     pulls,  # [splits, n, D]
     n,  # rows of x
     m,  # rows of y
-    begin,  # those of this launch
+    begin,  # the rows of y of this launch
     end,
     per_split,
     ratio,
@@ -163,7 +163,7 @@ def pull_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """sum_k (s_i + s_k) e_ik y_k for a block of x: the gradient as anchors, as keys, or as both."""
+    """Computes sum_k (s_i + s_k) e_ik y_k of a block of x: its gradient as anchor, key or both."""
     block, split = tl.program_id(0), tl.program_id(1)
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < n
@@ -195,5 +195,5 @@ def pull_kernel(
         if WEIGHTS:
             change *= product(weight, load_tile(y_weight, column, COLUMNS, WIDTH))
         total = add_product(total, change, y)
-    line = split.to(tl.int64) * n * D
-    store_part(pulls + line, total, block * ROWS, 0, n, ROWS, D, D)
+    offset = split.to(tl.int64) * n * D
+    store_part(pulls + offset, total, block * ROWS, 0, n, ROWS, D, D)

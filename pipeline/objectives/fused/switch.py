@@ -1,4 +1,4 @@
-"""Whether the fused path runs: the environment's HERON_FUSED, and what the device offers."""
+"""Whether the fused path runs, by the environment variable HERON_FUSED and the device."""
 
 import functools
 import importlib.util
@@ -10,63 +10,63 @@ import torch
 from heron.pipeline.config.errors import TrainingError
 
 SWITCH = "HERON_FUSED"
-SHARED_KIB = 227  # what a program may have on Hopper, for which the tiles are cut
+SHARED_KIB = 227  # of a program on Hopper, for which the tiles are chosen
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether terms on a device are to take the fused path.
+    """Whether terms on a device take the fused path.
 
     ``HERON_FUSED`` is read at every call: ``auto`` (the default: wherever it can run), ``never``,
-    or ``always`` (for runs that would rather stop than be slow).
+    or ``always`` (to stop rather than be slow).
 
     Args:
-        device: where the vectors are.
+        device: the device of the vectors.
 
     Raises:
-        ValueError: the switch has another value.
-        TrainingError: ``always``, and the fused path cannot run there.
+        ValueError: ``HERON_FUSED`` has another value.
+        TrainingError: it is ``always``, and the fused path cannot run on the device.
     """
     choice = os.environ.get(SWITCH, "auto")
     if choice not in ("auto", "never", "always"):
         raise ValueError(f"{SWITCH} is {choice!r}; expected auto, never or always")
     if choice == "always":
         require(device, f"{SWITCH} is always")
-    return choice != "never" and missing(device) is None
+    return choice != "never" and missing_requirement(device) is None
 
 
 def available(device: torch.device) -> bool:
     """Whether the fused path can run on a device, whatever the switch says."""
-    return missing(device) is None
+    return missing_requirement(device) is None
 
 
 def require(device: torch.device, who: str) -> None:
-    """Stop, with the reason and the remedy, where the fused path cannot run.
+    """Refuses a device on which the fused path cannot run.
 
     Args:
-        device: where the vectors are.
-        who: what asks for it, for the message.
+        device: the device of the vectors.
+        who: the reason that requires it, for the message.
 
     Raises:
-        TrainingError: it cannot.
+        TrainingError: it cannot run there; gives the reason and the remedy.
     """
-    lack = missing(device)
-    if lack is not None:
+    reason = missing_requirement(device)
+    if reason is not None:
         raise TrainingError(
-            f"{who}, but the fused path cannot run on {device}: {lack}; expected Triton and a GPU "
-            f"with {SHARED_KIB} KiB of shared memory (H100, H200, ...); set {SWITCH}=auto to do "
-            "without"
+            f"{who}, but the fused path cannot run on {device}: {reason}; expected Triton and a "
+            f"GPU with {SHARED_KIB} KiB of shared memory (H100, H200, ...); set {SWITCH}=auto to "
+            "do without"
         )
 
 
-def missing(device: torch.device) -> str | None:
-    """What the fused path lacks on a device, in words; None if nothing."""
+def missing_requirement(device: torch.device) -> str | None:
+    """Returns why the fused path cannot run on a device; None if it can."""
     if not _installed():
         return "triton is not installed"
     if interpreted():
         return None
     if device.type != "cuda":
         return f"it is no CUDA device but {device.type}"
-    properties: Any = torch.cuda.get_device_properties(device)  # whose stubs lack the next name
+    properties: Any = torch.cuda.get_device_properties(device)  # the stubs lack the next attribute
     memory = properties.shared_memory_per_block_optin >> 10
     if memory < SHARED_KIB:
         return f"its shared memory is {memory} KiB"
@@ -74,7 +74,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter stands in for a GPU, slowly: a means of the tests."""
+    """Whether Triton's slow interpreter replaces a GPU, as in tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -1,11 +1,11 @@
-"""What every kernel is made of: rows in and out, a tile of logits, the GPU's own functions.
+"""Building blocks of the kernels: loading and storing rows, products, the GPU's own functions.
 
-Imported by kernel files only, which are imported when a fused term first runs: Triton is not
-installed everywhere, and decides at its import whether its interpreter runs the kernels.
+Only kernel files import this file, and they are imported when a fused term first runs: Triton is
+not installed everywhere, and decides at its import whether its interpreter runs the kernels.
 
-`no_type_check` keeps type checkers, at rest and under the tests, off functions that are no Python:
-Triton compiles their text. Logits are in units of log 2, since log2 e is inside the anchors: their
-exponential is one instruction.
+`no_type_check` keeps static and runtime type checkers off these functions, whose text Triton
+compiles. Logits are in units of log 2, since log2 e is inside the anchors: their exponential is one
+instruction.
 """
 
 from typing import no_type_check
@@ -23,16 +23,16 @@ INTERPRETED = tl.constexpr(interpreted())
 @triton.jit
 @no_type_check
 def load_tile(pointer, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows from `start` on of a matrix of WIDTH columns, whose rows fill whole tiles."""
+    """Loads ROWS rows, from `start` on, of a matrix of WIDTH columns, padded to whole tiles."""
     return load_part(pointer, start, 0, ROWS, WIDTH, WIDTH)
 
 
 @triton.jit
 @no_type_check
 def load_part(pointer, start, first, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr):
-    """OUT of their columns, from `first` on."""
-    # The start in 64 bits: eight million rows of 256 pass what 32 bits can count. The rest does not
-    # change from tile to tile.
+    """Loads OUT columns, from `first` on, of such rows."""
+    # The start needs 64 bits: eight million rows of 256 overflow 32. The other offsets are the same
+    # for every tile.
     corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
     return tl.load(corner + tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, OUT)[None, :])
 
@@ -40,9 +40,9 @@ def load_part(pointer, start, first, ROWS: tl.constexpr, OUT: tl.constexpr, WIDT
 @triton.jit
 @no_type_check
 def gather_rows(pointer, rows, first, OUT: tl.constexpr, WIDTH: tl.constexpr):
-    """OUT columns, from `first` on, of some rows of a matrix of WIDTH columns."""
-    place = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
-    return tl.load(pointer + first + place)
+    """Loads OUT columns, from `first` on, of the given rows of a matrix of WIDTH columns."""
+    offsets = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
+    return tl.load(pointer + first + offsets)
 
 
 @triton.jit
@@ -50,31 +50,31 @@ def gather_rows(pointer, rows, first, OUT: tl.constexpr, WIDTH: tl.constexpr):
 def store_part(
     pointer, tile, start, first, n, ROWS: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Write a tile where `load_part` would read it, but for rows from n on."""
+    """Stores a tile where `load_part` would load it, without the rows from n on."""
     corner = pointer + tl.full((), WIDTH, tl.int64) * start + first
     rows = tl.arange(0, ROWS)
-    place = rows[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
-    tl.store(corner + place, tile, mask=(start + rows < n)[:, None])
+    offsets = rows[:, None] * WIDTH + tl.arange(0, OUT)[None, :]
+    tl.store(corner + offsets, tile, mask=(start + rows < n)[:, None])
 
 
 @triton.jit
 @no_type_check
 def product(x, y):
-    """``x @ y.T`` with float32 sums."""
+    """Returns ``x @ y.T`` with float32 sums."""
     return tl.dot(x, tl.trans(y), input_precision="ieee")
 
 
 @triton.jit
 @no_type_check
 def add_product(total, x, y):
-    """``total + x @ y``, the x rounded to the type of y."""
+    """Returns ``total + x @ y``, with x rounded to the dtype of y."""
     return tl.dot(x.to(y.dtype), y, total, input_precision="ieee")
 
 
 @triton.jit
 @no_type_check
 def log2(x):
-    """The logarithm of x > 0, to 22 bits."""
+    """Returns the binary logarithm of x > 0, to 22 bits."""
     if INTERPRETED:
         y = tl.log2(x)
     else:
@@ -87,7 +87,7 @@ def log2(x):
 @triton.jit
 @no_type_check
 def reciprocal(x):
-    """1 / x, to 23 bits."""
+    """Returns 1 / x, to 23 bits."""
     if INTERPRETED:
         y = 1.0 / x
     else:
@@ -100,7 +100,7 @@ def reciprocal(x):
 @triton.jit
 @no_type_check
 def touch(x_range, y_range, x_tile, x_tiles, y_tile, y_tiles):
-    """Whether the numbers of two tiles lie in ranges that overlap; see `layout.ranges`."""
+    """Whether the numbers of two tiles have overlapping ranges; see `layout.tile_ranges`."""
     before = tl.load(x_range + x_tiles + x_tile) < tl.load(y_range + y_tile)
     after = tl.load(x_range + x_tile) > tl.load(y_range + y_tiles + y_tile)
     return (before | after) == 0
