@@ -17,7 +17,7 @@ from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, 
 from heron.pipeline.objectives.own_positives import cross_view
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, join_views
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
-from heron.pipeline.objectives.unsupervised import couples
+from heron.pipeline.objectives.unsupervised import pair_widths
 
 MOST = 100.0  # times a cosine: CLIP's bound
 PAPERS_BIAS = -10.0  # SigLIP's at the start, where the batch is not known
@@ -68,11 +68,11 @@ class Clip(Term):
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
         """The scale, and the slopes as `Cmc`; in float64."""
-        return [2, *[4] * len(couples(len(shapes), 0))]
+        return [2, *[4] * len(pair_widths(len(shapes), 0))]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """As `Cmc`, in float64."""
-        return [2 * n for n in couples(views, widths["projections"]) * 2]
+        return [2 * n for n in pair_widths(views, widths["projections"]) * 2]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `clip`."""

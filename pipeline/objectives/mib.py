@@ -17,7 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
-from heron.pipeline.objectives.unsupervised import couples
+from heron.pipeline.objectives.unsupervised import pair_widths
 
 SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
 LEAST_STD = 0.1  # D_SKL divides by its square, and with the authors' 1e-7 overflowed
@@ -103,7 +103,7 @@ class Mib(Term):
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
         """Of two views at a time, loss and gradient in one round."""
-        return couples(views, widths["critics"])
+        return pair_widths(views, widths["critics"])
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `mib`; beta grows as in the paper's experiments."""
