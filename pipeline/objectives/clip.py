@@ -14,7 +14,7 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
-from heron.pipeline.objectives.own_positives import cross_view
+from heron.pipeline.objectives.own_positives import cross_view_loss
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, join_views
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
 from heron.pipeline.objectives.unsupervised import pair_widths
@@ -166,7 +166,7 @@ def clip(
         scale = torch.nn.functional.pad(scale, (start, len(vectors[0]) - stop), value=1.0)
         head = [v * scale[:, None] for v in vectors], vectors
     mirrored = isinstance(rows, OwnRows)
-    return cross_view(head, [head], range(len(z)), 1.0, rows, present, mirrored) / len(z)
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present, mirrored) / len(z)
 
 
 def siglip(

@@ -12,7 +12,12 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import unit
-from heron.pipeline.objectives.own_positives import Head, cross_view, own_excluded, unit_views
+from heron.pipeline.objectives.own_positives import (
+    Head,
+    all_views_loss,
+    cross_view_loss,
+    unit_views,
+)
 from heron.pipeline.objectives.present import Present, Rows
 
 Anchors = Literal["first", "all"]
@@ -189,7 +194,7 @@ def nt_xent(
     """
     vectors = unit_views(z, tau, "nt_xent")
     head = [v / tau for v in vectors], vectors
-    return own_excluded(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
+    return all_views_loss(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
 
 
 def cmc(
@@ -209,7 +214,7 @@ def cmc(
     """
     vectors = unit_views(z, tau, "cmc")
     head = [v / tau for v in vectors], vectors
-    return cross_view(head, [head], range(len(z)), 1.0, rows, present) / len(z)
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present) / len(z)
 
 
 def weighted_unsupervised(
@@ -260,9 +265,9 @@ def weighted_unsupervised(
     views = range(1 if anchors == "first" else len(z))
     heads: list[Head] = [(vectors, p), (p, vectors)]
     if negatives == "all_views":
-        return own_excluded(vectors, heads, views, tau, math.e / 2, rows, present) / len(views)
+        return all_views_loss(vectors, heads, views, tau, math.e / 2, rows, present) / len(views)
     attraction = [v / tau for v in vectors], vectors
-    return cross_view(attraction, heads, views, math.e / 2, rows, present) / len(views)
+    return cross_view_loss(attraction, heads, views, math.e / 2, rows, present) / len(views)
 
 
 def input_weighted_unsupervised(
@@ -304,5 +309,5 @@ def input_weighted_unsupervised(
         anchor_side = [torch.cat([v / tau, -w], 1) for v, w in zip(vectors, weights, strict=True)]
         key_side = [torch.cat(pair, 1) for pair in zip(vectors, weights, strict=True)]
         head = anchor_side, key_side
-        shares.append(own_excluded(vectors, [head], anchor_views, tau, math.e, rows))
+        shares.append(all_views_loss(vectors, [head], anchor_views, tau, math.e, rows))
     return torch.stack(shares).sum() / len(views)
