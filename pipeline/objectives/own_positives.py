@@ -45,8 +45,8 @@ def all_views_loss(
     if present is not None:
         mean = len(anchor_views) / pair_count(present, anchor_views)
     counted, all_views = anchor_views, list(range(count))
-    if isinstance(rows, OwnRows):
-        anchor_views = all_views  # a view that is only a key needs its sum for its gradient, too
+    if isinstance(rows, OwnRows):  # views that are only keys: anchors of weight 0
+        anchor_views = all_views
     mirroring = None
     if list(anchor_views) == all_views:
         mirror = range(len(heads))[::-1]
