@@ -31,13 +31,13 @@ class Classes:
             class at a level share it at all coarser levels. A pair belongs to the finest level on
             which it agrees; one that agrees on none does not count, nor does a row with itself.
         weight: weight of an anchor's pairs at each level, [keys, levels]; no gradient.
-        own: the anchors' positions among the keys.
+        positions: the anchors' positions among the keys.
         soft: whether the loss of a pair is softplus(u) or u, where u = log_total_i - l_ik.
     """
 
     groups: Sequence[Int[Tensor, " keys"]]
     weight: Float[Tensor, "keys levels"]
-    own: Int[Tensor, " anchors"]
+    positions: Int[Tensor, " anchors"]
     soft: bool
 
     def levels(self, rows: Tensor, columns: Tensor) -> list[Tensor]:
@@ -46,18 +46,21 @@ class Classes:
         agree.append(rows[:, None] == columns)
         return [above ^ below for above, below in zip(agree, agree[1:], strict=False)]
 
-    def visits(self, own: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields strips, by class, as (positions among the anchors `own`, positions in `keys`)."""
+    def strips(self, anchors: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields strips, by class, as (indices into `anchors`, indices into `keys`).
+
+        `anchors` and `keys` are positions among all keys.
+        """
         coarsest = self.groups[0]
         if not len(coarsest):
             return
         size = torch.bincount(coarsest[keys], minlength=int(coarsest.max()) + 1)
         end = size.cumsum(0).tolist()
         key_order = coarsest[keys].argsort(stable=True)
-        anchor_order = coarsest[own].argsort(stable=True)
-        anchor_class = coarsest[own][anchor_order].tolist()
+        anchor_order = coarsest[anchors].argsort(stable=True)
+        anchor_class = coarsest[anchors][anchor_order].tolist()
         largest = max(int(size.max()), 1)
-        max_rows = strip_elements(own.device) // STRIP_PART // (2 * largest)
+        max_rows = strip_elements(anchors.device) // STRIP_PART // (2 * largest)
         step = max(32, min(max(64, largest // 2), max_rows))
         for start in range(0, len(anchor_order), step):
             stop = min(start + step, len(anchor_order))
@@ -125,12 +128,12 @@ class _ClassLosses(torch.autograd.Function):
         if key_blocks is not None:
             key_sets = ((block.places[0], block.keys[0]) for block in key_blocks([keys]))
         visits = (
-            (strip, positions[strip_keys], vectors[strip_keys])
-            for positions, vectors in key_sets
-            for strip, strip_keys in classes.visits(classes.own, positions)
+            (strip, key_positions[strip_keys], vectors[strip_keys])
+            for key_positions, vectors in key_sets
+            for strip, strip_keys in classes.strips(classes.positions, key_positions)
         )
         for strip, columns, vectors in visits:
-            positions = classes.own[strip]
+            positions = classes.positions[strip]
             logits = anchors[strip] @ vectors.T
             masks = classes.levels(positions, columns)
             weight = classes.weight[positions].T[:, :, None]
@@ -199,7 +202,7 @@ def largest_pairs(
     """
     best = [(-torch.inf, 0, 0)] * len(classes.groups)
     all_rows = torch.arange(len(keys), device=keys.device)
-    for rows, columns in classes.visits(all_rows, all_rows):
+    for rows, columns in classes.strips(all_rows, all_rows):
         u = log_total[rows, None] - (keys[rows] / tau) @ keys[columns].T
         for level, mask in enumerate(classes.levels(rows, columns)):
             value, flat_index = u.masked_fill(~mask, -torch.inf).view(-1).max(0)

@@ -151,30 +151,31 @@ def comco(
     """
     dtype = working_dtype(q.dtype, tau)
     batch = len(q)
-    others = torch.cat([unit(x).to(dtype) for x in (q, keys.detach(), queue.detach())])
-    other_ybar = torch.cat([ybar, ybar, queue_ybar]).to(dtype)
-    other_classes = torch.cat([classes, classes, queue_classes])
+    # A(i) with i itself, the same for all queries.
+    pool = torch.cat([unit(x).to(dtype) for x in (q, keys.detach(), queue.detach())])
+    pool_ybar = torch.cat([ybar, ybar, queue_ybar]).to(dtype)
+    pool_classes = torch.cat([classes, classes, queue_classes])
     own = torch.arange(batch, device=q.device)[as_slice(rows)]
-    anchors = others[own]
+    anchors = pool[own]
     near, far_label = _choose_pairs(
-        anchors.detach(), others.detach(), own, batch, other_classes, other_ybar, neighbours
+        anchors.detach(), pool.detach(), own, batch, pool_classes, pool_ybar, neighbours
     )
     if isinstance(rows, OwnRows):
-        others = others.detach()  # `_gradient_as_keys` has the gradient of own rows as keys
+        pool = pool.detach()  # `_gradient_as_keys` has the gradient of own rows as keys
 
     # The members of P(i): their logits, whether they exist, and whether N(i) has them already.
     positives = torch.cat([(own + batch)[:, None], near], 1)
     exists, positives = (positives >= 0).to(dtype), positives.clamp(min=0)
-    logits = torch.einsum("id,ipd->ip", anchors, others[positives]) / tau
-    in_sum = other_ybar[positives, far_label[:, None]] if select else torch.ones_like(exists)
+    logits = torch.einsum("id,ipd->ip", anchors, pool[positives]) / tau
+    in_sum = pool_ybar[positives, far_label[:, None]] if select else torch.ones_like(exists)
     pairs = Pairs(
         [anchors / tau],
-        [others],
+        [pool],
         anchor_tag=own,
-        key_tag=torch.arange(len(others), device=q.device),
+        key_tag=torch.arange(len(pool), device=q.device),
         exclude=own[:, None],
-        anchor_weight=columns(far_label, other_ybar) if select else None,
-        key_weight=other_ybar if select else None,
+        anchor_weight=columns(far_label, pool_ybar) if select else None,
+        key_weight=pool_ybar if select else None,
     )
     # Zeros are added to the sums, so that their gradient is the gradient of the sums.
     zeros = logits.new_zeros(len(own), requires_grad=anchors.requires_grad)
@@ -183,9 +184,9 @@ def comco(
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
     own_choices = _choices_and_gradients(loss, zeros, logits, near, far_label)
-    query_ybar = other_ybar[:batch] if select else None
+    query_ybar = pool_ybar[:batch] if select else None
     choices = rows.gather(own_choices)
-    as_keys = _gradient_as_keys(anchors, others[:batch] / tau, query_ybar, choices, own)
+    as_keys = _gradient_as_keys(anchors, pool[:batch] / tau, query_ybar, choices, own)
     return loss + (as_keys - as_keys.detach())
 
 
@@ -244,7 +245,7 @@ def _gradient_as_keys(
 @torch.no_grad()
 def _choose_pairs(
     anchors: Tensor,
-    others: Tensor,
+    pool: Tensor,
     own: Tensor,
     batch: int,
     classes: Tensor,
@@ -254,8 +255,8 @@ def _choose_pairs(
     """Returns the neighbours of each anchor, -1 where there are too few, and the c of its N(i)."""
     near, far_label = [], []
     unused = ~(ybar == 1).any(0)
-    for strip in strips(len(anchors), len(others), anchors.device):
-        cosines = anchors[strip] @ others.T
+    for strip in strips(len(anchors), len(pool), anchors.device):
+        cosines = anchors[strip] @ pool.T
         cosines.scatter_(1, own[strip, None], -torch.inf)
         largest = [cosines.masked_fill(column != 1, -torch.inf).amax(1) for column in ybar.T]
         # Dist_min = (1 - the largest cosine) / 2: the farthest S_c has the least; empty ones do not
@@ -266,5 +267,5 @@ def _choose_pairs(
         value, index = cosines.topk(min(neighbours, cosines.shape[1]), 1)
         near.append(index.masked_fill(value == -torch.inf, -1))
     if not near:
-        return own.new_zeros(0, min(neighbours, len(others))), own
+        return own.new_zeros(0, min(neighbours, len(pool))), own
     return torch.cat(near), torch.cat(far_label)

@@ -27,7 +27,7 @@ Affinity = Float[np.ndarray, "views branches branches"]
 
 
 class Deepmtmv(Term):
-    """DeepMTMV's classifier: layers that all labels share at first, and groups of them later.
+    """DeepMTMV's classifier: layers that all labels share at first, and groups of labels later.
 
     It has no loss of its own: `bce` or `cross_entropy` trains it.
 

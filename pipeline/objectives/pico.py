@@ -243,17 +243,18 @@ def pico(
     """
     dtype = working_dtype(q.dtype, tau)
     queries = unit(q).to(dtype)
-    others = torch.cat([queries, unit(keys.detach()).to(dtype), unit(queue.detach()).to(dtype)])
-    other_classes = torch.cat([classes, classes, queue_classes])
+    # A(i) with i itself, the same for all queries.
+    pool = torch.cat([queries, unit(keys.detach()).to(dtype), unit(queue.detach()).to(dtype)])
+    pool_classes = torch.cat([classes, classes, queue_classes])
     own = torch.arange(len(q), device=q.device)[as_slice(rows)]
     anchors, own_classes = queries[own], classes[own]
 
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
     mirroring = Mirroring.of(rows, len(q), [0], [0], [[0]])
-    count = int(other_classes.max()) + 1 if len(other_classes) else 0
-    positives = (torch.bincount(other_classes, minlength=count)[own_classes] - 1).to(dtype)
-    zeros = others.new_zeros(count, others.shape[1])
-    positive_sum = zeros.index_add(0, other_classes, others)[own_classes] - anchors
+    count = int(pool_classes.max()) + 1 if len(pool_classes) else 0
+    positives = (torch.bincount(pool_classes, minlength=count)[own_classes] - 1).to(dtype)
+    zeros = pool.new_zeros(count, pool.shape[1])
+    positive_sum = zeros.index_add(0, pool_classes, pool)[own_classes] - anchors
     attraction = (anchors * positive_sum).sum(1) / (tau * positives)
     if mirroring is not None:  # the gradient of a query as a positive of its class's queries, too
         query_sum = zeros.index_add(0, classes, queries)[own_classes]
@@ -265,6 +266,6 @@ def pico(
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         return (sums[:, 0].log() - per_anchor[0]).sum() * mean
 
-    key_tag = torch.arange(len(others), device=q.device)
-    pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=key_tag, exclude=own[:, None])
+    key_tag = torch.arange(len(pool), device=q.device)
+    pairs = Pairs([anchors / tau], [pool], anchor_tag=own, key_tag=key_tag, exclude=own[:, None])
     return contrast(pairs, finish, [attraction], mirroring=mirroring)

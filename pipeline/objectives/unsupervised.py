@@ -103,7 +103,7 @@ class WeightedUnsupervised(Term):
     missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Brings H."""
+        """Returns what builds H."""
         return {"weight": lambda: WeightNet(spec.config.projection_width)}
 
     def exchanged_sums(
