@@ -64,8 +64,8 @@ class Mirroring:
     ) -> "Mirroring | None":
         """Returns the mirroring of sums whose anchors are these `views` of `rows`, joined.
 
-        It is None for a slice of the batch, without communication: then the gradient of the slice's
-        share is taken with respect to all rows. Anchors are laid out as by `join_views`.
+        It is None for a mere slice of the batch, whose share has a gradient with respect to all
+        rows. Anchors are in the order of `join_views`.
         """
         if isinstance(rows, OwnRows):
             gather, around = partial(spread, rows=rows, present=present, among=views), None
@@ -136,6 +136,7 @@ class _Sums(torch.autograd.Function):
         slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
         d_sums = tuple(d * slopes.to(d) for d in d_sums)
         sum_index = [0] * heads if mirroring is None else mirroring.sum_index
+        # Per head: d loss / d sum of its anchors, and of its keys as the anchors of its mirror.
         d_own = [d_sums[i] for i in sum_index]
         d_mirror: list[Tensor] = []
         if mirroring is not None:
@@ -149,10 +150,9 @@ class _Sums(torch.autograd.Function):
                 d_block = [x[p] for x, p in zip(d_mirror, positions, strict=True)]
             d_block = [_pad_rows(x, len(k)) for x, k in zip(d_block, block_keys, strict=False)]
             if d_block and is_fused(anchors[0]):
-                for total, *head in zip(
-                    d_anchors, anchors, block_keys, d_own, d_block, strict=True
-                ):
-                    total += _fused_gradient(block_pairs, *head)
+                by_head = zip(d_anchors, anchors, block_keys, d_own, d_block, strict=True)
+                for d_anchor, *head in by_head:
+                    d_anchor += _fused_gradient(block_pairs, *head)
             else:
                 vectors, d_pair = (anchors, block_keys), (d_own, d_block)
                 _add_gradients(block_pairs, mirroring, vectors, d_pair, (d_anchors, d_keys))
@@ -180,7 +180,7 @@ def _add_gradients(
     d_sums: tuple[Heads, Heads],
     gradients: tuple[Heads, Sequence[Tensor | None]],
 ) -> None:
-    """Adds the gradients of anchors and keys strip by strip; each argument is (anchors', keys')."""
+    """Adds the gradients of anchors and keys strip by strip; pairs are (anchors', keys')."""
     (anchors, keys), (d_own, d_block), (d_anchors, d_keys) = vectors, d_sums, gradients
     buffer = anchors[0].new_empty(0)
     for strip in _strips(mirroring, anchors, keys):

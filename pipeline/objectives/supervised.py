@@ -186,7 +186,7 @@ def _by_kernels(
     loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, excluded[own], distance)
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
-    # The own rows' gradient as keys of all anchors: `as_keys` adds its gradient, but no value.
+    # `as_keys` adds the gradient of own rows as keys of all anchors, but no value.
     (d_sums,) = torch.autograd.grad(loss, sums, retain_graph=True)
     all_sums, d_sums = rows.gather(torch.cat([sums.detach(), d_sums], 1)).chunk(2, 1)
     all_anchors, own_keys, own_y = s.detach() / tau, s[own], y[own]
