@@ -1,4 +1,4 @@
-"""C2AE: features and labels share a code, from which labels are told apart from non-labels."""
+"""C2AE: features and labels share a code, from which labels are decoded."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -17,18 +17,18 @@ from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 class LabelAutoencoder(nn.Module):
     """A label encoder F_e, a decoder F_d, and the last layer of F_x (Yeh et al. 2017, Figure 1).
 
-    The rest of F_x is the model's encoders. Units are those of the authors' code: leaky ReLU
-    inside, codes in (-1/2, 1/2), and outputs whose sigmoid is the score of a label. Calling it
-    gives F_d(F_x(x)), the prediction.
+    The rest of F_x is the model's encoders. Activations are those of the authors' code: leaky ReLU
+    inside, codes in (-1/2, 1/2), and outputs whose sigmoid is the score of a label. `forward`
+    returns F_d(F_x(x)), the prediction.
     """
 
     def __init__(self, width: int, labels: int, hidden: int, code: int | None) -> None:
-        """Builds the three.
+        """Builds the three parts.
 
         Args:
-            width: of the features that F_x ends on.
-            labels: how many there are.
-            hidden: width of the one hidden layer each way.
+            width: of the features that the last layer of F_x takes.
+            labels: number of labels.
+            hidden: width of the single hidden layer of F_e and of F_d.
             code: width of a code; None is 0.8 of the labels, as in the authors' code.
         """
         super().__init__()
@@ -50,9 +50,9 @@ class LabelAutoencoder(nn.Module):
         """Returns in training `codes`, F_x(x) and F_e(y), and `decoded`, the logits F_d(F_e(y))."""
         if encoded.targets is None:
             return {}
-        code = self.encode(encoded.targets).sigmoid() - 0.5
-        codes = [self.embed(encoded.classified).sigmoid() - 0.5, code]
-        return {"codes": codes, "decoded": [self.decode(code)]}
+        label_code = self.encode(encoded.targets).sigmoid() - 0.5
+        feature_code = self.embed(encoded.classified).sigmoid() - 0.5
+        return {"codes": [feature_code, label_code], "decoded": [self.decode(label_code)]}
 
 
 class C2ae(Term):
@@ -60,8 +60,8 @@ class C2ae(Term):
 
     Attributes:
         hidden: width of the autoencoder's hidden layers.
-        code: width of its codes; null: see `LabelAutoencoder`.
-        scale: of the exponentials: 1 as printed, 5 in the authors' code.
+        code: width of its codes; null: 0.8 of the labels.
+        scale: factor in the exponentials: 1 as printed, 5 in the authors' code.
     """
 
     alpha: Positive = 0.5
@@ -75,11 +75,11 @@ class C2ae(Term):
     )
 
     def classifier(self, spec: ModelSpec) -> nn.Module:
-        """Brings the autoencoder."""
+        """Returns the autoencoder."""
         return LabelAutoencoder(spec.classified_width, spec.labels, self.hidden, self.code)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `c2ae`."""
+        """Computes `c2ae`."""
         x, e = batch.labelled_vectors["codes"]
         return c2ae(
             x,
@@ -106,8 +106,8 @@ def c2ae(
 ) -> Float[Tensor, ""]:
     r"""C2AE's objective (Yeh et al. 2017, Eq. 1 to 3), divided by the number of samples.
 
-    With codes X = F_x(x) and E = F_e(y), a row a sample, the constrained problem of Eq. 2, by its
-    penalty as the paper minimises it, and the label-correlation loss of Eq. 3:
+    With codes X = F_x(x) and E = F_e(y), one row per sample, it combines the constrained problem of
+    Eq. 2, with a penalty as the paper minimises it, and the label-correlation loss of Eq. 3:
 
     .. math::
         \Phi = \|X - E\|_F^2 + \lambda (\|X^T X - I\|_F^2 + \|E^T E - I\|_F^2)
@@ -121,13 +121,13 @@ def c2ae(
     Args:
         x: codes of the features of the whole batch's labelled samples.
         e: codes of their labels.
-        decoded: what the decoder makes of the codes `e` of `rows`, before its sigmoid.
+        decoded: the decoder's logits of the codes `e` of `rows`.
         y: the labels, 0 or 1.
         alpha: weight of Gamma; the authors' code has 1/2.
         penalty: lambda; the authors' code has 1/2.
         scale: s; 1 is the equation as printed, the authors' code has 5.
-        rows: the samples whose share is taken here, as of `nt_xent`; the rest of the batch counts
-            in X^T X.
+        rows: the samples whose share is computed here, as in `nt_xent`; the rest of the batch
+            counts in X^T X.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -139,25 +139,25 @@ def c2ae(
         row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
         raise ValueError(f"c2ae: labels of row {row} are {y[row].tolist()}; expected 0 or 1")
     own = as_slice(rows)
-    near = (x[own] - e[own]).square().sum()
-    bound = sum((_from_identity(code, rows) for code in (x, e)), near.new_zeros(()))
+    distance = (x[own] - e[own]).square().sum()
+    orthogonality = sum((_identity_penalty(code, rows) for code in (x, e)), distance.new_zeros(()))
 
     # The double sum over (p, q) is a product of two sums.
-    held, scores = y[own] == 1, decoded.sigmoid() * scale
-    of_labels = torch.where(held, torch.exp(-scores), 0.0).sum(1)
-    of_others = torch.where(held, 0.0, torch.exp(scores)).sum(1)
-    pairs = (held.sum(1) * (~held).sum(1)).to(scores)
-    apart = (of_labels * of_others / pairs.clamp(min=1)).sum()
-    return (near + penalty * bound + alpha * apart) / max(len(y), 1)
+    is_label, scores = y[own] == 1, decoded.sigmoid() * scale
+    label_sum = torch.where(is_label, torch.exp(-scores), 0.0).sum(1)
+    other_sum = torch.where(is_label, 0.0, torch.exp(scores)).sum(1)
+    pairs = (is_label.sum(1) * (~is_label).sum(1)).to(scores)
+    gamma = (label_sum * other_sum / pairs.clamp(min=1)).sum()
+    return (distance + penalty * orthogonality + alpha * gamma) / max(len(y), 1)
 
 
-def _from_identity(code: Tensor, rows: Rows) -> Tensor:
-    """The share of some rows in |C^T C - I|_F^2, which is tr(D C^T C) - tr(D), D = C^T C - I."""
-    off = code.T @ code - torch.eye(code.shape[1], dtype=code.dtype, device=code.device)
+def _identity_penalty(code: Tensor, rows: Rows) -> Tensor:
+    """The share of `rows` in |C^T C - I|_F^2, which is tr(D C^T C) - tr(D), D = C^T C - I."""
+    d = code.T @ code - torch.eye(code.shape[1], dtype=code.dtype, device=code.device)
     own = code[as_slice(rows)]
     if not isinstance(rows, OwnRows):
-        return ((own @ off) * own).sum() - off.diagonal().sum() * (len(own) / max(len(code), 1))
-    # Own rows are in D too, and all shares' slope by them is twice that of D held fast.
-    off = off.detach()
-    share = ((own @ off) * own).sum()
-    return 2 * share - share.detach() - off.diagonal().sum() * (len(own) / max(len(code), 1))
+        return ((own @ d) * own).sum() - d.diagonal().sum() * (len(own) / max(len(code), 1))
+    # Own rows are in D too: the gradient of all shares is twice that with D held constant.
+    d = d.detach()
+    share = ((own @ d) * own).sum()
+    return 2 * share - share.detach() - d.diagonal().sum() * (len(own) / max(len(code), 1))

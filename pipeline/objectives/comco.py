@@ -1,4 +1,4 @@
-"""ComCo: positives that look alike, negatives whose complementary label sets them far apart."""
+"""ComCo: positives by similarity, negatives by the complementary label that is farthest away."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -29,8 +29,8 @@ class Comco(MomentumTerm):
     Attributes:
         contrast: weight of the contrastive loss.
         neighbours: positives of a sample.
-        neighbour_epochs: epochs in which a sample's own key is its one positive.
-        warmup_epochs: epochs in which all others are negatives.
+        neighbour_epochs: epochs in which a sample's own key is its only positive.
+        warmup_epochs: epochs in which all other samples are negatives.
     """
 
     tau: Temperature = 0.17
@@ -44,9 +44,9 @@ class Comco(MomentumTerm):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slope by an anchor's sum, its N(i), and its neighbours with the slopes by them.
+        """The label of each anchor's N(i), its neighbours, and the gradients of its logits and sum.
 
-        So many once they are taken; before `neighbour_epochs` there are none.
+        This is the count with neighbours; before `neighbour_epochs` there are none.
         """
         return [2 + 2 * self.neighbours]
 
@@ -55,22 +55,22 @@ class Comco(MomentumTerm):
         return MomentumQueue(run.model, self.queue, 2 * run.labels, self.momentum)
 
     def loss(self, batch: GlobalBatch, memory: KeyQueue) -> Tensor:
-        """See `scl_nl` and `comco`."""
+        """Computes `scl_nl` and `comco`."""
         keys = batch.gather_labelled(memory.embed(batch))
         posteriors = batch.logits.detach().softmax(1)
         classes = batch.gather_labelled(posteriors.argmax(1))
-        of_rows = columns(classes, posteriors)
-        queue, of_queue = memory.queue()
-        memory.offer(keys, torch.cat([of_rows, batch.targets.to(of_rows)], 1))
-        queue_classes, queue_ybar = of_queue.chunk(2, 1)
+        one_hot = columns(classes, posteriors)
+        queue, queue_labels = memory.queue()
+        memory.offer(keys, torch.cat([one_hot, batch.targets.to(one_hot)], 1))
+        queue_one_hot, queue_ybar = queue_labels.chunk(2, 1)
 
-        def compared(part: slice) -> Tensor:
+        def contrastive_loss(prefix: slice) -> Tensor:
             return comco(
-                batch.labelled_vectors["projections"][0][:, part],
-                keys[:, part],
-                queue[:, part],
+                batch.labelled_vectors["projections"][0][:, prefix],
+                keys[:, prefix],
+                queue[:, prefix],
                 classes,
-                queue_classes.argmax(1),
+                queue_one_hot.argmax(1),
                 batch.targets,
                 queue_ybar,
                 tau=self.tau,
@@ -79,14 +79,14 @@ class Comco(MomentumTerm):
                 rows=batch.own_labelled_rows,
             )
 
-        classified = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
-        return classified + self.contrast * batch.mean_over_widths(compared)
+        classifier_loss = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
+        return classifier_loss + self.contrast * batch.mean_over_widths(contrastive_loss)
 
 
 def scl_nl(
     logits: Float[Tensor, "rows classes"], ybar: Float[Tensor, "rows classes"], *, total: int
 ) -> Float[Tensor, ""]:
-    """SCL-NL (Chou et al. 2020): -log(1 - p_j) of a complementary label j, the mean over a set's.
+    """SCL-NL (Chou et al. 2020): the mean of -log(1 - p_j) over a sample's complementary labels j.
 
     Args:
         logits: of this process's samples.
@@ -119,10 +119,10 @@ def comco(
 ) -> Float[Tensor, ""]:
     r"""ComCo's contrastive loss (Jiang, Sun and Tian 2024, Eq. 5 to 9, strategies B and 1).
 
-    A(i) is all queries but i itself, all keys and the queue. P(i) is the own key, and of the
-    others in A(i) that are taken for the class of i the `neighbours` of largest cosine. S_c is what
-    has the complementary label c, and N(i) the S_c whose nearest member is farthest from i, so that
-    it holds most likely no sample of the class of i. The mean over queries i of
+    A(i) is all queries but i itself, all keys and the queue. P(i) is the own key and, of the other
+    members of A(i) with the predicted class of i, the `neighbours` with the largest cosine. S_c are
+    the samples with the complementary label c, and N(i) is the S_c whose nearest member is farthest
+    from i, which most likely holds no sample of the class of i. The mean over queries i of
 
     .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)}
         \log \frac{f_{ip}}{\sum_{a \in P(i) \cup N(i)} f_{ia}}
@@ -133,14 +133,14 @@ def comco(
         q: projections of the whole batch by the model.
         keys: projections of the samples' other view by the momentum encoder; no gradient.
         queue: earlier keys; no gradient.
-        classes: the most probable class of each sample.
-        queue_classes: those of the queue's samples when they were put there.
+        classes: predicted, most probable class of each sample.
+        queue_classes: those of the queue's samples at the time they were enqueued.
         ybar: complementary labels of the samples, 0 or 1.
         queue_ybar: those of the queue's samples.
         tau: temperature, > 0.
-        neighbours: how many others are positive; 0 leaves the own key alone.
-        select: take N(i) as above; else all of A(i).
-        rows: the samples whose queries are summed here, as of `nt_xent`; counts are those of the
+        neighbours: number of positives beside the own key.
+        select: whether N(i) is chosen as above, or is all of A(i).
+        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
             whole batch.
 
     Returns:
@@ -151,118 +151,121 @@ def comco(
     """
     dtype = working_dtype(q.dtype, tau)
     batch = len(q)
-    others = torch.cat([unit(part).to(dtype) for part in (q, keys.detach(), queue.detach())])
-    wrong = torch.cat([ybar, ybar, queue_ybar]).to(dtype)
-    taken = torch.cat([classes, classes, queue_classes])
+    # A(i) with i itself, the same for all queries.
+    pool = torch.cat([unit(x).to(dtype) for x in (q, keys.detach(), queue.detach())])
+    pool_ybar = torch.cat([ybar, ybar, queue_ybar]).to(dtype)
+    pool_classes = torch.cat([classes, classes, queue_classes])
     own = torch.arange(batch, device=q.device)[as_slice(rows)]
-    anchors = others[own]
-    near, far = _choose(anchors.detach(), others.detach(), own, batch, taken, wrong, neighbours)
+    anchors = pool[own]
+    near, far_label = _choose_pairs(
+        anchors.detach(), pool.detach(), own, batch, pool_classes, pool_ybar, neighbours
+    )
     if isinstance(rows, OwnRows):
-        others = others.detach()  # what own rows are owed as keys is `_owed_as_keys`
+        pool = pool.detach()  # `_gradient_as_keys` has the gradient of own rows as keys
 
-    # P(i) one by one: its logits, whether it is one, and whether N(i) has it already.
-    positive = torch.cat([(own + batch)[:, None], near], 1)
-    is_one, positive = (positive >= 0).to(dtype), positive.clamp(min=0)
-    logits = torch.einsum("id,ipd->ip", anchors, others[positive]) / tau
-    counted = wrong[positive, far[:, None]] if select else torch.ones_like(is_one)
+    # The members of P(i): their logits, whether they exist, and whether N(i) has them already.
+    positives = torch.cat([(own + batch)[:, None], near], 1)
+    exists, positives = (positives >= 0).to(dtype), positives.clamp(min=0)
+    logits = torch.einsum("id,ipd->ip", anchors, pool[positives]) / tau
+    in_sum = pool_ybar[positives, far_label[:, None]] if select else torch.ones_like(exists)
     pairs = Pairs(
         [anchors / tau],
-        [others],
+        [pool],
         anchor_tag=own,
-        key_tag=torch.arange(len(others), device=q.device),
+        key_tag=torch.arange(len(pool), device=q.device),
         exclude=own[:, None],
-        anchor_weight=columns(far, wrong) if select else None,
-        key_weight=wrong if select else None,
+        anchor_weight=columns(far_label, pool_ybar) if select else None,
+        key_weight=pool_ybar if select else None,
     )
-    # Nothing, added to the sums: its slope is that by the sum.
-    more = logits.new_zeros(len(own), requires_grad=anchors.requires_grad)
+    # Zeros are added to the sums, so that their gradient is the gradient of the sums.
+    zeros = logits.new_zeros(len(own), requires_grad=anchors.requires_grad)
     finish = partial(_finish, mean=1 / max(batch, 1))
-    loss = contrast(pairs, finish, [logits, is_one, counted, more])
+    loss = contrast(pairs, finish, [logits, exists, in_sum, zeros])
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
-    told, limits = _findings(loss, more, logits, near, far), wrong[:batch] if select else None
-    owed = _owed_as_keys(anchors, others[:batch] / tau, limits, rows.gather(told), own)
-    return loss + (owed - owed.detach())
+    own_choices = _choices_and_gradients(loss, zeros, logits, near, far_label)
+    query_ybar = pool_ybar[:batch] if select else None
+    choices = rows.gather(own_choices)
+    as_keys = _gradient_as_keys(anchors, pool[:batch] / tau, query_ybar, choices, own)
+    return loss + (as_keys - as_keys.detach())
 
 
 def _finish(sums: Tensor, per_anchor: Sequence[Tensor], mean: float) -> Tensor:
-    logits, is_one, counted, more = per_anchor
-    total = sums[:, 0] + more + (is_one * (1 - counted) * logits.exp()).sum(1)
-    attraction = (is_one * logits).sum(1) / is_one.sum(1)
+    logits, exists, in_sum, zeros = per_anchor
+    total = sums[:, 0] + zeros + (exists * (1 - in_sum) * logits.exp()).sum(1)
+    attraction = (exists * logits).sum(1) / exists.sum(1)
     return (total.log() - attraction).sum() * mean
 
 
-def _findings(loss: Tensor, more: Tensor, logits: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """What own anchors tell the other processes: see `_owed_as_keys`."""
-    of_sums, of_logits = torch.zeros_like(more), torch.zeros_like(logits)
-    if more.requires_grad:  # else they are of an encoder that is frozen
-        of_sums, of_logits = torch.autograd.grad(
-            loss, [more, logits], retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-    return torch.cat([of_sums[:, None], far[:, None], near, of_logits[:, 1:]], 1)
-
-
-def _owed_as_keys(
-    anchors: Tensor, queries: Tensor, wrong: Tensor | None, told: Tensor, own: Tensor
+def _choices_and_gradients(
+    loss: Tensor, zeros: Tensor, logits: Tensor, near: Tensor, far_label: Tensor
 ) -> Tensor:
-    """A number whose gradient own rows are owed for being keys of all queries.
+    """Returns, for each own anchor, the row of `choices` that `_gradient_as_keys` describes."""
+    d_sums, d_logits = torch.zeros_like(zeros), torch.zeros_like(logits)
+    if zeros.requires_grad:  # not with a frozen encoder
+        d_sums, d_logits = torch.autograd.grad(
+            loss, [zeros, logits], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+    return torch.cat([d_sums[:, None], far_label[:, None], near, d_logits[:, 1:]], 1)
+
+
+def _gradient_as_keys(
+    anchors: Tensor, queries: Tensor, ybar: Tensor | None, choices: Tensor, own: Tensor
+) -> Tensor:
+    """Returns a scalar whose gradient is that of the own rows as keys of all queries.
 
     Args:
         anchors: own rows.
         queries: of all rows, divided by tau.
-        wrong: complementary labels of all rows; None: N(i) is all of A(i).
-        told: of all queries the slope by their sum, the c of N(i), neighbours, and slopes by these.
+        ybar: complementary labels of all rows; None: N(i) is all of A(i).
+        choices: of all queries, the gradient of their sum, the c of N(i), their neighbours, and the
+            gradients of the neighbours' logits.
         own: numbers of the own rows.
     """
-    slope, far = told[:, :1], told[:, 1].long()
-    near, of_near = told[:, 2:].chunk(2, 1)
-    # Weights of 1 at most: kernels take them in half precision.
-    most = slope.abs().amax().clamp(min=torch.finfo(slope.dtype).tiny) if len(slope) else 1
-    slope = slope / most
+    d_sums, far_label = choices[:, :1], choices[:, 1].long()
+    near, d_near = choices[:, 2:].chunk(2, 1)
+    # Scale the weights to at most 1, since kernels take them in half precision.
+    scale = d_sums.abs().amax().clamp(min=torch.finfo(d_sums.dtype).tiny) if len(d_sums) else 1
+    weight = d_sums / scale
     pairs = Pairs(
         [anchors],
         [queries],
         anchor_tag=own,
         key_tag=torch.arange(len(queries), device=own.device),
         exclude=own[:, None],
-        anchor_weight=torch.ones_like(anchors[:, :1]) if wrong is None else wrong[own],
-        key_weight=slope if wrong is None else slope * columns(far, wrong),
+        anchor_weight=torch.ones_like(anchors[:, :1]) if ybar is None else ybar[own],
+        key_weight=weight if ybar is None else weight * columns(far_label, ybar),
     )
-    owed = contrast(pairs, lambda sums, _: sums.sum() * most)
-    query, place = torch.isin(near.long(), own).nonzero(as_tuple=True)
-    chosen = anchors[torch.searchsorted(own, near[query, place].long())]
-    return owed + (of_near[query, place] * (queries[query] * chosen).sum(1)).sum()
+    from_sums = contrast(pairs, lambda sums, _: sums.sum() * scale)
+    query, column = torch.isin(near.long(), own).nonzero(as_tuple=True)
+    neighbour = anchors[torch.searchsorted(own, near[query, column].long())]
+    return from_sums + (d_near[query, column] * (queries[query] * neighbour).sum(1)).sum()
 
 
 @torch.no_grad()
-def _choose(
+def _choose_pairs(
     anchors: Tensor,
-    others: Tensor,
+    pool: Tensor,
     own: Tensor,
     batch: int,
-    taken: Tensor,
-    wrong: Tensor,
+    classes: Tensor,
+    ybar: Tensor,
     neighbours: int,
 ) -> tuple[Int[Tensor, "anchors neighbours"], Int[Tensor, " anchors"]]:
-    """The neighbours of each anchor, -1 for one that is not there, and the c of its N(i)."""
-    found, farthest = [], []
-    empty = ~(wrong == 1).any(0)
-    for part in strips(len(anchors), len(others), anchors.device):
-        cosines = anchors[part] @ others.T
-        cosines.scatter_(1, own[part, None], -torch.inf)
-        reach = [_largest(cosines, column == 1) for column in wrong.T]
-        # Dist_min = (1 - the largest cosine) / 2: the farthest has the least; none is no choice.
-        farthest.append(torch.stack(reach, 1).masked_fill(empty, torch.inf).argmin(1))
-        cosines.scatter_(1, (own + batch)[part, None], -torch.inf)
-        cosines.masked_fill_(taken[own[part], None] != taken, -torch.inf)
-        value, place = cosines.topk(min(neighbours, cosines.shape[1]), 1)
-        found.append(place.masked_fill(value == -torch.inf, -1))
-    if not found:
-        return own.new_zeros(0, min(neighbours, len(others))), own
-    return torch.cat(found), torch.cat(farthest)
-
-
-def _largest(
-    cosines: Float[Tensor, "rows keys"], of: Bool[Tensor, " keys"]
-) -> Float[Tensor, " rows"]:
-    return cosines.masked_fill(~of, -torch.inf).amax(1)
+    """Returns the neighbours of each anchor, -1 where there are too few, and the c of its N(i)."""
+    near, far_label = [], []
+    unused = ~(ybar == 1).any(0)
+    for strip in strips(len(anchors), len(pool), anchors.device):
+        cosines = anchors[strip] @ pool.T
+        cosines.scatter_(1, own[strip, None], -torch.inf)
+        largest = [cosines.masked_fill(column != 1, -torch.inf).amax(1) for column in ybar.T]
+        # Dist_min = (1 - the largest cosine) / 2: the farthest S_c has the least; empty ones do not
+        # count.
+        far_label.append(torch.stack(largest, 1).masked_fill(unused, torch.inf).argmin(1))
+        cosines.scatter_(1, (own + batch)[strip, None], -torch.inf)
+        cosines.masked_fill_(classes[own[strip], None] != classes, -torch.inf)
+        value, index = cosines.topk(min(neighbours, cosines.shape[1]), 1)
+        near.append(index.masked_fill(value == -torch.inf, -1))
+    if not near:
+        return own.new_zeros(0, min(neighbours, len(pool))), own
+    return torch.cat(near), torch.cat(far_label)

@@ -1,4 +1,4 @@
-"""DeepMTMV: a classifier whose layers are shared by tasks that err together; a task is a label."""
+"""DeepMTMV: a classifier whose layers are shared by tasks (labels) with similar errors."""
 
 import warnings
 from collections.abc import Sequence
@@ -21,24 +21,23 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import Bce, CrossEntropy
 from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
 
-ROUNDS = 45  # of the views' alternation, as in DeepMTMV's code
-SEEDS = 10  # of k-means, of which the cheapest clusters are taken
+ROUNDS = 45  # of alternating over the views, as in DeepMTMV's code
+SEEDS = 10  # of k-means; the cheapest clusters are taken
 Affinity = Float[np.ndarray, "views branches branches"]
 
 
 class Deepmtmv(Term):
-    """DeepMTMV's classifier: layers that all labels share at first, and groups of them later.
+    """DeepMTMV's classifier: layers that all labels share at first, and groups of labels later.
 
     It has no loss of its own: `bce` or `cross_entropy` trains it.
 
     Attributes:
-        widths: of the hidden layers; null: 1/2 and 1/4 of what it sees, as in the authors' code.
-        every_epochs: epochs between two partings of the highest layer that all labels share, where
-            that is cheaper.
-        errors: averaged of each view alone, or of the joint prediction.
-        decay: rate at which the averages of errors forget.
+        widths: of the hidden layers; null: 1/2 and 1/4 of the input's, as in the authors' code.
+        every_epochs: epochs between two attempts to split the highest layer that all labels share.
+        errors: averaged for each view alone, or for the joint prediction.
+        decay: factor by which the weight of earlier batches falls in the averages of errors.
         cost: of a further group in the top layer; twice as much in each layer below.
-        separation: how much it counts that labels of a group agree little in their errors.
+        separation: weight of the disagreement of errors within a group.
         consensus: how strongly the views' clusters are drawn together.
     """
 
@@ -61,7 +60,7 @@ class Deepmtmv(Term):
             )
 
     def classifier(self, spec: ModelSpec) -> "TaskGroups":
-        """Brings the layers."""
+        """Returns the layers."""
         if len(widths := set(spec.widths[: spec.classified])) > 1:
             raise ConfigError(
                 f"objective.deepmtmv compares views of one width; the encoders give {spec.widths}; "
@@ -70,26 +69,26 @@ class Deepmtmv(Term):
         return TaskGroups(self, widths.pop(), spec.classified, spec.labels)
 
     def memory(self, run: RunSpec) -> "TaskErrors":
-        """Returns what watches the errors; the averages are the classifier's."""
+        """Returns what records the errors; their averages are part of the classifier."""
         exclusive = any(isinstance(term, CrossEntropy) for term in run.terms.values())
         assert isinstance(run.model.classifier, TaskGroups)
         return TaskErrors(run.model.classifier, exclusive)
 
     def loss(self, batch: GlobalBatch, memory: "TaskErrors") -> None:
-        """Shows the memory how wrong each view is about each task."""
+        """Records each view's errors on each task; there is no loss."""
         memory.update_task_errors(batch)
 
 
 class TaskErrors(Memory):
-    """Keeps the averages of a classifier's errors, and parts its layers by them."""
+    """Updates the averages of a classifier's errors, and splits its layers by them."""
 
     def __init__(self, groups: "TaskGroups", exclusive: bool) -> None:
-        """Watches a classifier; `exclusive`: a row has one class: softmax, else sigmoid."""
+        """Takes the classifier; its scores are a softmax of `exclusive` classes, else sigmoids."""
         super().__init__()
         self._groups, self.exclusive = (groups,), exclusive  # in a tuple: its state is the model's
 
     def update_task_errors(self, batch: GlobalBatch) -> None:
-        """Takes the errors of all labelled rows into the averages."""
+        """Adds the errors of all labelled rows to the averages."""
         (groups,) = self._groups
         hidden = batch.own_labelled("hidden")[0][:, : groups.view_width * groups.views].detach()
         logits = torch.stack(groups.alone(hidden), 1)
@@ -97,96 +96,99 @@ class TaskErrors(Memory):
         groups.observe(batch.gather_labelled((batch.own_targets[:, None] - scores).abs()))
 
     def update(self, step: StepEnd) -> list[str]:
-        """Parts a layer every so many epochs where that is cheaper; every process the same."""
+        """Splits a layer every `every_epochs` epochs if that is cheaper, alike on all processes."""
         (groups,) = self._groups
         if (step.number + 1) % (groups.options.every_epochs * step.per_epoch):
             return []
         with step.gathered_parameters():
-            level, found = step.from_first(groups.choose())
-        if len(found) == 1:
+            level, layer_groups = step.from_first(groups.choose())
+        if len(layer_groups) == 1:
             return []
-        groups.layers[level].part(found)
-        named = " | ".join(" ".join(map(str, tasks)) for tasks in found)
-        return [f"step {step.number}: layer {level + 1} of the task groups is parted: {named}"]
+        groups.layers[level].part(layer_groups)
+        text = " | ".join(" ".join(map(str, tasks)) for tasks in layer_groups)
+        return [f"step {step.number}: layer {level + 1} of the task groups is parted: {text}"]
 
 
-class _OfGroups(torch.autograd.Function):
-    """A row a group out of a row a task; what a group learns goes back to each of its tasks."""
+class _SelectGroups(torch.autograd.Function):
+    """Selects each group's row from a row per task; a group's gradient goes to all its tasks."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: Tensor, firsts: list[int], numbers: list[int]) -> Tensor:
-        ctx.place = [firsts.index(number) for number in numbers]  # type: ignore[attr-defined]
-        return rows[firsts]
+    def forward(
+        ctx: FunctionCtx, rows: Tensor, first_tasks: list[int], group_of_task: list[int]
+    ) -> Tensor:
+        ctx.index = [first_tasks.index(group) for group in group_of_task]  # type: ignore[attr-defined]
+        return rows[first_tasks]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0][ctx.place], None, None  # type: ignore[attr-defined]
+        return grads[0][ctx.index], None, None  # type: ignore[attr-defined]
 
 
 class GroupedLinear(nn.Module):
-    """A linear layer a group of tasks.
+    """A linear layer per group of tasks.
 
     Every task has weights of its own. Those of a group are equal and get the gradient of the layer
-    that they share, so they stay equal, to rounding, under any optimiser that moves numbers one by
-    one or a parameter by its length; of a group, its first task's are used. To part a group is then
-    to change `groups` and nothing else: the new groups begin with copies of weights and of
-    optimiser state, however a strategy holds these, and the parameters are the same from the first
-    step to the last.
+    that they share, so they stay equal, up to rounding, under any optimiser that updates elements
+    one by one or a parameter by its norm; a group uses the weights of its first task. Splitting a
+    group then only changes `groups`: the new groups start with copies of weights and of optimiser
+    state, however a strategy shards these, and the set of parameters never changes.
 
     Attributes:
         groups: number of each task's group, which is that of its first task; part of the state.
-        numbers: the same, where no device has to be asked.
+        group_of_task: the same as a list, which can be read without a device synchronisation.
     """
 
     groups: Tensor
-    numbers: list[int]
+    group_of_task: list[int]
 
     def __init__(self, groups: Int[Tensor, " tasks"], width: int, out: int) -> None:
-        """A layer a group, drawn as `nn.Linear` draws; `out` is the width of a group's output."""
+        """Initialises a layer per group as `nn.Linear` does; `out` is the width of its output."""
         super().__init__()
-        drawn = nn.Linear(width, len(groups) * out)
-        self.weight = nn.Parameter(drawn.weight.detach().view(-1, out, width)[groups])
-        self.bias = nn.Parameter(drawn.bias.detach().view(-1, out)[groups])
+        initial = nn.Linear(width, len(groups) * out)
+        self.weight = nn.Parameter(initial.weight.detach().view(-1, out, width)[groups])
+        self.bias = nn.Parameter(initial.bias.detach().view(-1, out)[groups])
         self.register_buffer("groups", groups.clone())
-        self.numbers = groups.tolist()
+        self.group_of_task = groups.tolist()
         self.register_load_state_dict_post_hook(lambda layer, _: layer.part(()))  # type: ignore[no-untyped-call]
 
     def part(self, groups: Sequence[Sequence[int]]) -> None:
-        """Part the tasks into groups; into none: read those of a state that was loaded."""
+        """Splits the tasks into groups; with none given, reads those of a state just loaded."""
         for group in groups:
             self.groups[list(group)] = min(group)
-        self.numbers = self.groups.tolist()
+        self.group_of_task = self.groups.tolist()
 
     def forward(
-        self, x: Float[Tensor, "below rows width"], below: Sequence[int]
+        self, x: Float[Tensor, "below rows width"], groups_below: Sequence[int]
     ) -> Float[Tensor, "groups rows out"]:
-        """The layer of each group on what the group's tasks share below.
+        """Applies each group's layer to the output of the group below that holds its tasks.
 
         Args:
-            x: what comes out of the layer below, a slice a group, by its number.
-            below: `numbers` there, of whose groups those here are parts.
+            x: outputs of the layer below, a slice per group, in order of group number.
+            groups_below: `group_of_task` of the layer below, whose groups contain those here.
         """
-        firsts, slices = sorted(set(self.numbers)), sorted(set(below))
-        place = [slices.index(below[task]) for task in firsts]
-        weight, bias = (_OfGroups.apply(p, firsts, self.numbers) for p in (self.weight, self.bias))  # type: ignore[no-untyped-call]
-        found: Tensor = torch.baddbmm(bias[:, None], x[place], weight.mT)
-        return found
+        first_tasks, slices = sorted(set(self.group_of_task)), sorted(set(groups_below))
+        index = [slices.index(groups_below[task]) for task in first_tasks]
+        weight, bias = (
+            _SelectGroups.apply(p, first_tasks, self.group_of_task)  # type: ignore[no-untyped-call]
+            for p in (self.weight, self.bias)
+        )
+        outputs: Tensor = torch.baddbmm(bias[:, None], x[index], weight.mT)
+        return outputs
 
 
 class TaskGroups(nn.Module):
     """The classifier of DeepMTMV (Zheng, Cheng and He 2019), in which a task is a label.
 
-    Layers shared by groups of tasks stand on the views' features side by side; each task ends in a
-    unit of its own. At first all tasks share all layers. From the top down a layer is parted into
-    groups of tasks that find the same samples difficult (see `task_clusters`). What it knows of the
-    tasks' errors is averages over batches, which are part of the state and the same on every
-    process.
+    Layers shared by groups of tasks take the views' concatenated features; each task has an output
+    unit of its own. At first all tasks share all layers. From the top down, a layer is split into
+    groups of tasks that find the same samples difficult (see `partition`). The tasks' errors are
+    averaged over batches; the averages are part of the state and the same on every process.
 
     Attributes:
         margins: mean error of each task, [views, tasks].
-        agreement: probability that two tasks find a sample both difficult, or both easy, which is
-            when the error is at least its mean, or below, [views, tasks, tasks].
+        agreement: probability that two tasks find a sample both difficult (an error of at least its
+            mean) or both easy (below), [views, tasks, tasks].
         weight: sum of the weights of the batches in these averages.
     """
 
@@ -195,25 +197,25 @@ class TaskGroups(nn.Module):
     weight: Tensor
 
     def __init__(self, options: Deepmtmv, width: int, views: int, tasks: int) -> None:
-        """Builds the layers, all shared, on `views` views of `width` features side by side."""
+        """Builds the layers, all shared, for `views` views of `width` features each."""
         super().__init__()
         self.options, self.view_width, self.views = options, width, views
-        seen = width * views
-        widths = options.widths or [max(1, seen // 2), max(1, seen // 4)]
-        pairs = zip([seen, *widths], widths, strict=False)
-        one = torch.zeros(tasks, dtype=torch.int64)
-        self.hidden = nn.ModuleList(GroupedLinear(one, a, b) for a, b in pairs)
+        in_width = width * views
+        widths = options.widths or [max(1, in_width // 2), max(1, in_width // 4)]
+        sizes = zip([in_width, *widths], widths, strict=False)
+        one_group = torch.zeros(tasks, dtype=torch.int64)
+        self.hidden = nn.ModuleList(GroupedLinear(one_group, n, out) for n, out in sizes)
         self.heads = GroupedLinear(torch.arange(tasks), widths[-1], 1)
         self.register_buffer("margins", torch.zeros(views, tasks))
         self.register_buffer("agreement", torch.zeros(views, tasks, tasks))
         self.register_buffer("weight", torch.zeros(()))
 
-    def forward(self, seen: Float[Tensor, "rows width"]) -> Float[Tensor, "rows tasks"]:
-        """The logits of rows whose views' features stand side by side."""
-        x, below = seen[None], [0] * len(self.heads.numbers)
+    def forward(self, features: Float[Tensor, "rows width"]) -> Float[Tensor, "rows tasks"]:
+        """Returns the logits of rows with their views' features concatenated."""
+        x, groups_below = features[None], [0] * len(self.heads.group_of_task)
         for layer in self.layers:
-            x, below = layer(x, below).relu(), layer.numbers
-        logits: Tensor = self.heads(x, below)[:, :, 0].T
+            x, groups_below = layer(x, groups_below).relu(), layer.group_of_task
+        logits: Tensor = self.heads(x, groups_below)[:, :, 0].T
         return logits
 
     @property
@@ -222,70 +224,65 @@ class TaskGroups(nn.Module):
         return [layer for layer in self.hidden if isinstance(layer, GroupedLinear)]
 
     @torch.no_grad()
-    def alone(self, seen: Float[Tensor, "rows width"]) -> list[Float[Tensor, "rows tasks"]]:
-        """The logits of each view alone, the others' features being zero; no gradient."""
+    def alone(self, features: Float[Tensor, "rows width"]) -> list[Float[Tensor, "rows tasks"]]:
+        """Returns the logits of each view alone, with zeros for the other views; no gradient."""
         if self.views == 1 or self.options.errors == "joint":
-            return [self.forward(seen)] * self.views
-        parts = torch.split(seen, self.view_width, 1)
-        nothing = torch.zeros_like(parts[0])
+            return [self.forward(features)] * self.views
+        by_view = torch.split(features, self.view_width, 1)
+        zeros = torch.zeros_like(by_view[0])
         return [
-            self.forward(
-                torch.cat([part if u == v else nothing for u, part in enumerate(parts)], 1)
-            )
+            self.forward(torch.cat([x if u == v else zeros for u, x in enumerate(by_view)], 1))
             for v in range(self.views)
         ]
 
     @torch.no_grad()
     def observe(self, errors: Float[Tensor, "rows views tasks"]) -> None:
-        r"""Take the errors |y - p| of a whole batch's labelled rows into the averages.
+        r"""Adds the errors |y - p| of a whole batch's labelled rows to the averages.
 
         With e = 1 where an error is at least the mean of the batches before, the agreement of two
         tasks is E[e_i e_j + (1 - e_i)(1 - e_j)] (Lu et al. 2017, the affinity of tasks). A batch
-        has the weight 1, and that of those before it falls by `decay`.
+        has the weight 1, and the weight of those before it is multiplied by `decay`.
         """
         if not len(errors):
             return
         errors = errors.to(self.margins)
         hard = (errors >= self.margins).to(errors)
         pairs = torch.stack([torch.einsum("rvi,rvj->vij", e, e) for e in (hard, 1 - hard)])
-        before = self.weight * self.options.decay
-        self.weight.copy_(before + 1)
-        for mean, found in (
-            (self.margins, errors.mean(0)),
-            (self.agreement, pairs.sum(0) / len(errors)),
-        ):
-            mean.mul_(before).add_(found).div_(self.weight)
+        old_weight = self.weight * self.options.decay
+        self.weight.copy_(old_weight + 1)
+        self.margins.mul_(old_weight).add_(errors.mean(0)).div_(self.weight)
+        self.agreement.mul_(old_weight).add_(pairs.sum(0) / len(errors)).div_(self.weight)
 
     @torch.no_grad()
     def choose(self) -> tuple[int, list[list[int]]]:
-        """How to part the highest layer that all tasks share, from the averages and the weights.
+        """Chooses how to split the highest layer that all tasks share.
 
-        The weights must be whole. Returns the layer's number and its groups of tasks: one group,
-        when nothing else is cheaper, or nothing is left to part.
+        It needs the full, gathered weights. Returns the layer's number and its groups of tasks: one
+        group, if no split is cheaper or no layer is left to split.
         """
-        tasks = self.heads.numbers
-        shared = [i for i, layer in enumerate(self.layers) if not any(layer.numbers)]
+        tasks = self.heads.group_of_task
+        shared = [i for i, layer in enumerate(self.layers) if not any(layer.group_of_task)]
         if not shared or not self.weight:
             return 0, [tasks]
         level = shared[-1]
         above = [*self.layers, self.heads][level + 1]
-        # How much the first layer takes of each view, as the authors' code weighs the views.
-        taken = torch.split(self.layers[0].weight[0].relu(), self.view_width, 1)
-        importance = torch.stack([part.mean() for part in taken]).double().softmax(0)
-        found = partition(
+        # Views are weighted by the first layer's mean positive weight, as in the authors' code.
+        by_view = torch.split(self.layers[0].weight[0].relu(), self.view_width, 1)
+        importance = torch.stack([weight.mean() for weight in by_view]).double().softmax(0)
+        groups = partition(
             self.agreement.double().cpu().numpy(),
-            members(above.numbers),
+            _tasks_of_groups(above.group_of_task),
             importance.cpu().numpy(),
             cost=self.options.cost * 2 ** (len(self.layers) - 1 - level),
             separation=self.options.separation,
             consensus=self.options.consensus,
         )
-        return level, found
+        return level, groups
 
 
-def members(numbers: Sequence[int]) -> list[list[int]]:
-    """The tasks of each group, by its number."""
-    return [[t for t, of in enumerate(numbers) if of == number] for number in sorted(set(numbers))]
+def _tasks_of_groups(group_of_task: Sequence[int]) -> list[list[int]]:
+    groups = sorted(set(group_of_task))
+    return [[task for task, g in enumerate(group_of_task) if g == group] for group in groups]
 
 
 def partition(
@@ -297,39 +294,42 @@ def partition(
     separation: float,
     consensus: float,
 ) -> list[list[int]]:
-    r"""The groups of branches that cost least (Zheng, Cheng and He 2019; Lu et al. 2017).
+    r"""Returns the cheapest groups of branches (Zheng, Cheng and He 2019; Lu et al. 2017).
 
-    C groups g cost, with A of `affinity` and the view's importance alpha_v,
+    The cost of C groups g, with A from `affinity` and the view's importance alpha_v, is
 
     .. math:: (C - 1) \, \mathrm{cost} + \frac{\mathrm{separation}}{V C} \sum_v \alpha_v
         \sum_g \left(1 - \operatorname{mean}_{k \in g} \min_{l \in g} A^v_{kl}\right)
 
-    For every C from 1 to the branches less one the groups are clusters of `embedding`; of the
-    cheapest C the groups are taken. As in DeepMTMV's code, some branches always stay together.
+    For every C from 1 to one less than the number of branches, the groups are clusters of
+    `embedding`; those of the cheapest C are returned. So, as in DeepMTMV's code, some branches
+    always stay together.
 
     Args:
-        agreement: of the tasks' errors: see `TaskGroups.agreement`.
+        agreement: of the tasks' errors, as `TaskGroups.agreement`.
         branches: the tasks of each branch of the layer above.
         importance: weights of the views, which sum to 1.
         cost: of a further group.
         separation: weight of the groups' disagreement.
-        consensus: see `embedding`.
+        consensus: lambda of `embedding`.
 
     Returns:
         The tasks of each group, groups in order of their first task.
     """
     a = affinity(agreement, branches)
-    found = [(disagreement(a, np.zeros(len(branches), np.int64), importance), [0] * len(branches))]
+    one_group = np.zeros(len(branches), np.int64)
+    candidates = [(disagreement(a, one_group, importance), one_group.tolist())]
     for count in range(2, len(branches)):
         points = embedding(a, count, consensus)
-        tries = [_cluster(points, count, seed) for seed in range(SEEDS)]
-        full = [labels for labels in tries if len(set(labels.tolist())) == count]
-        costs = [disagreement(a, labels, importance) for labels in full]
-        if costs:
-            least = int(np.argmin(costs))
-            found.append((costs[least], full[least].tolist()))
-    total = [(len(set(labels)) - 1) * cost + separation / len(a) * apart for apart, labels in found]
-    labels = found[int(np.argmin(total))][1]
+        clusterings = [_cluster(points, count, seed) for seed in range(SEEDS)]
+        valid = [labels for labels in clusterings if len(set(labels.tolist())) == count]
+        scores = [disagreement(a, labels, importance) for labels in valid]
+        if scores:
+            best = int(np.argmin(scores))
+            candidates.append((scores[best], valid[best].tolist()))
+    weight = separation / len(a)
+    costs = [(len(set(labels)) - 1) * cost + weight * score for score, labels in candidates]
+    labels = candidates[int(np.argmin(costs))][1]
     groups: dict[int, list[int]] = {}
     for label, tasks in zip(labels, branches, strict=True):
         groups.setdefault(label, []).extend(tasks)
@@ -339,12 +339,12 @@ def partition(
 def affinity(
     agreement: Float[np.ndarray, "views tasks tasks"], branches: Sequence[Sequence[int]]
 ) -> Affinity:
-    """How far branches agree: the mean over tasks of one of the least agreement with the other's.
+    """Returns the affinity of branches (Lu et al. 2017), averaged over both directions.
 
-    Lu et al. 2017, affinity of branches; made symmetric by the mean of both ways.
+    It is the mean, over the tasks of one branch, of the least agreement with a task of the other.
     """
-    pairs = [[np.ix_(one, other) for other in branches] for one in branches]
-    a = np.array([[[of[at].min(1).mean() for at in row] for row in pairs] for of in agreement])
+    index = [[np.ix_(tasks, others) for others in branches] for tasks in branches]
+    a = np.array([[[view[i].min(1).mean() for i in row] for row in index] for view in agreement])
     mean: NDArray[np.float64] = (a + a.transpose(0, 2, 1)) / 2
     return mean
 
@@ -352,10 +352,10 @@ def affinity(
 def disagreement(
     a: Affinity, labels: Int[np.ndarray, " branches"], importance: NDArray[np.float64]
 ) -> float:
-    """How little the branches of a group agree, the mean over groups, weighted over views."""
+    """Returns the disagreement inside groups: the mean over groups, weighted over views."""
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    apart = [[1 - of[np.ix_(g, g)].min(1).mean() for g in groups] for of in a]
-    return float(importance @ np.mean(apart, 1))
+    by_view = [[1 - view[np.ix_(g, g)].min(1).mean() for g in groups] for view in a]
+    return float(importance @ np.mean(by_view, 1))
 
 
 def embedding(
@@ -363,38 +363,37 @@ def embedding(
 ) -> Float[np.ndarray, "branches coordinates"]:
     r"""Co-regularised spectral embedding (Kumar, Rai and Daume 2011, its pairwise form).
 
-    With L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns take
-    turns to maximise
+    With L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns are
+    optimised in turn to maximise
 
     .. math:: \sum_v \operatorname{tr}(U_v^T L_v U_v)
         + \lambda \sum_{v < w} \operatorname{tr}(U_v U_v^T U_w U_w^T)
 
     Returns:
-        The bases' rows, each of length 1, side by side over views.
+        The bases' rows, each of length 1, concatenated over views.
     """
     root = np.sqrt(np.maximum(a.sum(2), np.finfo(np.float64).tiny))
     laplacians = a / (root[:, :, None] * root[:, None, :])
-    bases = np.stack([_top(laplacian, count) for laplacian in laplacians])
+    bases = np.stack([_top_eigenvectors(laplacian, count) for laplacian in laplacians])
     for _ in range(ROUNDS if len(a) > 1 else 0):
         for v in range(len(a)):
             others = np.delete(bases, v, 0)
-            drawn = np.einsum("wik,wjk->ij", others, others)
-            bases[v] = _top(laplacians[v] + consensus * drawn, count)
-    lengths = np.linalg.norm(bases, axis=2, keepdims=True)
-    return np.concatenate(list(bases / np.where(lengths > 0, lengths, 1)), 1)
+            projections = np.einsum("wik,wjk->ij", others, others)
+            bases[v] = _top_eigenvectors(laplacians[v] + consensus * projections, count)
+    norms = np.linalg.norm(bases, axis=2, keepdims=True)
+    return np.concatenate(list(bases / np.where(norms > 0, norms, 1)), 1)
 
 
-def _top(symmetric: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Eigenvectors of the largest eigenvalues, as columns."""
-    found: NDArray[np.float64] = np.linalg.eigh(symmetric)[1][:, -count:]
-    return found
+def _top_eigenvectors(symmetric: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    columns: NDArray[np.float64] = np.linalg.eigh(symmetric)[1][:, -count:]
+    return columns
 
 
 def _cluster(points: NDArray[np.float64], count: int, seed: int) -> NDArray[np.int64]:
-    from sklearn.cluster import KMeans  # here: only task groups need it, and it loads scipy
+    from sklearn.cluster import KMeans  # imported here, as only task groups need it and its scipy
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer points apart than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
         labels = KMeans(count, n_init=1, random_state=seed).fit_predict(points)
     return np.asarray(labels, np.int64)

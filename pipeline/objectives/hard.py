@@ -1,4 +1,4 @@
-"""Terms that correct which negatives are drawn: hard negatives, and debiased ones."""
+"""Terms that correct the distribution of negatives: hard negatives, and debiased ones."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ from heron.pipeline.objectives.classes import Classes, class_losses
 from heron.pipeline.objectives.contrast import contrast, fused_sums
 from heron.pipeline.objectives.engine import class_numbers
 from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
-from heron.pipeline.objectives.own_positives import own_views, unit_views
-from heron.pipeline.objectives.own_positives import positives as augmentations
+from heron.pipeline.objectives.own_positives import own_keys, unit_views
+from heron.pipeline.objectives.own_positives import positives as view_positives
 from heron.pipeline.objectives.pairs import Pairs, is_fused
 from heron.pipeline.objectives.present import (
     Present,
@@ -40,7 +40,7 @@ class Hard(Term):
     """UCL, H-UCL (`supervised: false`), SCL and H-SCL.
 
     Attributes:
-        supervised: whether labels are used: SCL and H-SCL; without, UCL and H-UCL.
+        supervised: whether labels are used (SCL and H-SCL) or not (UCL and H-UCL).
         threshold_start: l at first; the threshold of e^g is e^(l / tau) (H-SCL, Eq. 4).
         threshold_end: l after `threshold_epochs`.
         threshold_epochs: epochs over which l changes.
@@ -71,38 +71,38 @@ class Hard(Term):
         return self
 
     def requires(self) -> Needs:
-        """Labelled rows, with their labels, where it is supervised."""
+        """Returns the needs: if `supervised`, labelled rows with their labels."""
         if not self.supervised:
             return self.needs
-        compared = ("projections",)
-        return Needs(own=compared, labelled_vectors=compared, labels=KNOWN, views=2)
+        features = ("projections",)
+        return Needs(own=features, labelled_vectors=features, labels=KNOWN, views=2)
 
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slopes by an anchor's sums, and their logarithm where a class's pairs are visited."""
-        slopes = len(shapes) if self.hardening == "none" else 2 * len(shapes)
-        return [slopes] if self.positives == "augmentation" else [slopes, len(shapes)]
+        """The gradients with respect to each anchor's sums, and log M E_q for pairs of a class."""
+        gradients = len(shapes) if self.hardening == "none" else 2 * len(shapes)
+        return [gradients] if self.positives == "augmentation" else [gradients, len(shapes)]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """For the sums, for the pairs of a class where they are visited, and for the gradient."""
+        """One round for the sums, one for the pairs of a class if any, one for the gradient."""
         return [widths["projections"]] * (2 if self.positives == "augmentation" else 3)
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `hard`."""
+        """Computes `hard` at the epoch's threshold."""
         start, end = self.threshold_start, self.threshold_end
-        least = start + min(batch.epoch / self.threshold_epochs, 1.0) * (end - start)
+        cosine = start + min(batch.epoch / self.threshold_epochs, 1.0) * (end - start)
         label, rows, present = None, batch.own_rows, batch.present
         if self.supervised:
             label, rows, present = batch.classes, batch.own_labelled_rows, batch.class_present
-        compared = batch.labelled_vectors if self.supervised else batch.vectors
+        features = batch.labelled_vectors if self.supervised else batch.vectors
         return hard(
-            compared["projections"],
+            features["projections"],
             label,
             tau=self.tau,
             hardening=self.hardening,
             beta=self.beta,
-            threshold=math.exp(least / self.tau),
+            threshold=math.exp(cosine / self.tau),
             positives=self.positives,
             detach=self.detach,
             rows=rows,
@@ -122,11 +122,11 @@ class Debiased(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The slope by an anchor's sum."""
+        """The gradient with respect to each anchor's sum."""
         return [len(shapes)]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `debiased`."""
+        """Computes `debiased`."""
         z, rows = batch.vectors["projections"], batch.own_rows
         return debiased(z, tau=self.tau, tau_plus=self.tau_plus, rows=rows)
 
@@ -157,7 +157,7 @@ def hard(
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        label: classes, any whole numbers, [batch], or label vectors; None makes UCL and H-UCL.
+        label: classes, any whole numbers, [batch]; None makes UCL and H-UCL.
         tau: temperature, > 0.
         hardening: eta: `none` is 1, `exp` is e^(beta g), `threshold` is 1 where e^g >= threshold
             and 0 elsewhere.
@@ -165,115 +165,124 @@ def hard(
         threshold: of e^g, tau_h of Eq. 4.
         positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
         detach: let no gradient flow through eta.
-        rows: see `nt_xent`.
+        rows: as in `nt_xent`.
         present: which views each sample has: anchors, positives and negatives are these alone, and
             M is the number of those of other samples.
 
-    Returns the share of the loss that belongs to `rows`: a scalar.
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
         ValueError: an option or the labels do not fit, or there are fewer than two views.
     """
     if label is None and positives == "label":
         raise ValueError("positives are by label, but there are no labels; expected augmentation")
-    power, floor = _eta(hardening, beta, threshold)
+    power, floor = _eta_power_and_floor(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
-    count, batch, (here, seen) = len(z), row_count(rows, z[0]), held_rows(rows, present)
+    count, batch, (held, held_present) = len(z), row_count(rows, z[0]), held_rows(rows, present)
     samples = torch.arange(batch, device=z[0].device)
-    admit = samples if label is None else class_numbers(label, batch, "hard")[0]
+    tags = samples if label is None else class_numbers(label, batch, "hard")[0]
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
-    own_slice = as_slice(rows)
-    anchors, keys = join_views(vectors, seen, here), join_views(vectors, seen)
-    of_anchor = join_views([admit] * count, present, own_slice)
-    of_key = join_views([admit] * count, present)
-    few = label is None and present is None  # keys that are left out
-    sizes, spread = torch.bincount(of_key), math.log(max(count * (batch - 1), 1))
+    own = as_slice(rows)
+    anchors, keys = join_views(vectors, held_present, held), join_views(vectors, held_present)
+    anchor_tag = join_views([tags] * count, present, own)
+    key_tag = join_views([tags] * count, present)
+    exclude = None
+    if label is None and present is None:
+        exclude = own_keys(samples[own], batch, count).repeat(count, 1)
+    sizes, log_m = torch.bincount(key_tag), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
         [anchors / tau],
         [keys],
-        anchor_tag=of_anchor,
-        key_tag=of_key,
-        exclude=own_views(samples[own_slice], batch, count).repeat(count, 1) if few else None,
+        anchor_tag=anchor_tag,
+        key_tag=key_tag,
+        exclude=exclude,
         moments=(1.0,) if plain else (1 + power, power),
         slopes=(1.0, 0.0) if detach and not plain else None,
         floor=floor,
     )
-    log_total = partial(_log_total, plain=plain, spread=spread)
-    known = [(len(of_key) - sizes)[of_anchor].to(keys.dtype)]
-    if present is not None:  # the log of M, of each anchor
-        others = (len(of_key) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
-        known.append(join_views([others] * count, present, own_slice))
+    log_total = partial(_log_total, plain=plain, log_m=log_m)
+    constants = [(len(key_tag) - sizes)[anchor_tag].to(keys.dtype)]
+    if present is not None:  # log M of each anchor
+        log_others = (len(key_tag) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
+        constants.append(join_views([log_others] * count, present, own))
     if positives == "label":
-        own = own_places(batch, count, present, own_slice, keys.device)
+        positions = own_places(batch, count, present, own, keys.device)
         mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
-        return _by_label(pairs, partial(log_total, known=known), mean, own, mirroring, rows)
-    every = count * (count - 1) * max(batch, 1)
-    mean = 1 / (every if present is None else pair_count(present, range(count)))
-    views = augmentations(vectors, range(count), tau, here, seen)
-    return _by_view(pairs, log_total, mean, known, views, mirroring)
+        log_total = partial(log_total, constants=constants)
+        return _over_class_pairs(pairs, log_total, mean, positions, mirroring, rows)
+    all_pairs = count * (count - 1) * max(batch, 1)
+    mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
+    view_pairs = view_positives(vectors, range(count), tau, held, held_present)
+    return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
 
-def _log_total(sums: Tensor, known: Sequence[Tensor], plain: bool, spread: float) -> Tensor:
-    """log(M E_q) of anchors by their sums, [anchors], or -inf.
+def _log_total(sums: Tensor, constants: Sequence[Tensor], plain: bool, log_m: float) -> Tensor:
+    """Returns log(M E_q) of anchors from their sums, [anchors], or -inf.
 
-    `known` are sum eta where it is `plain`, and, where rows lack views, the anchors' log M, which
-    else is `spread`.
+    `constants` are sum eta, used if `plain`, and, where rows lack views, each anchor's log M, which
+    is `log_m` otherwise.
     """
-    total, weight = (sums[:, 0], known[0]) if plain else sums.unbind(1)
-    some = (weight > 0) & (total > 0)
-    ratio = torch.where(some, total, 1.0).log() - torch.where(some, weight, 1.0).log()
-    return torch.where(some, (known[1] if len(known) > 1 else spread) + ratio, -math.inf)
+    total, weight = (sums[:, 0], constants[0]) if plain else sums.unbind(1)
+    has_negative = (weight > 0) & (total > 0)
+    safe_total = torch.where(has_negative, total, 1.0)
+    ratio = safe_total.log() - torch.where(has_negative, weight, 1.0).log()
+    log_count = constants[1] if len(constants) > 1 else log_m
+    return torch.where(has_negative, log_count + ratio, -math.inf)
 
 
-def _by_view(
+def _over_view_pairs(
     pairs: Pairs,
     log_total: Callable[[Tensor, Sequence[Tensor]], Tensor],
     mean: float,
-    known: Sequence[Tensor],
-    pairs_of_views: Sequence[Tensor],
+    constants: Sequence[Tensor],
+    view_pairs: Sequence[Tensor],
     mirroring: Mirroring | None,
 ) -> Tensor:
-    """The sum, times `mean`, over the pairs of an anchor and another view of its sample."""
+    """Sums the loss over the pairs of an anchor and another view of its sample, times `mean`."""
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
-        positive, *there = per_anchor[len(known) :]
-        loss = _softplus(log_total(sums, per_anchor[: len(known)])[:, None] - positive)
-        return (loss * there[0] if there else loss).sum() * mean
+        positive, *has_positive = per_anchor[len(constants) :]
+        loss = _softplus(log_total(sums, per_anchor[: len(constants)])[:, None] - positive)
+        return (loss * has_positive[0] if has_positive else loss).sum() * mean
 
-    return contrast(pairs, finish, [*known, *pairs_of_views], mirroring=mirroring)
+    return contrast(pairs, finish, [*constants, *view_pairs], mirroring=mirroring)
 
 
-def _by_label(
+def _over_class_pairs(
     pairs: Pairs,
     log_total: Callable[[Tensor], Tensor],
     mean: float,
-    own: Tensor,
+    positions: Tensor,
     mirroring: Mirroring | None,
     rows: Rows,
 ) -> Tensor:
-    """The sum, times `mean`, over the pairs of a class; `own` are the anchors among all keys."""
-    (anchors,), (keys,), of_key = pairs.anchors, pairs.keys, pairs.key_tag
-    assert of_key is not None and pairs.anchor_tag is not None
+    """Sums the loss over the pairs of a class, times `mean`; anchors lie at `positions` of keys."""
+    (anchors,), (keys,), key_tag = pairs.anchors, pairs.keys, pairs.key_tag
+    assert key_tag is not None and pairs.anchor_tag is not None
     if is_fused(keys) and mirroring is None:
         total = log_total(fused_sums(pairs))
-        tags = pairs.anchor_tag.int(), of_key.int(), own.int()
+        tags = pairs.anchor_tag.int(), key_tag.int(), positions.int()
         weight = torch.full_like(total, mean)
         return fused.tagged_pair_losses(anchors, keys, total, *tags, weight)
     total = log_total(mirrored_sums(pairs, mirroring)[0])
-    weight, least = keys.new_full((len(of_key), 1), mean), keys.new_full((1,), -math.inf)
-    classes = Classes([of_key], weight, own, soft=True)
-    told, around = everyone(mirroring, total), None if mirroring is None else mirroring.around
-    return class_losses(anchors, keys, total, least, classes, rows, told, around)
+    weight, floor = keys.new_full((len(key_tag), 1), mean), keys.new_full((1,), -math.inf)
+    classes = Classes([key_tag], weight, positions, soft=True)
+    all_totals = everyone(mirroring, total)
+    key_blocks = None if mirroring is None else mirroring.around
+    return class_losses(anchors, keys, total, floor, classes, rows, all_totals, key_blocks)
 
 
-def _eta(hardening: Hardening, beta: float, threshold: float) -> tuple[float, float]:
+def _eta_power_and_floor(
+    hardening: Hardening, beta: float, threshold: float
+) -> tuple[float, float]:
     """Returns the power of e^g in eta, and the g below which eta is 0."""
     if hardening == "exp":
         if not beta >= 0:
             raise ValueError(f"beta is {beta}; expected at least 0, where 0 hardens nothing")
         return beta, -math.inf
-    return 0.0, _log(threshold) if hardening == "threshold" else -math.inf
+    return 0.0, _log_threshold(threshold) if hardening == "threshold" else -math.inf
 
 
 def debiased(
@@ -293,7 +302,7 @@ def debiased(
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
         tau: temperature, > 0.
         tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+        rows: the samples whose anchors are summed here, as in `nt_xent`; counts are those of the
             whole batch.
 
     Returns:
@@ -303,36 +312,35 @@ def debiased(
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
     vectors = unit_views(z, tau, "debiased")
-    count, batch, (here, _) = len(z), row_count(rows, z[0]), held_rows(rows)
+    count, batch, (held, _) = len(z), row_count(rows, z[0]), held_rows(rows)
     samples = torch.arange(batch, device=z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         (positive,) = per_anchor
-        rest = debias(sums, positive, negatives, tau, tau_plus)
-        return torch.log1p(rest * torch.exp(-positive)).sum() * mean
+        negative_sum = debias(sums, positive, negatives, tau, tau_plus)
+        return torch.log1p(negative_sum * torch.exp(-positive)).sum() * mean
 
     own = as_slice(rows)
     pairs = Pairs(
-        [torch.cat([view[here] for view in vectors]) / tau],
+        [torch.cat([view[held] for view in vectors]) / tau],
         [torch.cat(vectors)],
         anchor_tag=samples[own].repeat(count),
         key_tag=samples.repeat(count),
-        exclude=own_views(samples[own], batch, count).repeat(count, 1),
+        exclude=own_keys(samples[own], batch, count).repeat(count, 1),
     )
-    known = augmentations(vectors, range(count), tau, here)
-    return contrast(
-        pairs, finish, known, mirroring=Mirroring.of(rows, batch, [0], [0], [range(count)])
-    )
+    positive = view_positives(vectors, range(count), tau, held)
+    mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)])
+    return contrast(pairs, finish, positive, mirroring=mirroring)
 
 
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:
-    """The estimated sum of f over true negatives (Chuang et al. 2020, Eq. 7), clamped below.
+    """Estimates the sum of f over true negatives (Chuang et al. 2020, Eq. 7), clamped below.
 
     Args:
         total: sum of f over all negatives.
         positive: logit of the positive.
-        negatives: how many there are.
+        negatives: number of negatives.
         tau: temperature.
         tau_plus: prior of the anchor's class.
 
@@ -347,12 +355,12 @@ def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus
     return estimate.clamp(min=negatives * math.exp(-1 / tau))
 
 
-def _log(threshold: float) -> float:
+def _log_threshold(threshold: float) -> float:
     if not threshold > 0:
         raise ValueError(f"threshold is {threshold}; expected above 0, since e^g is")
     return math.log(threshold)
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x) without torch's cut-off at 20; 0 with gradient 0 at -inf."""
+    """Returns log(1 + e^x) without torch's cut-off at 20; 0 with gradient 0 at -inf."""
     return torch.logaddexp(x, torch.zeros_like(x))

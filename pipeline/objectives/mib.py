@@ -1,7 +1,8 @@
 """MIB: views agree on what they share, and the codes of a sample on everything else."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,23 +18,23 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
-from heron.pipeline.objectives.unsupervised import couples
+from heron.pipeline.objectives.unsupervised import pair_widths
 
-SALT = 9000  # apart from those of dropout, which count the views and layers of an encoder
-LEAST_STD = 0.1  # D_SKL divides by its square, and with the authors' 1e-7 overflowed
+SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder
+MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1e-7
 
 
 class Bottleneck(nn.Module):
     """p(z|v) of one view, and the view's side of the critic (Federici et al. 2020).
 
-    The Gaussian is read off the view's projection. The critic C(z_u, z_v) = c_u(z_u) . c_v(z_v) is
-    separable, where the authors' is a network of both side by side: so a view's vectors are
-    gathered like any projection, and every pair of the global batch is judged at the price of an
-    inner product. The paper leaves its form open.
+    The Gaussian is a linear map of the view's projection. The critic C(z_u, z_v) =
+    c_u(z_u) . c_v(z_v) is separable, where the authors' is a network of both codes concatenated: so
+    a view's vectors are gathered like any projection, and every pair of the global batch costs only
+    an inner product. The paper leaves the critic's form open.
     """
 
     def __init__(self, dim: int, view: int) -> None:
-        """Takes projections of `dim` numbers; `view` keeps the draws of the views apart."""
+        """Takes projections of `dim` numbers; `view` makes the views' draws independent."""
         super().__init__()
         self.salt = SALT + view
         self.gaussian = nn.Linear(dim, 2 * dim)
@@ -44,45 +45,43 @@ class Bottleneck(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns mean and standard deviation of z, and c(z) of a draw, each [rows, dim].
 
-        The draw is a function of each row's key, so it is the same on any number of processes.
+        The draw depends on each row's key alone, so it is the same on any number of processes.
         """
         mean, raw = self.gaussian(projection).chunk(2, 1)
-        std = F.softplus(raw) + LEAST_STD
+        std = F.softplus(raw) + MIN_STD
         z = mean + std * normals(rng_keys, self.salt, mean.shape[1]).to(mean)
         return mean, std, self.critic(z)
 
 
 class Bottlenecks(nn.ModuleList):
-    """One a view; under `model.matryoshka` one a width and view, of the projection's first numbers.
+    """A `Bottleneck` per view and, under `model.matryoshka`, per width of a projection's prefix.
 
-    Widths share no weights: what a critic makes of the first numbers of a code is not the critic of
-    a shorter code.
+    Widths share no weights: a critic applied to the first numbers of a code is not the critic of a
+    shorter code.
     """
 
     def __init__(self, widths: Sequence[int], views: int) -> None:
-        """Builds them, all views of a width before the next width."""
+        """Builds the bottlenecks, all views of a width before the next width."""
         super().__init__(Bottleneck(width, view) for width in widths for view in range(views))
         self.widths, self.views = widths, views
 
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `means` and `stds` of p(z|v), and `critics`, c(z), of each width and view."""
-        parts = [z[:, :width] for width in self.widths for z in encoded.projections]
-        modules = [
-            self[at * self.views + view]
-            for at in range(len(self.widths))
-            for view in range(len(encoded.projections))
+        outputs = [
+            self[i * self.views + view](z[:, :width], encoded.rng_keys)
+            for i, width in enumerate(self.widths)
+            for view, z in enumerate(encoded.projections)
         ]
-        pairs = zip(modules, parts, strict=True)
-        found = zip(*(module(z, encoded.rng_keys) for module, z in pairs), strict=True)
-        return dict(zip(("means", "stds", "critics"), map(list, found), strict=True))
+        means, stds, critics = zip(*outputs, strict=True)
+        return {"means": [*means], "stds": [*stds], "critics": [*critics]}
 
 
 class Mib(Term):
     """MIB's objective.
 
     Attributes:
-        beta: weight of the information that is left out, at the end.
-        beta_start: the weight at first, which grows exponentially.
+        beta: final weight of D_SKL, the information to discard.
+        beta_start: its initial weight, which grows exponentially.
         beta_epochs: epochs over which it grows.
     """
 
@@ -97,29 +96,29 @@ class Mib(Term):
     rings: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Brings a bottleneck a view."""
+        """Returns what builds a bottleneck per view."""
         widths = spec.config.matryoshka or [spec.config.projection_width]
         return {"bottlenecks": lambda: Bottlenecks(widths, len(spec.shapes))}
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Of two views at a time, loss and gradient in one round."""
-        return couples(views, widths["critics"])
+        """One round for each pair of views, for both loss and gradient."""
+        return pair_widths(views, widths["critics"])
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `mib`; beta grows as in the paper's experiments."""
-        share = min(batch.epoch / self.beta_epochs, 1.0)
-        beta = self.beta_start * (self.beta / self.beta_start) ** share
+        """Computes `mib`; beta grows as in the paper's experiments."""
+        progress = min(batch.epoch / self.beta_epochs, 1.0)
+        beta = self.beta_start * (self.beta / self.beta_start) ** progress
         own, critics = batch.own, batch.vectors["critics"]
         views = len(own["projections"])
         losses = [
             mib(
-                critics[at : at + views],
-                own["means"][at : at + views],
-                own["stds"][at : at + views],
+                critics[start : start + views],
+                own["means"][start : start + views],
+                own["stds"][start : start + views],
                 beta=beta,
                 rows=batch.own_rows,
             )
-            for at in range(0, len(critics), views)
+            for start in range(0, len(critics), views)
         ]
         return torch.stack(losses).mean()
 
@@ -142,15 +141,15 @@ def mib(
     .. math:: I = -E_i[\log(1 + e^{-C_{ii}})] - E_{i \ne j}[\log(1 + e^{C_{ij}})]
 
     over all pairs of the batch, where the authors' code has one j for each i. D_SKL is the mean
-    over samples of (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2 of diagonal Gaussians, in closed form
-    where the code draws. Of more than two views, the mean over their pairs.
+    over samples of (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2 of diagonal Gaussians, in closed form,
+    where the code samples. With more than two views, it is the mean over pairs of views.
 
     Args:
         critics: c(z) of the whole batch, one tensor a view.
         means: of p(z|v) of this process's rows, one tensor a view.
-        stds: standard deviations, as the means.
+        stds: standard deviations, of the means' shapes.
         beta: weight of D_SKL, >= 0.
-        rows: this process's rows in the batch, as of `nt_xent`.
+        rows: this process's rows in the batch, as in `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar.
@@ -162,62 +161,64 @@ def mib(
         raise ValueError(f"mib has {len(critics)} view; expected at least 2")
     couples = list(itertools.combinations(range(len(critics)), 2))
     batch = row_count(rows, critics[0])
-    own, places = as_slice(rows), torch.arange(batch, device=critics[0].device)
-    parts = []
+    own, positions = as_slice(rows), torch.arange(batch, device=critics[0].device)
+    losses = []
     for u, v in couples:
-        apart = _divergence(means[u], stds[u], means[v], stds[v])
+        divergence = _divergence(means[u], stds[u], means[v], stds[v])
         if ring_of(rows) is not None:
-            parts.append(_around(critics[u], critics[v], rows, batch))
+            losses.append(_minus_information_by_blocks(critics[u], critics[v], rows, batch))
         elif not isinstance(rows, OwnRows):
-            parts.append(_minus_information(critics[u][own], critics[v], places[own], batch))
-        else:  # what own anchors find; then what the anchors of all find for own keys: a gradient
-            constant = critics[u].detach(), critics[v].detach()
-            parts.append(_minus_information(critics[u][own], constant[1], places[own], batch))
-            mine = torch.where((places >= own.start) & (places < own.stop), places - own.start, -1)
-            pull = _minus_information(constant[0], critics[v][own], mine, batch)
-            parts.append(pull - pull.detach())
-        parts.append(beta * apart / max(batch, 1))
-    return torch.stack(parts).sum() / len(couples)
+            losses.append(_minus_information(critics[u][own], critics[v], positions[own], batch))
+        else:  # `as_keys` adds the own keys' gradient from all anchors, but no value
+            anchors, keys = critics[u].detach(), critics[v].detach()
+            losses.append(_minus_information(critics[u][own], keys, positions[own], batch))
+            is_own = (positions >= own.start) & (positions < own.stop)
+            own_positions = torch.where(is_own, positions - own.start, -1)
+            as_keys = _minus_information(anchors, critics[v][own], own_positions, batch)
+            losses.append(as_keys - as_keys.detach())
+        losses.append(beta * divergence / max(batch, 1))
+    return torch.stack(losses).sum() / len(couples)
 
 
-def _around(anchors: Tensor, keys: Tensor, rows: Rows, batch: int) -> Tensor:
-    """As where all are here, with the keys of a process after those of another."""
+def _minus_information_by_blocks(anchors: Tensor, keys: Tensor, rows: Rows, batch: int) -> Tensor:
+    """Computes -I where only own rows' vectors are held, one process's rows after the other."""
     assert isinstance(rows, OwnRows)
-    number = torch.arange(len(anchors), device=anchors.device)
+    row_numbers = torch.arange(len(anchors), device=anchors.device)
 
-    def share(own: Sequence[Tensor], block: Block) -> Tensor:
-        (near, far), (of_anchors, of_keys) = own, block.keys
-        at = number if block.own else number.new_full((max(len(near), len(of_keys)),), -1)
-        pull = _minus_information(of_anchors, far, at, batch)
-        return _minus_information(near, of_keys, at, batch) + pull - pull.detach()
+    def loss_of_block(own: Sequence[Tensor], block: Block) -> Tensor:
+        (own_anchors, own_keys), (block_anchors, block_keys) = own, block.keys
+        positives = row_numbers
+        if not block.own:
+            positives = row_numbers.new_full((max(len(own_anchors), len(block_keys)),), -1)
+        as_keys = _minus_information(block_anchors, own_keys, positives, batch)
+        loss = _minus_information(own_anchors, block_keys, positives, batch)
+        return loss + as_keys - as_keys.detach()
 
-    def around() -> Iterator[Block]:
-        return blocks([anchors, keys], rows, [[0], [0]])
-
-    return over_blocks(share, [anchors, keys], around)
+    key_blocks = partial(blocks, [anchors, keys], rows, [[0], [0]])
+    return over_blocks(loss_of_block, [anchors, keys], key_blocks)
 
 
-def _minus_information(anchors: Tensor, keys: Tensor, own: Tensor, batch: int) -> Tensor:
-    """The share of some pairs in -I; `own` is an anchor's place among the keys, -1: none."""
-    of_positive, of_negative = 1 / max(batch, 1), 1 / max(batch * (batch - 1), 1)
+def _minus_information(anchors: Tensor, keys: Tensor, positives: Tensor, batch: int) -> Tensor:
+    """Computes the share of some pairs in -I; an anchor's positive is a key, or -1 for none."""
+    positive_weight, negative_weight = 1 / max(batch, 1), 1 / max(batch * (batch - 1), 1)
 
     def rule(rows: slice, logits: Sequence[Tensor], _: Sequence[Tensor]) -> RuleResult:
         (strip,) = logits
-        anchor = (own[rows] >= 0).nonzero()[:, 0]
-        at = anchor, own[rows][anchor]
-        positive = strip[at]
-        loss = F.softplus(-positive).sum() * of_positive
-        each = F.softplus(strip)
-        each[at] = 0.0
-        slope = strip.sigmoid_().mul_(of_negative)
-        slope[at] = -of_positive * torch.sigmoid(-positive)
-        return loss + each.sum() * of_negative, [slope], []
+        anchor = (positives[rows] >= 0).nonzero()[:, 0]
+        pair = anchor, positives[rows][anchor]
+        positive = strip[pair]
+        positive_loss = F.softplus(-positive).sum() * positive_weight
+        negative_losses = F.softplus(strip)
+        negative_losses[pair] = 0.0
+        d_logits = strip.sigmoid_().mul_(negative_weight)
+        d_logits[pair] = -positive_weight * torch.sigmoid(-positive)
+        return positive_loss + negative_losses.sum() * negative_weight, [d_logits], []
 
     return blockwise(rule, [anchors], [keys])
 
 
-def _divergence(mean: Tensor, std: Tensor, other: Tensor, width: Tensor) -> Tensor:
-    """Sum over rows of the mean of KL(p || q) and KL(q || p), whose logarithms cancel."""
-    p, q = std.square(), width.square()
-    shift = (mean - other).square()
+def _divergence(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
+    """Sums over rows the mean of KL(p || q) and KL(q || p), whose logarithms cancel."""
+    p, q = std.square(), other_std.square()
+    shift = (mean - other_mean).square()
     return ((p + shift) / q + (q + shift) / p - 2).sum() / 4

@@ -1,15 +1,16 @@
-"""Sums over pairs of rows that are each other's anchor and key, with a row's whole gradient.
+"""Sums over pairs of rows that are each other's anchor and key, with the full gradient of a row.
 
-Every row of such a term is an anchor, and a key of all others. Where the logits of head h are those
-of its mirror h' turned over, l_ik = l'_ki (of one head that is symmetric, h' = h), and s_i is the
-derivative of the loss by anchor i's sum,
+In such a term every row is an anchor, and a key of all others. Let the logits of head h be the
+transpose of those of its mirror h', l_ik = l'_ki (a symmetric head is its own mirror, h' = h), let
+e_ik be the exponentials, and s_i the derivative of the loss with respect to anchor i's sum. Then
 
     d loss / d a_i = sum_k (s_i + s'_k) e_ik b_k
 
-is all that row i is owed, as an anchor and as a key. It takes one's own rows, all vectors and all
-s: so on several processes no gradient of another's row is found or sent, only a number an anchor.
-A pass makes the sums, a second the gradient: three products. On one process either pass visits each
-pair once for both of its rows: two products of a symmetric head, four of a head and its mirror.
+is the full gradient of row i, as an anchor and as a key. It needs the own rows, all vectors and all
+s. So on several processes no gradient of another process's row is computed or sent, only one number
+per anchor. One pass computes the sums, a second the gradient: three products. On one process each
+pass visits a pair once for both of its rows: two products for a symmetric head, four for a head and
+its mirror.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,23 +32,24 @@ from heron.pipeline.objectives.ring import Block, blocks, ring_of, within
 
 @dataclass(frozen=True)
 class Mirroring:
-    """How the pairs of a `Pairs` mirror each other; see this file.
+    """How the heads of a `Pairs` mirror each other, as this file describes.
 
-    The anchors of a head are the own rows; its keys begin with all rows that are anchors of its
-    mirror, in order, and those that follow take no gradient. Which pairs count, and how much, is
-    the same seen from either row; no row is compared with itself where a head is its own mirror.
+    The anchors of a head are the own rows. Its keys begin with all rows that are anchors of its
+    mirror, in order; keys after these take no gradient. Which pairs count, and with what weight, is
+    symmetric in the two rows; a head that is its own mirror compares no row with itself.
 
     Attributes:
-        mirror: of each head.
-        way: of each head, numbers from 0 on; the sums of heads of one way are added.
-        spread: numbers of the own anchors, a tensor a way, to those of all anchors; None: these
-            are all.
-        around: begins a round of the keys, of which own rows' alone are here; None: all are.
+        mirror: for each head, the number of its mirror.
+        sum_index: for each head, the number of the sums that it adds to.
+        gather: takes values of the own anchors, one tensor per sum, to those of all anchors; None:
+            the own anchors are all.
+        around: iterates over the keys of all processes block by block, where only those of own rows
+            are held; None: all are held.
     """
 
     mirror: Sequence[int]
-    way: Sequence[int]
-    spread: Callable[[Sequence[Tensor]], list[Tensor]] | None
+    sum_index: Sequence[int]
+    gather: Callable[[Sequence[Tensor]], list[Tensor]] | None
     around: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None
 
     @classmethod
@@ -56,40 +58,40 @@ class Mirroring:
         rows: Rows,
         batch: int,
         mirror: Sequence[int],
-        way: Sequence[int],
-        among: Sequence[Sequence[int]],
+        sum_index: Sequence[int],
+        views: Sequence[Sequence[int]],
         present: Present = None,
     ) -> "Mirroring | None":
-        """Of ways whose anchors are the views `among` of some rows, as `join_views` has them.
+        """Returns the mirroring of sums whose anchors are these `views` of `rows`, joined.
 
-        None where the rows are a part of the batch, and what others find is not told: then the
-        gradient of their share is wanted with respect to all rows.
+        It is None for a mere slice of the batch, whose share has a gradient with respect to all
+        rows. Anchors are in the order of `join_views`.
         """
         if isinstance(rows, OwnRows):
-            tell, around = partial(spread, rows=rows, present=present, among=among), None
+            gather, around = partial(spread, rows=rows, present=present, among=views), None
             if ring_of(rows) is not None:  # a head's keys are the anchors of its mirror
-                views = [among[way[m]] for m in mirror]
-                around = partial(blocks, rows=rows, among=views, present=present)
-            return cls(mirror, way, tell, around)
-        return cls(mirror, way, None) if rows.indices(batch) == (0, batch, 1) else None
+                key_views = [views[sum_index[m]] for m in mirror]
+                around = partial(blocks, rows=rows, among=key_views, present=present)
+            return cls(mirror, sum_index, gather, around)
+        return cls(mirror, sum_index, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
-def everyone(mirroring: Mirroring | None, numbers: Tensor) -> Tensor | None:
-    """Numbers of the own anchors of one way, [anchors], of all anchors; without gradient.
+def everyone(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
+    """Gathers values of the own anchors, [anchors], to those of all anchors, without gradient.
 
-    None without `mirroring`. Every process must take part.
+    Returns None without `mirroring`. Every process must take part.
     """
-    if mirroring is None or mirroring.spread is None:
-        return None if mirroring is None else numbers.detach()
-    return mirroring.spread([numbers.detach()[:, None]])[0][:, 0]
+    if mirroring is None or mirroring.gather is None:
+        return None if mirroring is None else values.detach()
+    return mirroring.gather([values.detach()[:, None]])[0][:, 0]
 
 
 def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tensor, "_ _"]]:
-    """The sums of each way's own anchors, differentiable once.
+    """Returns the own anchors' sums, a tensor per number in `sum_index`, differentiable once.
 
-    With `mirroring` their gradient with respect to the anchors is all that is owed to the rows, and
-    keys take none; in backward every process must take part. Without, heads are of one way, and
-    the gradient of the sums is taken with respect to anchors and keys.
+    With `mirroring` their gradient with respect to the anchors is the full gradient of the rows,
+    and keys take none; in backward every process must take part. Without, all heads add to one sum,
+    whose gradient is taken with respect to anchors and keys.
     """
     count = len(pairs.anchors)
     keys = pairs.keys if mirroring is None else [k.detach() for k in pairs.keys]
@@ -100,68 +102,70 @@ def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tenso
 
 
 class _Sums(torch.autograd.Function):
-    """The sums, then in backward the gradient: logits are computed twice and never kept."""
+    """Sums in forward, gradient in backward: logits are computed twice and never stored."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, pairs: Pairs, mirroring: Mirroring | None, heads: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*tensors)
-        ctx.given = pairs, mirroring  # type: ignore[attr-defined]
+        ctx.pairs, ctx.mirroring = pairs, mirroring  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
-        for some, here, _ in _around(pairs, mirroring, keys):
+        for block_pairs, block_keys, _ in _key_blocks(pairs, mirroring, keys):
             if mirroring is not None and is_fused(anchors[0]):
-                for total, a, k in zip(sums, anchors, here, strict=True):
-                    total += _fused(some, a, k)
+                for total, a, k in zip(sums, anchors, block_keys, strict=True):
+                    total += _fused_sums(block_pairs, a, k)
                 continue
-            for strip in _visits(mirroring, anchors, here):
+            for strip in _strips(mirroring, anchors, block_keys):
                 h, rows, first = strip.head, strip.rows, strip.first
-                for r, part in enumerate(summands(some, rows, strip.logits, first)):
-                    sums[h][rows, r] += part.sum(1)
-                    if strip.turned is not None:
-                        served, columns = strip.turned
-                        sums[strip.mirror][served, r] += part[:, columns].sum(0)
-        return _by_way(sums, mirroring)
+                for r, summand in enumerate(summands(block_pairs, rows, strip.logits, first)):
+                    sums[h][rows, r] += summand.sum(1)
+                    if strip.transposed is not None:
+                        mirror_rows, columns = strip.transposed
+                        sums[strip.mirror][mirror_rows, r] += summand[:, columns].sum(0)
+        return _add_heads(sums, mirroring)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *d_sums: Tensor) -> tuple[Tensor | None, ...]:
-        pairs, mirroring = ctx.given  # type: ignore[attr-defined]
+        pairs, mirroring = ctx.pairs, ctx.mirroring  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         heads = len(tensors) // 2
         anchors, keys = tensors[:heads], tensors[heads:]
         slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
-        of_ways = [d * slopes.to(d) for d in d_sums]
-        own = [of_ways[0]] * heads if mirroring is None else [of_ways[way] for way in mirroring.way]
-        turned: list[Tensor] = []
+        d_sums = tuple(d * slopes.to(d) for d in d_sums)
+        sum_index = [0] * heads if mirroring is None else mirroring.sum_index
+        # Per head: d loss / d sum of its anchors, and of its keys as the anchors of its mirror.
+        d_own = [d_sums[i] for i in sum_index]
+        d_mirror: list[Tensor] = []
         if mirroring is not None:
-            everyone = of_ways if mirroring.spread is None else mirroring.spread(of_ways)
-            turned = [everyone[mirroring.way[m]] for m in mirroring.mirror]
+            d_all = d_sums if mirroring.gather is None else mirroring.gather(d_sums)
+            d_mirror = [d_all[sum_index[m]] for m in mirroring.mirror]
         d_anchors = [torch.zeros_like(a) for a in anchors]
         d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
-        for some, here, places in _around(pairs, mirroring, keys):
-            of_keys = (
-                turned if places is None else [x[p] for x, p in zip(turned, places, strict=True)]
-            )
-            of_keys = [_padded(x, len(k)) for x, k in zip(of_keys, here, strict=False)]
-            if of_keys and is_fused(anchors[0]):
-                for total, *head in zip(d_anchors, anchors, here, own, of_keys, strict=True):
-                    total += _fused_gradient(some, *head)
+        for block_pairs, block_keys, positions in _key_blocks(pairs, mirroring, keys):
+            d_block = d_mirror
+            if positions is not None:
+                d_block = [x[p] for x, p in zip(d_mirror, positions, strict=True)]
+            d_block = [_pad_rows(x, len(k)) for x, k in zip(d_block, block_keys, strict=False)]
+            if d_block and is_fused(anchors[0]):
+                by_head = zip(d_anchors, anchors, block_keys, d_own, d_block, strict=True)
+                for d_anchor, *head in by_head:
+                    d_anchor += _fused_gradient(block_pairs, *head)
             else:
-                _add_gradients(
-                    some, mirroring, (anchors, here), (own, of_keys), (d_anchors, d_keys)
-                )
+                vectors, d_pair = (anchors, block_keys), (d_own, d_block)
+                _add_gradients(block_pairs, mirroring, vectors, d_pair, (d_anchors, d_keys))
         return None, None, None, *d_anchors, *d_keys
 
 
 Heads = Sequence[Tensor]
 
 
-def _around(
+def _key_blocks(
     pairs: Pairs, mirroring: Mirroring | None, keys: Heads
 ) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
-    """Pairs with keys that are here, the keys, and their places among all; None: these are all."""
+    """Yields pairs with a block of keys, the keys, and their positions among all (None: all)."""
     if mirroring is None or mirroring.around is None:
         yield pairs, keys, None
         return
@@ -173,47 +177,48 @@ def _add_gradients(
     pairs: Pairs,
     mirroring: Mirroring | None,
     vectors: tuple[Heads, Heads],
-    slopes: tuple[Heads, Heads],
+    d_sums: tuple[Heads, Heads],
     gradients: tuple[Heads, Sequence[Tensor | None]],
 ) -> None:
-    """Adds what anchors, and keys, are owed by their pairs, strip by strip."""
-    (anchors, keys), (own, of_keys), (d_anchors, d_keys) = vectors, slopes, gradients
+    """Adds the gradients of anchors and keys strip by strip; pairs are (anchors', keys')."""
+    (anchors, keys), (d_own, d_block), (d_anchors, d_keys) = vectors, d_sums, gradients
     buffer = anchors[0].new_empty(0)
-    for strip in _visits(mirroring, anchors, keys):
+    for strip in _strips(mirroring, anchors, keys):
         h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
-        if of_keys and len(buffer) < logits.numel():
+        if d_block and len(buffer) < logits.numel():
             buffer = logits.new_empty(logits.numel())
-        parts = summands(pairs, rows, logits, first)
-        for r, part in enumerate(parts):
-            if not of_keys:
-                part.mul_(own[h][rows, r, None])
+        terms = summands(pairs, rows, logits, first)
+        for r, term in enumerate(terms):
+            if not d_block:
+                term.mul_(d_own[h][rows, r, None])
                 continue
-            slope = buffer[: logits.numel()].view_as(logits)
-            part.mul_(torch.add(own[h][rows, r, None], of_keys[h][None, first:, r], out=slope))
-        for part in parts[1:]:
-            parts[0].add_(part)
-        d_anchors[h][rows].addmm_(parts[0], keys[h][first:])
-        if (of_key := d_keys[h]) is not None:
-            of_key.addmm_(parts[0].T, anchors[h][rows])
-        if strip.turned is not None:
-            m, (served, columns) = strip.mirror, strip.turned
-            d_anchors[m][served].addmm_(parts[0][:, columns].T, keys[m][rows])
+            d_pair = buffer[: logits.numel()].view_as(logits)
+            term.mul_(torch.add(d_own[h][rows, r, None], d_block[h][None, first:, r], out=d_pair))
+        for term in terms[1:]:
+            terms[0].add_(term)
+        d_anchors[h][rows].addmm_(terms[0], keys[h][first:])
+        if (d_key := d_keys[h]) is not None:
+            d_key.addmm_(terms[0].T, anchors[h][rows])
+        if strip.transposed is not None:
+            m, (mirror_rows, columns) = strip.mirror, strip.transposed
+            d_anchors[m][mirror_rows].addmm_(terms[0][:, columns].T, keys[m][rows])
 
 
-def _by_way(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:
-    found: list[Tensor] = []
-    ways = [0] * len(sums) if mirroring is None else mirroring.way
-    for part, way in zip(sums, ways, strict=True):
-        found[way:] = [found[way] + part if way < len(found) else part]
-    return tuple(found)
+def _add_heads(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:
+    """Adds the sums of the heads that share a `sum_index`."""
+    totals: list[Tensor] = []
+    sum_index = [0] * len(sums) if mirroring is None else mirroring.sum_index
+    for head_sums, i in zip(sums, sum_index, strict=True):
+        totals[i:] = [totals[i] + head_sums if i < len(totals) else head_sums]
+    return tuple(totals)
 
 
 @dataclass(frozen=True)
 class _Strip:
     """Logits of some anchors of a head with its keys from `first` on, in the last strip's memory.
 
-    Where it is visited for both rows of a pair, `turned` are the anchors of the mirror that are
-    served, and their columns.
+    A strip that serves both rows of its pairs has `transposed`: the anchors of the mirror, and the
+    columns that belong to them.
     """
 
     head: int
@@ -221,42 +226,41 @@ class _Strip:
     first: int
     logits: Tensor
     mirror: int = 0
-    turned: tuple[slice, slice] | None = None
+    transposed: tuple[slice, slice] | None = None
 
 
-def _visits(
+def _strips(
     mirroring: Mirroring | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
 ) -> Iterator[_Strip]:
-    """All strips of all heads.
+    """Yields all strips of all heads.
 
-    On one process a head and its mirror are visited once, and of a symmetric head the keys from
-    the strip's first anchor on.
+    On one process a head and its mirror are visited once, and a symmetric head only with the keys
+    from the strip's first anchor on.
     """
-    alone = mirroring is not None and mirroring.spread is None
+    one_process = mirroring is not None and mirroring.gather is None
     for h, (a, k) in enumerate(zip(anchors, keys, strict=True)):
         m = mirroring.mirror[h] if mirroring is not None else h
-        if alone and m < h:
+        if one_process and m < h:
             continue
-        half = alone and m == h
+        symmetric = one_process and m == h
         buffer = a.new_empty(0)
-        for rows in (
-            triangle(len(a), len(k), a.device) if half else strips(len(a), len(k), a.device)
-        ):
-            first = rows.start if half else 0
+        size = len(a), len(k), a.device
+        for rows in triangle(*size) if symmetric else strips(*size):
+            first = rows.start if symmetric else 0
             count = (rows.stop - rows.start) * (len(k) - first)
             if len(buffer) < count:
                 buffer = a.new_empty(count)
-            strip = buffer[:count].view(rows.stop - rows.start, len(k) - first)
-            torch.mm(a[rows], k[first:].T, out=strip)
-            end, last = rows.stop if half else 0, len(anchors[m])
-            if alone and end < last:
-                turned = slice(end, last), slice(end - first, last - first)
-                yield _Strip(h, rows, first, strip, m, turned)
+            logits = buffer[:count].view(rows.stop - rows.start, len(k) - first)
+            torch.mm(a[rows], k[first:].T, out=logits)
+            start, stop = rows.stop if symmetric else 0, len(anchors[m])
+            if one_process and start < stop:
+                transposed = slice(start, stop), slice(start - first, stop - first)
+                yield _Strip(h, rows, first, logits, m, transposed)
             else:
-                yield _Strip(h, rows, first, strip)
+                yield _Strip(h, rows, first, logits)
 
 
-def _padded(x: Tensor, rows: int) -> Tensor:
+def _pad_rows(x: Tensor, rows: int) -> Tensor:
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])])
 
 
@@ -265,25 +269,24 @@ def _int_tags(pairs: Pairs) -> dict[str, Any]:
     return {side: None if tag is None else tag.int() for side, tag in tags.items()}
 
 
-def _fused(pairs: Pairs, anchors: Tensor, keys: Tensor) -> Tensor:
-    """The sums by kernels."""
+def _fused_sums(pairs: Pairs, anchors: Tensor, keys: Tensor) -> Tensor:
     return fused.exponential_sums(
         anchors, keys, moments=pairs.moments, floor=pairs.floor, **_int_tags(pairs)
     )
 
 
 def _fused_gradient(
-    pairs: Pairs, anchors: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor
+    pairs: Pairs, anchors: Tensor, keys: Tensor, d_own: Tensor, d_keys: Tensor
 ) -> Tensor:
-    """sum_k (own_i + of_keys_k) e_ik b_k by a kernel, for the anchors; a moment has a column each.
+    """Returns sum_k (d_own_i + d_keys_k) e_ik b_k for the anchors, by a kernel.
 
-    `own` and `of_keys` have the slopes inside.
+    `d_own` and `d_keys` have a column per moment, already multiplied by its slope.
     """
     return fused.mutual_gradient(
         anchors,
         keys,
-        own,
-        of_keys,
+        d_own,
+        d_keys,
         moments=pairs.moments,
         floor=pairs.floor,
         **_int_tags(pairs),

@@ -1,4 +1,4 @@
-"""PiCO: a classifier of pseudo-targets, and contrast of what is taken for one class."""
+"""PiCO: a classifier trained on pseudo-targets, and contrast between predicted classes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ class Disambiguation(nn.Module):
     """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6).
 
     A candidate of a row is a class that is not among its complementary labels. s starts uniform
-    over the candidates, the prototypes at zero. All processes hold the same.
+    over the candidates, the prototypes at zero. All processes hold the same values.
     """
 
     prototypes: Tensor
@@ -42,13 +42,13 @@ class Disambiguation(nn.Module):
         dim: int,
         gamma: float,
     ) -> None:
-        """Begins with what the labels say.
+        """Starts with prototypes of zero and uniform pseudo-targets.
 
         Args:
             rows: numbers of all labelled rows, in any order.
             ybar: their complementary labels, 1 where a class is known to be wrong.
-            dim: of an embedding.
-            gamma: share of a prototype that a sample's embedding leaves.
+            dim: width of an embedding.
+            gamma: share of a prototype that an update keeps.
         """
         super().__init__()
         self.gamma = gamma
@@ -62,19 +62,19 @@ class Disambiguation(nn.Module):
     def update_prototypes(
         self, q: Float[Tensor, "batch dim"], classes: Int[Tensor, " batch"]
     ) -> None:
-        """Moves prototypes towards unit embeddings of a class, sample after sample (Eq. 6).
+        """Moves prototypes towards unit embeddings of their class, sample by sample (Eq. 6).
 
-        mu_c = Normalize(gamma mu_c + (1 - gamma) q), for c the sample's class. Round r takes the
-        r-th sample of each class, so that only samples of one class wait for each other.
+        mu_c = Normalize(gamma mu_c + (1 - gamma) q), where c is the sample's class. Round r takes
+        the r-th sample of every class at once, so only samples of one class are sequential.
         """
         order = classes.argsort(stable=True)
         count = torch.bincount(classes, minlength=len(self.prototypes))
         first = count.cumsum(0) - count
         for r in range(int(count.max()) if len(classes) else 0):
-            which = (count > r).nonzero()[:, 0]
-            sample = q[order[first[which] + r]].to(self.prototypes)
-            moved = self.gamma * self.prototypes[which] + (1 - self.gamma) * sample
-            self.prototypes[which] = F.normalize(moved, dim=1)
+            updated = (count > r).nonzero()[:, 0]
+            sample = q[order[first[updated] + r]].to(self.prototypes)
+            moved = self.gamma * self.prototypes[updated] + (1 - self.gamma) * sample
+            self.prototypes[updated] = F.normalize(moved, dim=1)
 
     @torch.no_grad()
     def update_targets(
@@ -86,21 +86,21 @@ class Disambiguation(nn.Module):
     ) -> None:
         """Moves pseudo-targets towards the candidate with the nearest prototype (Eq. 5).
 
-        s = phi s + (1 - phi) z, where z is 1 at the largest q . mu_j of the candidates j, else 0.
+        s = phi s + (1 - phi) z, where z is 1 at the candidate j with the largest q . mu_j, else 0.
         """
-        near = q.to(self.prototypes) @ self.prototypes.T
-        nearest = near.masked_fill(ybar == 1, -torch.inf).argmax(1)
+        similarity = q.to(self.prototypes) @ self.prototypes.T
+        nearest = similarity.masked_fill(ybar == 1, -torch.inf).argmax(1)
         z = F.one_hot(nearest, len(self.prototypes)).to(self.targets)
-        at = torch.searchsorted(self.rows, rows)
-        self.targets[at] = phi * self.targets[at] + (1 - phi) * z
+        index = torch.searchsorted(self.rows, rows)
+        self.targets[index] = phi * self.targets[index] + (1 - phi) * z
 
-    def of(self, rows: Int[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
+    def pseudo_targets(self, rows: Int[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
         """Returns the pseudo-targets of some rows."""
         return self.targets[torch.searchsorted(self.rows, rows)]
 
 
 class PicoQueue(KeyQueue):
-    """The queue, in which a key's posterior is one class, and what PiCO's labels are taken for."""
+    """The queue, with one-hot posteriors of its keys, and the disambiguation of PiCO's labels."""
 
     disambiguation: Disambiguation
 
@@ -109,7 +109,7 @@ class PicoMemory(PicoQueue, MomentumQueue):
     """The queue with a momentum encoder."""
 
     def __init__(self, run: RunSpec, size: int, momentum: float, gamma: float) -> None:
-        """Begins for a run: see `MomentumQueue` and `Disambiguation`."""
+        """Starts a `MomentumQueue` and a `Disambiguation` for a run."""
         super().__init__(run.model, size, run.labels, momentum)
         self.disambiguation = Disambiguation(run.rows, run.read_targets(), self.width, gamma)
 
@@ -119,11 +119,11 @@ class Pico(MomentumTerm):
 
     Attributes:
         contrast: weight of the contrastive loss.
-        gamma: share of a prototype that stays in a step.
-        phi_start: share of a pseudo-target that stays in a step, at first.
+        gamma: share of a prototype that an update keeps.
+        phi_start: share of a pseudo-target that a step keeps at first.
         phi_end: that share at the end.
         phi_epochs: epochs over which it changes linearly.
-        warmup_epochs: epochs in which pseudo-targets rest, and only a sample's own key is its
+        warmup_epochs: epochs in which pseudo-targets stay fixed, and only a sample's own key is its
             positive.
     """
 
@@ -143,46 +143,51 @@ class Pico(MomentumTerm):
         return PicoMemory(run, self.queue, self.momentum, self.gamma)
 
     def loss(self, batch: GlobalBatch, memory: PicoQueue) -> Tensor:
-        """See `pseudo_target_loss` and `pico`; the order is that of PiCO's Algorithm 1."""
+        """Computes `pseudo_target_loss` and `pico`, in the order of PiCO's Algorithm 1."""
         keys = memory.embed(batch)
         posteriors = batch.logits.detach().softmax(1)
         posteriors = posteriors.masked_fill(batch.own_targets == 1, -torch.inf)
         classes = batch.gather_labelled(posteriors.argmax(1))
-        q, warm = batch.labelled_vectors["projections"][0], batch.epoch < self.warmup_epochs
+        q, in_warmup = batch.labelled_vectors["projections"][0], batch.epoch < self.warmup_epochs
         indices = batch.indices[: len(keys)]
-        labels = memory.disambiguation
+        disambiguation = memory.disambiguation
         directions = unit(q.detach())
-        labels.update_prototypes(directions, classes)
-        if not warm:
-            share = min(batch.epoch / self.phi_epochs, 1.0)
-            phi = self.phi_start + share * (self.phi_end - self.phi_start)
+        disambiguation.update_prototypes(directions, classes)
+        if not in_warmup:
+            progress = min(batch.epoch / self.phi_epochs, 1.0)
+            phi = self.phi_start + progress * (self.phi_end - self.phi_start)
             all_indices = batch.gather_labelled(indices)
-            labels.update_targets(all_indices, directions, batch.targets, phi)
-        all_keys, of_rows = batch.gather_labelled(keys), columns(classes, posteriors)
-        queue, of_queue = memory.queue()
-        memory.offer(all_keys, of_rows)
-        targets = labels.of(indices).to(posteriors)
-        classified = pseudo_target_loss(batch.logits, targets, total=batch.num_labelled)
+            disambiguation.update_targets(all_indices, directions, batch.targets, phi)
+        all_keys, one_hot = batch.gather_labelled(keys), columns(classes, posteriors)
+        queue, queue_one_hot = memory.queue()
+        memory.offer(all_keys, one_hot)
+        targets = disambiguation.pseudo_targets(indices).to(posteriors)
+        classifier_loss = pseudo_target_loss(batch.logits, targets, total=batch.num_labelled)
 
-        def compared(part: slice) -> Tensor:
-            if not warm:
-                vectors = q[:, part], all_keys[:, part], queue[:, part]
-                of_keys = of_queue.argmax(1)
-                rows = batch.own_labelled_rows
-                return pico(*vectors, classes, of_keys, tau=self.tau, rows=rows)
+        def contrastive_loss(prefix: slice) -> Tensor:
+            if not in_warmup:
+                return pico(
+                    q[:, prefix],
+                    all_keys[:, prefix],
+                    queue[:, prefix],
+                    classes,
+                    queue_one_hot.argmax(1),
+                    tau=self.tau,
+                    rows=batch.own_labelled_rows,
+                )
             return mulco(  # MoCo: a sample's own key alone is positive
-                q[batch.labelled, part],
-                keys[:, part],
-                queue[:, part],
-                of_rows[batch.labelled],
-                of_queue,
+                q[batch.labelled, prefix],
+                keys[:, prefix],
+                queue[:, prefix],
+                one_hot[batch.labelled],
+                queue_one_hot,
                 batch.own_targets,
                 tau=self.tau,
                 kind="standard",
                 total=batch.num_labelled,
             )
 
-        return classified + self.contrast * batch.mean_over_widths(compared)
+        return classifier_loss + self.contrast * batch.mean_over_widths(contrastive_loss)
 
 
 def pseudo_target_loss(
@@ -213,8 +218,8 @@ def pico(
 ) -> Float[Tensor, ""]:
     r"""PiCO's L_cont (Wang et al. 2022, Eq. 2 and 3).
 
-    With A(i) all queries but i itself, all keys and the queue, and P(i) those of A(i) that are
-    taken for the class of i, the mean over queries i of
+    With A(i) all queries but i itself, all keys and the queue, and P(i) those of A(i) with the
+    predicted class of i, the mean over queries i of
 
     .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
 
@@ -224,10 +229,10 @@ def pico(
         q: projections of the whole batch by the model.
         keys: projections of the samples' other view by the momentum encoder; no gradient.
         queue: earlier keys; no gradient.
-        classes: the most probable candidate of each sample.
-        queue_classes: those of the queue's samples when they were put there.
+        classes: predicted class of each sample, its most probable candidate.
+        queue_classes: those of the queue's samples at the time they were enqueued.
         tau: temperature, > 0.
-        rows: the samples whose queries are summed here, as of `nt_xent`; counts are those of the
+        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
             whole batch.
 
     Returns:
@@ -238,27 +243,29 @@ def pico(
     """
     dtype = working_dtype(q.dtype, tau)
     queries = unit(q).to(dtype)
-    others = torch.cat([queries, unit(keys.detach()).to(dtype), unit(queue.detach()).to(dtype)])
-    of_other = torch.cat([classes, classes, queue_classes])
+    # A(i) with i itself, the same for all queries.
+    pool = torch.cat([queries, unit(keys.detach()).to(dtype), unit(queue.detach()).to(dtype)])
+    pool_classes = torch.cat([classes, classes, queue_classes])
     own = torch.arange(len(q), device=q.device)[as_slice(rows)]
-    anchors, same = queries[own], classes[own]
+    anchors, own_classes = queries[own], classes[own]
 
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
     mirroring = Mirroring.of(rows, len(q), [0], [0], [[0]])
-    count = int(of_other.max()) + 1 if len(of_other) else 0
-    positives = (torch.bincount(of_other, minlength=count)[same] - 1).to(dtype)
-    nothing = others.new_zeros(count, others.shape[1])
-    rest = nothing.index_add(0, of_other, others)[same] - anchors
-    attraction = (anchors * rest).sum(1) / (tau * positives)
-    if mirroring is not None:  # it is a positive of its class's queries, too
-        rest = rest + nothing.index_add(0, classes, queries)[same] - anchors
-        slope = (anchors * rest.detach()).sum(1) / (tau * positives)
-        attraction = attraction.detach() + slope - slope.detach()
+    count = int(pool_classes.max()) + 1 if len(pool_classes) else 0
+    positives = (torch.bincount(pool_classes, minlength=count)[own_classes] - 1).to(dtype)
+    zeros = pool.new_zeros(count, pool.shape[1])
+    positive_sum = zeros.index_add(0, pool_classes, pool)[own_classes] - anchors
+    attraction = (anchors * positive_sum).sum(1) / (tau * positives)
+    if mirroring is not None:  # the gradient of a query as a positive of its class's queries, too
+        query_sum = zeros.index_add(0, classes, queries)[own_classes]
+        both_sums = (positive_sum + query_sum - anchors).detach()
+        gradient = (anchors * both_sums).sum(1) / (tau * positives)
+        attraction = attraction.detach() + gradient - gradient.detach()
     mean = 1 / max(len(q), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         return (sums[:, 0].log() - per_anchor[0]).sum() * mean
 
-    number = torch.arange(len(others), device=q.device)
-    pairs = Pairs([anchors / tau], [others], anchor_tag=own, key_tag=number, exclude=own[:, None])
+    key_tag = torch.arange(len(pool), device=q.device)
+    pairs = Pairs([anchors / tau], [pool], anchor_tag=own, key_tag=key_tag, exclude=own[:, None])
     return contrast(pairs, finish, [attraction], mirroring=mirroring)

@@ -1,4 +1,4 @@
-"""PLNL: guessed labels where the other network is sure, further complementary labels elsewhere."""
+"""PLNL: guessed labels where the other network is sure, more complementary labels elsewhere."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -20,15 +20,15 @@ from heron.pipeline.objectives.memory import Memory, RunSpec
 from heron.shards.artefact import Count
 
 NETWORKS = 2
-SALT = 5000  # of the dropout of the second encoder
-STRIP = 1 << 22  # cosines at a time
+SALT = 5000  # of the second encoder's dropout
+STRIP = 1 << 22  # cosines computed at a time
 
 
 class SecondNetwork(nn.ModuleList):
     """An encoder and a classifier beside the model's own, for the same views."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """Draws other weights for the same architecture."""
+        """Builds the model's architecture with other initial weights."""
         encoder, _ = build_encoder(spec.config.encoder, spec.shapes[0], salt=SALT)
         super().__init__([encoder, nn.Linear(spec.classified_width, spec.labels)])
 
@@ -39,8 +39,8 @@ class SecondNetwork(nn.ModuleList):
         """
         encoder, classifier = self
         assert encoded.classifier is not None and encoded.logits is not None
-        given = [*zip(encoded.inputs, encoded.view_keys, strict=True)]
-        hidden = by_stream([encoder] * len(given), encoded.sizes, given)
+        inputs = [*zip(encoded.inputs, encoded.view_keys, strict=True)]
+        hidden = by_stream([encoder] * len(inputs), encoded.sizes, inputs)
         first = [encoded.logits, *map(encoded.classifier, encoded.hidden[1:])]
         second = [*map(classifier, hidden)]
         return {"networks": [*first, *second], "logits": [(first[0] + second[0]) / 2]}
@@ -53,10 +53,10 @@ class Plnl(Term):
         pretrain_epochs: epochs of SCL-LOG alone.
         warmup_epochs: epochs after these until labels are guessed.
         consistency_epochs: epochs over which the weight of the views' consistency rises.
-        epochs: whose mean probability guesses a label.
+        epochs: number of epochs whose mean probability guesses a label.
         sure: probability above which a label is guessed.
         neighbours: samples that enhance a set of labels.
-        share: of what a set could take that it takes.
+        share: share of the classes that a set could take that it does take.
     """
 
     pretrain_epochs: Count = 200
@@ -73,8 +73,8 @@ class Plnl(Term):
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where a network could not see every view by one encoder."""
         model = setting.model
-        alone = len(setting.terms) == 1 and model.shared_encoder
-        if not (alone and model.classify_on == "first_view"):
+        only_term = len(setting.terms) == 1
+        if not (only_term and model.shared_encoder and model.classify_on == "first_view"):
             raise ConfigError(
                 f"objective.{name} has two networks, each of which sees every view and is "
                 f"scored on the first; found model.shared_encoder {model.shared_encoder}, "
@@ -83,25 +83,25 @@ class Plnl(Term):
             )
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Brings the second network."""
+        """Returns what builds the second network."""
         return {"second": lambda: SecondNetwork(spec)}
 
     def memory(self, run: RunSpec) -> "PlnlMemory":
-        """Returns what the networks gave of every labelled row."""
+        """Returns the memory of the networks' outputs for every labelled row."""
         return PlnlMemory(run.rows, run.read_targets(), self)
 
     def loss(self, batch: GlobalBatch, memory: "PlnlMemory") -> Tensor:
-        """Sums both networks' `plnl`."""
+        """Computes the sum of both networks' `plnl`."""
         networks = batch.own_labelled("networks")
         views = len(networks) // NETWORKS
         indices = batch.indices[: len(networks[0])]
         memory.end_epochs(int(batch.epoch))
         all_indices = batch.gather_labelled(indices)
-        now = torch.stack([networks[n * views].detach() for n in range(NETWORKS)], 1)
-        memory.record_logits(all_indices, batch.gather_labelled(now))
-        sets, guesses = memory.of(indices)
-        guessed = (memory.of(all_indices)[1] >= 0).sum(1)
-        since = batch.epoch - self.pretrain_epochs
+        logits = torch.stack([networks[n * views].detach() for n in range(NETWORKS)], 1)
+        memory.record_logits(all_indices, batch.gather_labelled(logits))
+        sets, guesses = memory.sets_and_guesses(indices)
+        guessed = (memory.sets_and_guesses(all_indices)[1] >= 0).sum(1)
+        epochs_since = batch.epoch - self.pretrain_epochs
         losses = [
             plnl(
                 networks[n * views : (n + 1) * views],
@@ -109,7 +109,7 @@ class Plnl(Term):
                 guesses[n],
                 total=batch.num_labelled,
                 guessed=int(guessed[n]),
-                consistency=min(max(since / self.consistency_epochs, 0.0), 1.0),
+                consistency=min(max(epochs_since / self.consistency_epochs, 0.0), 1.0),
             )
             for n in range(NETWORKS)
         ]
@@ -125,22 +125,22 @@ def plnl(
     guessed: int,
     consistency: float,
 ) -> Float[Tensor, ""]:
-    r"""The loss of one of PLNL's two networks (Li, Li and Jia 2025, as in the authors' code).
+    r"""Loss of one of PLNL's two networks (Li, Li and Jia 2025, as in the authors' code).
 
     .. math:: -\frac1n \sum_i \sum_{k \in \bar Y_i} \log(1 - p_{ik})
         + \frac{1}{m K} \sum_{i : y_i} \sum_k \mathrm{BCE}(\sigma(f_{ik}), [k = y_i])
         + \frac wn \sum_i \sum_{v > 1} \mathrm{KL}(q_i \,\|\, p^v_i)
 
-    The first is SCL-LOG on the enhanced sets, the second the supervised loss of the m samples whose
-    label is guessed. p and f are of the first view, p^v of another, and q is p outside the set,
-    normalised, without gradient.
+    The first term is SCL-LOG on the enhanced sets, the second the supervised loss of the m samples
+    whose label is guessed. p and f are of the first view, p^v of another view, and q is p outside
+    the set, normalised, without gradient.
 
     Args:
         views: logits of this process's samples, one tensor a view, the first the least augmented.
-        ybar: their complementary labels with what was added to them, 0 or 1.
-        guesses: their guessed classes, -1 where there is none.
+        ybar: their complementary labels, the added ones included, 0 or 1.
+        guesses: their guessed classes, -1 for none.
         total: samples in the whole batch; 0 gives a loss of 0.
-        guessed: those of the whole batch whose label is guessed.
+        guessed: m, the samples of the whole batch whose label is guessed.
         consistency: w.
 
     Returns:
@@ -151,14 +151,14 @@ def plnl(
     """
     logits = checked(views[0], ybar)
     log_p = logits.log_softmax(1)
-    wrong = -(ybar * log1m_exp(log_p)).sum() / max(total, 1)
-    sure = guesses >= 0
-    guessed_targets = F.one_hot(guesses[sure], logits.shape[1]).to(logits)
-    right = F.binary_cross_entropy_with_logits(logits[sure], guessed_targets, reduction="sum")
+    scl_log = -(ybar * log1m_exp(log_p)).sum() / max(total, 1)
+    has_guess = guesses >= 0
+    targets = F.one_hot(guesses[has_guess], logits.shape[1]).to(logits)
+    bce = F.binary_cross_entropy_with_logits(logits[has_guess], targets, reduction="sum")
     q = log_p.detach().masked_fill(ybar == 1, -torch.inf).softmax(1)
-    apart = [F.kl_div(view.to(q).log_softmax(1), q, reduction="sum") for view in views[1:]]
-    agree = torch.stack([wrong.new_zeros(()), *apart]).sum() / max(total, 1)
-    return wrong + right / max(guessed * logits.shape[1], 1) + consistency * agree
+    kl = [F.kl_div(view.to(q).log_softmax(1), q, reduction="sum") for view in views[1:]]
+    mean_kl = torch.stack([scl_log.new_zeros(()), *kl]).sum() / max(total, 1)
+    return scl_log + bce / max(guessed * logits.shape[1], 1) + consistency * mean_kl
 
 
 class PlnlMemory(Memory):
@@ -168,11 +168,11 @@ class PlnlMemory(Memory):
 
     Attributes:
         logits: of each network for each row when it was last seen, [networks, rows, classes].
-        history: their probabilities at the ends of the last epochs, oldest first,
+        history: probabilities at the ends of the last epochs, oldest first,
             [networks, epochs, rows, classes].
-        sets: complementary labels and what was added to them, [networks, rows, classes].
-        guesses: the class that a row is taken for, or -1, [networks, rows].
-        closed: how many epochs are done.
+        sets: complementary labels, the added ones included, [networks, rows, classes].
+        guesses: each row's guessed class, or -1, [networks, rows].
+        closed: number of epochs done.
     """
 
     logits: Tensor
@@ -186,12 +186,12 @@ class PlnlMemory(Memory):
     def __init__(
         self, rows: Int[Tensor, " labelled"], ybar: Float[Tensor, "labelled classes"], term: "Plnl"
     ) -> None:
-        """Begins with what the labels say.
+        """Starts without guesses, with uniform probabilities and the given labels.
 
         Args:
             rows: numbers of all labelled rows, in any order.
             ybar: their complementary labels, 1 where a class is known to be wrong.
-            term: its options.
+            term: the term, which has the options.
         """
         super().__init__()
         self.term = term
@@ -202,26 +202,26 @@ class PlnlMemory(Memory):
         self.register_buffer("sets", sets.repeat(NETWORKS, 1, 1))
         self.register_buffer("guesses", rows.new_full((NETWORKS, len(rows)), -1))
         self.register_buffer("logits", torch.zeros_like(self.sets))
-        even = torch.full_like(sets, 1 / sets.shape[1])
-        self.register_buffer("history", even.repeat(NETWORKS, term.epochs, 1, 1))
+        uniform = torch.full_like(sets, 1 / sets.shape[1])
+        self.register_buffer("history", uniform.repeat(NETWORKS, term.epochs, 1, 1))
         self.register_buffer("closed", torch.zeros((), dtype=torch.int64))
 
-    def of(self, rows: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+    def sets_and_guesses(self, rows: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
         """Returns sets [networks, batch, classes] and guesses [networks, batch] of some rows."""
-        at = torch.searchsorted(self.rows, rows)
-        return self.sets[:, at], self.guesses[:, at]
+        index = torch.searchsorted(self.rows, rows)
+        return self.sets[:, index], self.guesses[:, index]
 
     @torch.no_grad()
     def record_logits(
         self, rows: Int[Tensor, " batch"], logits: Float[Tensor, "batch networks classes"]
     ) -> None:
-        """Keeps the logits that the networks give of some rows."""
-        at = torch.searchsorted(self.rows, rows)
-        self.logits[:, at] = logits.transpose(0, 1).to(self.logits)
+        """Stores the networks' logits of some rows."""
+        index = torch.searchsorted(self.rows, rows)
+        self.logits[:, index] = logits.transpose(0, 1).to(self.logits)
 
     @torch.no_grad()
     def end_epochs(self, epoch: int) -> None:
-        """Ends the epochs before `epoch` that are open: guess, and enhance the sets."""
+        """Ends the open epochs before `epoch`: guesses labels and enhances the sets."""
         if epoch <= int(self.closed):
             return
         self.closed.fill_(epoch)
@@ -241,15 +241,15 @@ def guess(
     sets: Float[Tensor, "rows classes"],
     sure: float,
 ) -> Int[Tensor, " rows"]:
-    """Positive label guessing: the class of the mean probability over epochs, or -1.
+    """Positive label guessing: the class of the largest mean probability over epochs, or -1.
 
-    It is taken where it is no complementary label, where the mean is above `sure`, and where it is
-    the most probable class of every epoch.
+    The class is guessed if it is no complementary label, its mean is above `sure`, and all epochs
+    agree on the most probable class.
     """
-    value, found = history.mean(0).max(1)
-    outside = sets.gather(1, found[:, None])[:, 0] == 0
-    steady = (history.argmax(2) == history[0].argmax(1)).all(0)
-    return torch.where(outside & steady & (value > sure), found, -1)
+    probability, label = history.mean(0).max(1)
+    is_candidate = sets.gather(1, label[:, None])[:, 0] == 0
+    is_steady = (history.argmax(2) == history[0].argmax(1)).all(0)
+    return torch.where(is_candidate & is_steady & (probability > sure), label, -1)
 
 
 def enhance(
@@ -258,25 +258,25 @@ def enhance(
     neighbours: int,
     share: float,
 ) -> Float[Tensor, "rows classes"]:
-    """Negative label enhancement: complementary labels that most of a row's neighbours have.
+    """Negative label enhancement: adds the complementary labels that most neighbours have.
 
-    A row's neighbours are those of the largest cosine of logits. Of K - 1 - s classes that a set of
-    s could still take, a row whose largest probability is above the mean of all rows takes the
-    share, rounded up, that most neighbours exclude, and other rows the first of these. What is in
-    the set already counts among them.
+    A row's neighbours are the rows with the largest cosine of logits. A set of s labels could take
+    K - 1 - s more. A row whose largest probability is above the mean of all rows takes the `share`
+    of these, rounded up, that most neighbours exclude; any other row takes one. Labels that are in
+    the set already count among those taken.
     """
     count, classes = ybar.shape
     unit = F.normalize(logits, dim=1)
-    near = min(neighbours, count - 1)
+    k = min(neighbours, count - 1)
     votes = torch.zeros_like(ybar)
-    for part in torch.split(
-        torch.arange(count, device=ybar.device), max(1, STRIP // max(count, 1))
-    ):
-        cosines = unit[part] @ unit.T
-        cosines.scatter_(1, part[:, None], -torch.inf)
-        votes[part] = ybar[cosines.topk(near, 1).indices].sum(1)
+    all_rows = torch.arange(count, device=ybar.device)
+    for rows in torch.split(all_rows, max(1, STRIP // max(count, 1))):
+        cosines = unit[rows] @ unit.T
+        cosines.scatter_(1, rows[:, None], -torch.inf)
+        votes[rows] = ybar[cosines.topk(k, 1).indices].sum(1)
     room = classes - 1 - ybar.sum(1)
-    certain = logits.softmax(1).amax(1)
-    wanted = torch.where(certain > certain.mean(), (share * room).ceil(), 1.0).minimum(room)
+    confidence = logits.softmax(1).amax(1)
+    is_confident = confidence > confidence.mean()
+    taken = torch.where(is_confident, (share * room).ceil(), 1.0).minimum(room)
     rank = votes.argsort(stable=True, dim=1, descending=True).argsort(1)
-    return torch.maximum(ybar, (rank < wanted[:, None]).to(ybar))
+    return torch.maximum(ybar, (rank < taken[:, None]).to(ybar))

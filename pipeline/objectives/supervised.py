@@ -34,15 +34,15 @@ class WeightedSupervised(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The sum of each label, and the slope by it."""
+        """D of each label, and the gradient with respect to it."""
         return [2 * labels]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """For D, for the pairs, and for the gradient."""
+        """One round for D, one for the pairs, and one for the gradient."""
         return [widths["hidden"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
-        """See `weighted_supervised`."""
+        """Computes `weighted_supervised`."""
         return weighted_supervised(
             batch.labelled_vectors["hidden"][0],
             batch.targets,
@@ -73,52 +73,52 @@ def weighted_supervised(
     averaged over the labels; f = exp(cos / tau), sigma_ij = 1 - dist(y_i, y_j) / c,
     gamma_ik = dist(y_i, y_k). A label with no pair adds 0 and is still counted in the mean.
 
-    Where single labels are unknown (NaN), P(a) and N(a) are the samples that are known to have a
-    and not to have it, and over the labels K_i that are known of i
+    Where single labels are unknown (NaN), P(a) and N(a) are the samples known to have a and known
+    not to have it. With K_i the known labels of i,
 
     .. math:: dist(y_i, y_k) = \frac{c}{|K_i \cap K_k|}
               \sum_{a \in K_i \cap K_k} 1[y_{ia} \ne y_{ka}]
 
-    so that sigma is the share of equal labels among those known of both. The two have a label in
-    common wherever they are compared: the a of P(a) and N(a).
+    so sigma is the share of equal labels among those known of both. Two samples are compared only
+    as members of P(a) and N(a) of one label a, so K_i and K_k always have a in common.
 
-    The inner sum D_ia belongs to the anchor alone, so it is one product of a strip with 1 - Y;
-    then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 of them instead of
-    c N^2.
+    The inner sum D_ia depends on the anchor and the label alone, so it is one product of a strip
+    with 1 - Y. Then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs
+    instead of c N^2.
 
     Args:
         s: concatenated hidden features of the labelled samples of the whole batch.
-        y: their labels, 0 or 1, NaN where one is unknown; a multi-class label is one-hot.
+        y: their labels, 0 or 1, or NaN where unknown; a multi-class label is one-hot.
         tau: temperature, > 0.
         distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
         self_pairs: keep the pairs i = j, as the authors' code does.
-        rows: the samples whose anchors are summed here, as of `nt_xent`; counts are those of the
+        rows: the samples whose anchors are summed here, as in `nt_xent`; counts are those of the
             whole batch.
 
     Returns:
-        The share of the loss that belongs to `rows`: a scalar, 0 and differentiable when there is
-        no pair.
+        The share of the loss that belongs to `rows`: a scalar, which is 0 and still differentiable
+        when there is no pair.
 
     Raises:
         ValueError: tau <= 0, or labels that are not 0 or 1.
     """
-    y, known = _known(y)
+    y, is_known = _split_unknown(y)
     dtype = working_dtype(s.dtype, tau)
     s = unit(s).to(dtype)
     y = y.to(dtype)
     count = y.sum(0)
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    kernels = is_fused(s) and known is None and y.shape[1] <= fused.WIDEST_SIDE
-    if kernels and ring_of(rows) is None:
+    use_kernels = is_fused(s) and is_known is None and y.shape[1] <= fused.WIDEST_SIDE
+    if use_kernels and ring_of(rows) is None:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
-    stated = None if known is None else known.to(dtype)
-    return _by_strips(s, y, weight, tau, distance, self_pairs, stated, rows)
+    known = None if is_known is None else is_known.to(dtype)
+    return _by_strips(s, y, weight, tau, distance, self_pairs, known, rows)
 
 
-def _known(y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Labels as 0/1, and which of them are known; None: all."""
+def _split_unknown(y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns the labels with 0 for unknown ones, and which are known (None: all)."""
     known = None
     if not ((y == 0) | (y == 1)).all():
         known = ~y.isnan()
@@ -139,31 +139,31 @@ def _by_strips(
     tau: float,
     distance: Distance,
     self_pairs: bool,
-    stated: Tensor | None,
+    known: Tensor | None,
     rows: Rows,
 ) -> Tensor:
-    """L_s a strip of anchors at a time; `stated` are 1 for the labels that are known."""
-    own, (here, _) = as_slice(rows), held_rows(rows)
-    numbers = torch.arange(len(y), device=y.device)[own]
+    """Computes L_s a strip of anchors at a time; `known` is 1 where a label is known."""
+    own, (held, _) = as_slice(rows), held_rows(rows)
+    row_numbers = torch.arange(len(y), device=y.device)[own]
 
-    def rule(keys: slice, own_too: bool = True) -> _PairRule:
-        at = None if self_pairs or not own_too else numbers - (keys.start or 0)
-        return _PairRule(y, weight, distance, stated, own, keys, at)
+    def rule_for(keys: slice, include_own: bool = True) -> _PairRule:
+        excluded = None if self_pairs or not include_own else row_numbers - (keys.start or 0)
+        return _PairRule(y, weight, distance, known, own, keys, excluded)
 
-    every = slice(0, len(y))
-    whole = rule(every) if ring_of(rows) is None else None
+    all_rows = slice(0, len(y))
+    full_rule = rule_for(all_rows) if ring_of(rows) is None else None
     if not isinstance(rows, OwnRows):
-        assert whole is not None
-        return blockwise(whole, [s[own] / tau], [s])
+        assert full_rule is not None
+        return blockwise(full_rule, [s[own] / tau], [s])
 
-    def around() -> Iterator[tuple[_PairRule, Tensor, slice]]:
-        if whole is not None:
-            yield whole, s.detach(), every
+    def key_blocks() -> Iterator[tuple[_PairRule, Tensor, slice]]:
+        if full_rule is not None:
+            yield full_rule, s.detach(), all_rows
             return
         for block in blocks([s], rows, [[0]]):
-            yield rule(block.rows, block.own), block.keys[0], block.rows
+            yield rule_for(block.rows, block.own), block.keys[0], block.rows
 
-    loss: Tensor = _SharedPairs.apply(s[here] / tau, around, y.shape[1], rows)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SharedPairs.apply(s[held] / tau, key_blocks, y.shape[1], rows)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -176,61 +176,65 @@ def _by_kernels(
     self_pairs: bool,
     rows: Rows,
 ) -> Tensor:
-    """L_s of unit vectors by fused kernels."""
+    """Computes L_s of unit vectors with fused kernels."""
     own = as_slice(rows)
-    number = torch.arange(len(y), dtype=torch.int32, device=y.device)
-    number = torch.full_like(number, -1) if self_pairs else number
+    row_numbers = torch.arange(len(y), dtype=torch.int32, device=y.device)
+    excluded = torch.full_like(row_numbers, -1) if self_pairs else row_numbers
     anchors, keys = s[own] / tau, s.detach() if isinstance(rows, OwnRows) else s
     sums = fused.label_sums(anchors, keys, y[own], y, distance)
     total = fused.log_sums(sums)
-    loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, number[own], distance)
+    loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, excluded[own], distance)
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
-    # What the anchors of all find for own keys: a gradient, whose value is taken away again.
-    (slope,) = torch.autograd.grad(loss, sums, retain_graph=True)
-    found, slope = rows.gather(torch.cat([sums.detach(), slope], 1)).chunk(2, 1)
-    every, mine, own_y = s.detach() / tau, s[own], y[own]
-    number = torch.where((number >= own.start) & (number < own.stop), number - own.start, -1)
-    pull = (fused.label_sums(every, mine, y, own_y, distance) * slope).sum()
-    total = fused.log_sums(found)
-    pull = pull + fused.pair_losses(every, mine, total, y, own_y, weight, number, distance)
-    return loss + pull - pull.detach()
+    # `as_keys` adds the gradient of own rows as keys of all anchors, but no value.
+    (d_sums,) = torch.autograd.grad(loss, sums, retain_graph=True)
+    all_sums, d_sums = rows.gather(torch.cat([sums.detach(), d_sums], 1)).chunk(2, 1)
+    all_anchors, own_keys, own_y = s.detach() / tau, s[own], y[own]
+    is_own = (excluded >= own.start) & (excluded < own.stop)
+    excluded = torch.where(is_own, excluded - own.start, -1)
+    as_keys = (fused.label_sums(all_anchors, own_keys, y, own_y, distance) * d_sums).sum()
+    total = fused.log_sums(all_sums)
+    as_keys = as_keys + fused.pair_losses(
+        all_anchors, own_keys, total, y, own_y, weight, excluded, distance
+    )
+    return loss + as_keys - as_keys.detach()
 
 
 class _SharedPairs(torch.autograd.Function):
-    """L_s of own anchors with the whole gradient of their rows; two passes, as of `mirroring`.
+    """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
-    The first finds each own anchor's D of every label and the loss's slope by it, which all
-    processes then tell each other; the second what is owed to the rows as anchors and as keys. A
-    loss of pairs needs D whole, so where keys come round D takes a round of its own.
+    The first pass computes D of each own anchor and label and the gradient with respect to it,
+    which the processes then gather; the second the gradient of the rows as anchors and as keys.
+    The loss of a pair needs the full D, so where keys come block by block, D takes a pass before.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, anchors: Tensor, around: "Around", labels: int, rows: OwnRows
+        ctx: FunctionCtx, anchors: Tensor, key_blocks: "KeyBlocks", labels: int, rows: OwnRows
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
-        own = anchors.new_zeros(2, len(anchors), labels)  # D, and the slope by it
+        own_sums = anchors.new_zeros(2, len(anchors), labels)  # D, and d loss / d D
 
-        def visits() -> Iterator[tuple[_PairRule, slice, Tensor, Tensor, slice]]:
-            for rule, keys, at in around():
-                for part in strips(len(anchors), len(keys), anchors.device):
-                    yield rule, part, anchors[part] @ keys.T, keys, at
+        def all_strips() -> Iterator[tuple[_PairRule, slice, Tensor, Tensor, slice]]:
+            for rule, keys, key_rows in key_blocks():
+                for strip in strips(len(anchors), len(keys), anchors.device):
+                    yield rule, strip, anchors[strip] @ keys.T, keys, key_rows
 
         if rows.ring is not None:
-            for rule, part, logits, _, _ in visits():
-                own[0, part] += rule.totals(part, logits)
-        for rule, part, logits, _, _ in visits():
-            total = own[0, part] if rows.ring is not None else None
-            share, own[0, part], slope = rule.found(part, logits, total)
-            own[1, part] += slope
+            for rule, strip, logits, _, _ in all_strips():
+                own_sums[0, strip] += rule.totals(strip, logits)
+        for rule, strip, logits, _, _ in all_strips():
+            total = own_sums[0, strip] if rows.ring is not None else None
+            share, own_sums[0, strip], d_total = rule.loss_and_gradient(strip, logits, total)
+            own_sums[1, strip] += d_total
             loss += share
         gradient = torch.zeros_like(anchors)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            everyone = rows.gather(own.transpose(0, 1).contiguous()).unbind(1)
-            for rule, part, logits, keys, at in visits():
-                slope = rule.owed(part, logits, own[:, part], [x[at] for x in everyone])
-                gradient[part].addmm_(slope, keys)
+            all_sums = rows.gather(own_sums.transpose(0, 1).contiguous()).unbind(1)
+            for rule, strip, logits, keys, key_rows in all_strips():
+                key_sums = [x[key_rows] for x in all_sums]
+                d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], key_sums)
+                gradient[strip].addmm_(d_logits, keys)
         ctx.save_for_backward(gradient)
         return loss.to(anchors.dtype)
 
@@ -242,13 +246,13 @@ class _SharedPairs(torch.autograd.Function):
 
 
 def _members(y: Tensor) -> tuple[Tensor, ...]:
-    """The rows that have each label, by label."""
+    """Returns, for each label, the rows that have it."""
     labels, rows = y.T.nonzero(as_tuple=True)
     return torch.split(rows, labels.bincount(minlength=y.shape[1]).tolist())
 
 
 class _PairRule:
-    """One strip of L_s and its gradient, written out: autograd would keep c copies of the strip."""
+    """A strip of L_s with its gradient by hand: autograd would keep c copies of the strip."""
 
     def __init__(
         self,
@@ -258,12 +262,12 @@ class _PairRule:
         known: Tensor | None,
         rows: slice,
         keys: slice,
-        at: Tensor | None,
+        excluded: Tensor | None,
     ) -> None:
-        """Pairs of the anchors `rows` and some keys; their own lie `at` these, None: nowhere."""
+        """Takes the anchors `rows`, and each one's own column among `keys`, if it is excluded."""
         self.labels = y.shape[1]
         self.distance = distance
-        self.at = at
+        self.excluded = excluded
         self.weight = weight.tolist()
         anchor_y, y = y[rows], y[keys]
         self.anchor_negative, self.negative = 1 - anchor_y, 1 - y
@@ -275,100 +279,102 @@ class _PairRule:
             [-2 * anchor_y, torch.ones_like(anchor_y[:, :1]), anchor_y.sum(1, keepdim=True)], 1
         )
         self.known = None
-        if known is not None:  # the same over the labels that are known of both
+        if known is not None:  # the same over the labels known of both
             self.known = known[rows], known[keys]
             self.anchor_negative, self.negative = known[rows] - anchor_y, known[keys] - y
             self.key_side = torch.cat([known[keys] - 2 * y, y], 1)
             self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
-        """dist(y_i, y_k) of a strip."""
+        """Returns dist(y_i, y_k) of a strip."""
         hamming = self.anchor_side[rows] @ self.key_side.T
         if self.known is not None:
-            both = self.known[0][rows] @ self.known[1].T
-            hamming.mul_(self.labels).div_(both.clamp_(min=1))
+            known_of_both = self.known[0][rows] @ self.known[1].T
+            hamming.mul_(self.labels).div_(known_of_both.clamp_(min=1))
         return hamming if self.distance == "hamming" else hamming.gt_(0.5)
 
     def __call__(
         self, rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]
     ) -> RuleResult:
-        repulsion, inverse = self.weighed(rows, logits[0])
+        repulsion, inverse = self.weighted(rows, logits[0])
         total = repulsion @ self.negative  # D, anchors x labels
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         attraction = torch.zeros_like(inverse)
-        for a, weight, anchors, _, place in self.pairs(rows):
+        for a, weight, anchors, _, flat_index in self.pairs(rows):
             d = total[:, a].index_select(0, anchors)[:, None]
-            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
             ratio = pair_inverse * d  # x = D / (sigma f)
             loss += ratio.log1p().sum() * weight
-            shrink = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
-            d_total[:, a].index_copy_(0, anchors, shrink.sum(1))
-            attraction.view(-1).scatter_add_(0, place, shrink.mul_(d).view(-1))  # x / (1 + x)
+            d_pairs = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
+            d_total[:, a].index_copy_(0, anchors, d_pairs.sum(1))
+            attraction.view(-1).scatter_add_(0, flat_index, d_pairs.mul_(d).view(-1))  # x / (1 + x)
         d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
         return loss, [d_logits], []
 
     def totals(self, rows: slice, logits: Tensor) -> Tensor:
-        """What these keys add to D."""
+        """Returns what these keys add to D of a strip."""
         return (self.distances(rows) * logits.exp_()) @ self.negative
 
-    def found(
+    def loss_and_gradient(
         self, rows: slice, logits: Tensor, total: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss of a strip, D, and the loss's slope by D.
+        """Returns the loss of a strip, D, and d loss / d D.
 
-        `total` is D where it is no sum over these keys alone.
+        `total` is D where it sums over more keys than these.
         """
-        repulsion, inverse = self.weighed(rows, logits)
+        repulsion, inverse = self.weighted(rows, logits)
         total = repulsion @ self.negative if total is None else total
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
-        for a, weight, anchors, _, place in self.pairs(rows):
-            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
+        for a, weight, anchors, _, flat_index in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
             ratio = pair_inverse * total[:, a].index_select(0, anchors)[:, None]
             loss += ratio.log1p().sum() * weight
-            slope = pair_inverse.div_(ratio.add_(1)).sum(1).mul_(weight)
-            d_total[:, a].index_copy_(0, anchors, slope)
+            d_label = pair_inverse.div_(ratio.add_(1)).sum(1).mul_(weight)
+            d_total[:, a].index_copy_(0, anchors, d_label)
         return loss, total, d_total
 
-    def owed(self, rows: slice, logits: Tensor, own: Tensor, everyone: Sequence[Tensor]) -> Tensor:
-        """The slope by the logits of a strip, of its rows as anchors and as keys of all.
+    def logit_gradient(
+        self, rows: slice, logits: Tensor, anchor_sums: Tensor, key_sums: Sequence[Tensor]
+    ) -> Tensor:
+        """Returns d loss / d logits of a strip, its rows being both anchors and keys of all rows.
 
-        `own` and `everyone` are D and its slope, of the strip's anchors and of all.
+        `anchor_sums` and `key_sums` are D and d loss / d D of the strip's anchors and of its keys.
         """
-        repulsion, inverse = self.weighed(rows, logits)
-        slope = own[1] @ self.negative.T
-        slope.addmm_(self.anchor_negative[rows], everyone[1].T).mul_(repulsion)
-        for a, weight, anchors, members, place in self.pairs(rows):
-            pair_inverse = inverse.view(-1).index_select(0, place).view(len(anchors), -1)
-            pulls = torch.zeros_like(pair_inverse)
-            for d in (own[0][anchors, a, None], everyone[0][None, members, a]):
+        repulsion, inverse = self.weighted(rows, logits)
+        d_logits = anchor_sums[1] @ self.negative.T
+        d_logits.addmm_(self.anchor_negative[rows], key_sums[1].T).mul_(repulsion)
+        for a, weight, anchors, members, flat_index in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
+            d_pairs = torch.zeros_like(pair_inverse)
+            for d in (anchor_sums[0][anchors, a, None], key_sums[0][None, members, a]):
                 ratio = pair_inverse * d
-                pulls.addcdiv_(ratio, ratio + 1, value=-weight)
-            slope.view(-1).scatter_add_(0, place, pulls.view(-1))
-        return slope
+                d_pairs.addcdiv_(ratio, ratio + 1, value=-weight)
+            d_logits.view(-1).scatter_add_(0, flat_index, d_pairs.view(-1))
+        return d_logits
 
-    def weighed(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a strip gamma f, and 1 / (sigma f), which is 0 of no pair."""
+    def weighted(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns gamma f of a strip, and 1 / (sigma f), which is 0 for an excluded pair."""
         f = logits.exp_()
         dist = self.distances(rows)
         repulsion = dist * f
         if self.distance == "hamming":
             f.mul_(dist.mul_(-1 / self.labels).add_(1))
         inverse = f.reciprocal_()
-        if self.at is not None:
-            inverse.scatter_(1, self.at[rows, None], 0.0)  # ratio 0: no loss, no gradient
+        if self.excluded is not None:
+            inverse.scatter_(1, self.excluded[rows, None], 0.0)  # ratio 0: no loss, no gradient
         return repulsion, inverse
 
     def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
-        """The pairs inside each P(a): a, its weight, rows of the strip, keys, places in the strip.
+        """Yields the pairs inside each P(a): a, its weight, anchors, keys, flat strip indices.
 
         One flat index serves the gather and the scatter: an order of magnitude faster on a CPU than
         indexing with a pair of index vectors.
         """
-        here = zip(_members(self.anchor_y[rows]), self.members, self.weight, strict=True)
-        for a, (anchors, members, weight) in enumerate(here):
+        by_label = zip(_members(self.anchor_y[rows]), self.members, self.weight, strict=True)
+        for a, (anchors, members, weight) in enumerate(by_label):
             if weight != 0 and anchors.numel():
-                place = (anchors[:, None] * len(self.negative) + members).view(-1)
-                yield a, weight, anchors, members, place
+                flat_index = (anchors[:, None] * len(self.negative) + members).view(-1)
+                yield a, weight, anchors, members, flat_index
 
 
-Around = Callable[[], Iterator[tuple[_PairRule, Tensor, slice]]]  # rules, keys, their rows
+KeyBlocks = Callable[[], Iterator[tuple[_PairRule, Tensor, slice]]]  # rules, keys, their rows

@@ -154,17 +154,17 @@ def test_disambiguation_is_its_oracle_and_stays_within_the_candidates() -> None:
     ybar[0, (CLASSES[0] + 2) % 4] = 1
     numbers = torch.tensor([40, 7, 9, 31, 12, 3, 25])  # in no order
     memory = Disambiguation(numbers, ybar, 3, gamma=0.9).double()
-    torch.testing.assert_close(memory.of(numbers)[0].sum(), torch.tensor(1.0).double())
-    assert sorted(memory.of(numbers)[0].tolist()) == [0, 0, 0.5, 0.5]
+    torch.testing.assert_close(memory.pseudo_targets(numbers)[0].sum(), torch.tensor(1.0).double())
+    assert sorted(memory.pseudo_targets(numbers)[0].tolist()) == [0, 0, 0.5, 0.5]
     for step in range(3):
         q = unit(draw(BATCH, 3, seed=step).detach())
-        mu, s = memory.prototypes.clone(), memory.of(numbers)
+        mu, s = memory.prototypes.clone(), memory.pseudo_targets(numbers)
         mu, s = baseline_oracles.disambiguated(mu, s, q, CLASSES, ybar, 0.9, 0.8)
         memory.update_prototypes(q, CLASSES)
         memory.update_targets(numbers, q, ybar, 0.8)
         torch.testing.assert_close(memory.prototypes, mu, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(memory.of(numbers), s, rtol=1e-12, atol=1e-12)
-    assert not memory.of(numbers)[ybar == 1].any()
+        torch.testing.assert_close(memory.pseudo_targets(numbers), s, rtol=1e-12, atol=1e-12)
+    assert not memory.pseudo_targets(numbers)[ybar == 1].any()
     torch.testing.assert_close(memory.targets.sum(1), torch.ones(BATCH).double())
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.models.heterogeneous import Encoded, ModelSpec
-from heron.pipeline.objectives.clip import MOST, LearntScale, Siglip, clip, siglip
+from heron.pipeline.objectives.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
 from tests import oracles
 
 Loss = Callable[..., Tensor]
@@ -52,7 +52,10 @@ def test_a_loss_is_its_equation_and_its_shares_add_up(name: str) -> None:
 
 def test_the_largest_scale_is_finite_in_float32() -> None:
     z = [view.float() for view in drawn()[0]]
-    for loss in (clip(z, torch.full((ROWS,), MOST)), siglip(z, *torch.full((2, ROWS), MOST))):
+    for loss in (
+        clip(z, torch.full((ROWS,), MAX_SCALE)),
+        siglip(z, *torch.full((2, ROWS), MAX_SCALE)),
+    ):
         assert loss.isfinite()
         assert torch.autograd.grad(loss, z)[0].isfinite().all() if loss.requires_grad else True
 
@@ -72,9 +75,9 @@ def test_the_scale_is_bounded_and_has_a_gradient_above() -> None:
     rows = torch.arange(3)
     encoded = Encoded([], rows, [], [3], [], rows, [], None, None, None)
     (scales,) = scale.add_features(encoded)["clip_scale"]
-    assert scales.tolist() == pytest.approx([MOST] * 3)
+    assert scales.tolist() == pytest.approx([MAX_SCALE] * 3)
     (slope,) = torch.autograd.grad(scales.sum(), scale.log_scale)
-    assert slope.item() == pytest.approx(3 * MOST)  # so that it can fall again
+    assert slope.item() == pytest.approx(3 * MAX_SCALE)  # so that it can fall again
 
 
 @pytest.mark.parametrize("loss", [lambda z, s: clip(z, s), lambda z, s: siglip(z, s, s)])

@@ -217,7 +217,7 @@ def test_a_term_with_a_queue_compares_first_numbers_and_keeps_whole_keys(name: s
     (found, z, nested), (_, _, whole) = kinds.values()
     expected = torch.stack([loop(z[:LABELLED, :m], m) for m in WIDTHS]).sum() / len(WIDTHS)
     if name == "pico":
-        targets = nested.disambiguation.of(torch.arange(LABELLED))
+        targets = nested.disambiguation.pseudo_targets(torch.arange(LABELLED))
         expected = expected + pseudo_target_loss(LOGITS, targets, total=LABELLED)
         for kept in ("prototypes", "targets"):  # they moved once, by whole projections
             moved = getattr(nested.disambiguation, kept)

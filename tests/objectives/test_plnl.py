@@ -99,14 +99,14 @@ def test_each_network_guesses_for_the_other() -> None:
     sure[:, 0, 3], sure[0, 1, 1] = 20, 20
     for epoch in range(4):
         selection.end_epochs(epoch)
-        kept, guesses = selection.of(numbers)
+        kept, guesses = selection.sets_and_guesses(numbers)
         if epoch < 3:
             assert (guesses == -1).all() and torch.equal(kept[0], ybar)
         selection.record_logits(numbers, sure)
     assert guesses.tolist() == [[1, -1, -1], [3, 3, 3]]
     assert (kept >= ybar).all() and (kept.sum(2) == 2).any()
     selection.end_epochs(3)  # which is closed already
-    assert selection.of(numbers)[1].tolist() == [[1, -1, -1], [3, 3, 3]]
+    assert selection.sets_and_guesses(numbers)[1].tolist() == [[1, -1, -1], [3, 3, 3]]
 
 
 VIEW = {"stored": "view1", "augment": ["noise"]}
