@@ -201,7 +201,8 @@ def rendezvous(timeout_s: float) -> Iterator[None]:
         if number == LATE:
             print(
                 f"error: {process}: not all processes came to {address} within {timeout_s:g} s; "
-                "expected every one of them; look at the logs of the other hosts, or raise train.timeout_s",
+                "expected every one of them; look at the logs of the other hosts, or raise "
+                "train.timeout_s",
                 file=sys.stderr,
             )
             leave(LOST)
