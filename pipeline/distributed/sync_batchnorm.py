@@ -257,13 +257,17 @@ def has_norm(model: nn.Module) -> bool:
 def synchronise(model: nn.Module) -> None:
     """Replaces the model's batch norms by ones over all processes, in place.
 
-    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere. One process changes nothing.
+    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere, and keep the parameters. One
+    process changes nothing.
     """
     if world_size() == 1:
         return
+    replaced: dict[object, nn.Module] = {}  # a norm may be a part of several modules
     for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and child.training:  # and not frozen
+        for name, child in module._modules.items():
+            if child in replaced:
+                setattr(module, name, replaced[child])
+            elif isinstance(child, _BatchNorm) and child.training:  # and not frozen
                 if not type(child).__module__.startswith("torch.nn."):
                     raise TrainingError(
                         f"{name} is {type(child).__name__}, a batch norm that does more, and would "
@@ -278,4 +282,7 @@ def synchronise(model: nn.Module) -> None:
                 kind = GpuBatchNorm if child.running_mean.is_cuda else GlobalBatchNorm
                 norm = kind(child.num_features, child.eps, child.momentum, child.affine)
                 norm.load_state_dict(child.state_dict())
-                setattr(module, name, norm.to(child.running_mean))
+                norm.to(child.running_mean)
+                norm.weight, norm.bias = child.weight, child.bias  # with `rate_share`, or frozen
+                replaced[child] = norm
+                setattr(module, name, norm)

@@ -295,6 +295,23 @@ def test_calls_side_by_side_are_those_apart() -> None:
             torch.testing.assert_close(several, alone, rtol=1e-9, atol=1e-11)
 
 
+def test_a_synchronised_batch_norm_keeps_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen one stays frozen and keeps its rate; one that stands in two places stays one."""
+    monkeypatch.setattr(sync_batchnorm, "world_size", lambda: 2)
+    norm = nn.BatchNorm1d(3).requires_grad_(False)
+    norm.weight.rate_share = 0.5
+    norm.running_mean += 1
+    model = nn.ModuleList([nn.Sequential(norm), nn.Sequential(nn.BatchNorm1d(2), norm)])
+    synchronise(model)
+    first, second = model[0][0], model[1][1]
+    assert isinstance(first, GlobalBatchNorm) and first is second
+    assert first.weight is norm.weight and first.bias is norm.bias
+    assert not first.weight.requires_grad and first.weight.rate_share == 0.5
+    assert first.running_mean is not norm.running_mean
+    assert first.running_mean.tolist() == [1, 1, 1]
+    assert len(dict(model.named_parameters())) == 4
+
+
 @pytest.mark.parametrize("options", [{"track_running_stats": False}, {"momentum": None}])
 def test_a_batch_norm_that_cannot_be_is_named(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
