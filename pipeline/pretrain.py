@@ -67,7 +67,7 @@ def pretrain(config: Config) -> dict[str, Any]:
                 ) from error
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
-            raise Lost(f"{watchdog.autopsy()}; {error}") from error
+            raise Lost(f"{watchdog.final_report()}; {error}") from error
         finally:
             release_freed_memory()
 

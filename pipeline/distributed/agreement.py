@@ -73,12 +73,12 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def code_sha256(own: tuple[Path, ...] = ()) -> str:
-    """Returns the sha256 of all source files, and of the `own` files of the user."""
+def code_sha256(user_files: tuple[Path, ...] = ()) -> str:
+    """Returns the sha256 of all source files, and of the user's own."""
     digest, root = hashlib.sha256(), Path(heron.__file__).resolve().parent
     files = sorted(path for path in root.glob("*/**/*.py") if "__pycache__" not in path.parts)
-    for path in (*files, *own):
-        name = path.relative_to(root) if path not in own else path.name
+    for path in (*files, *user_files):
+        name = path.relative_to(root) if path not in user_files else path.name
         digest.update(f"{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -166,13 +166,13 @@ def _absent(store: Any, ranks: Sequence[int]) -> list[int]:
     return absent if len(absent) >= NAMED else absent + _absent(store, ranks[half:])
 
 
-def differences(expected: Any, found: Any, key: str = "") -> list[str]:
+def differences(expected: Any, actual: Any, key: str = "") -> list[str]:
     """Returns the leaves in which two trees differ, as 'key is X, not Y'."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        names = sorted(expected.keys() | found.keys())
-        pairs = [(expected.get(n), found.get(n), f"{key}.{n}".strip(".")) for n in names]
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        names = sorted(expected.keys() | actual.keys())
+        pairs = [(expected.get(n), actual.get(n), f"{key}.{n}".strip(".")) for n in names]
         return [line for pair in pairs for line in differences(*pair)]
-    return [] if expected == found else [f"{key} is {found}, not {expected}"]
+    return [] if expected == actual else [f"{key} is {actual}, not {expected}"]
 
 
 @contextmanager

@@ -230,9 +230,9 @@ class _SummedGradient(torch.autograd.Function):
             shares = torch.split(grad, list(sizes))
             padded = [torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])]) for x in shares]
             grad = torch.cat(padded)
-        own = grad.new_empty(longest, *grad.shape[1:])
-        _reduce_scatter(own, grad)
-        return own[: sizes[dist.get_rank()]], None, None
+        local = grad.new_empty(longest, *grad.shape[1:])
+        _reduce_scatter(local, grad)
+        return local[: sizes[dist.get_rank()]], None, None
 
 
 class _LocalGradient(torch.autograd.Function):

@@ -304,8 +304,8 @@ def _refuse_missing_features(objective: Objective, features: Features) -> NoRetu
 
 def _local_slice(sizes: Sequence[int]) -> slice:
     """Returns where this process's rows lie in the order of `gather`."""
-    ends, place = list(itertools.accumulate(sizes, initial=0)), _exchange_rank(sizes)
-    return slice(ends[place], ends[place + 1])
+    ends, index = list(itertools.accumulate(sizes, initial=0)), _exchange_rank(sizes)
+    return slice(ends[index], ends[index + 1])
 
 
 def _exchange_rank(sizes: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.sync_batchnorm import record_norms
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.training.throughput import skeleton
+from heron.pipeline.training.throughput import meta_copy
 
 Kind = Literal["gathered", "passed", "scattered", "statistics", "gradients"]
 HALF, FLOAT, INTEGER = 2, 4, 8  # bytes of an element
@@ -146,7 +146,7 @@ def norms(
     It runs a copy of the model on the meta device. `sizes` are the rows of each non-empty stream;
     batch norm sees one at a time.
     """
-    meta, inputs, rng_keys = skeleton(model, shapes, sum(sizes))
+    meta, inputs, rng_keys = meta_copy(model, shapes, sum(sizes))
     pairs = zip(meta.modules(), model.modules(), strict=True)
     synchronised = [norm for norm, real in pairs if isinstance(norm, _BatchNorm) and real.training]
     with record_norms(synchronised) as channels:
@@ -162,7 +162,7 @@ def row_shapes(
     There is one shape a view for features that views have each; a copy of the model computes them
     on the meta device.
     """
-    meta, inputs, rng_keys = skeleton(model, shapes, 1)
+    meta, inputs, rng_keys = meta_copy(model, shapes, 1)
     features = meta.embed(inputs, rng_keys, [1], torch.empty(1, labels, device="meta"))
     of_row = {name: [x.shape[1:] for x in tensors] for name, tensors in features.items()}
     return of_row | {"inputs": [torch.Size([math.prod(shape)]) for shape in shapes]}

@@ -127,7 +127,7 @@ class Watchdog:
             )
         return "; ".join(lines)
 
-    def autopsy(self) -> str:
+    def final_report(self) -> str:
         """Returns the report, after a few rounds in which living processes are heard."""
         time.sleep((SILENT + 3) * self._pause)
         return self.report()

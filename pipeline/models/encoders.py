@@ -41,8 +41,8 @@ class RowDropout(nn.Module):
         if not self.training:
             return x
         draw = opaque_uniforms if torch.compiler.is_compiling() else uniforms
-        kept = draw(keys, self.salt, x.shape[1]) >= self.p
-        return x * kept / (1 - self.p)
+        mask = draw(keys, self.salt, x.shape[1]) >= self.p
+        return x * mask / (1 - self.p)
 
 
 class Encoder(nn.Module):

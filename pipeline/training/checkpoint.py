@@ -336,9 +336,9 @@ def _resume_facts(config: Config) -> dict[str, Any]:
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
-    kept = ["precision", "micro_batch", "compile"]
-    kept += ["epochs"] if config.optim.schedule == "cosine" else []
-    tree["train"] = {key: getattr(config.train, key) for key in kept}
+    keys = ["precision", "micro_batch", "compile"]
+    keys += ["epochs"] if config.optim.schedule == "cosine" else []
+    tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree
 
 

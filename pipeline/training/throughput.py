@@ -93,7 +93,7 @@ def step_flops(forward: Callable[[], object]) -> int:
     return 3 * int(counter.get_total_flops())
 
 
-def skeleton(
+def meta_copy(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
 ) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
     """Returns a copy of a model on the meta device, with inputs and keys of `rows` rows.
@@ -114,8 +114,8 @@ def skeleton(
 
 
 def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Returns `step_flops` of a model for a process's rows of a step: see `skeleton`."""
-    meta, inputs, rng_keys = skeleton(model, shapes, rows)
+    """Returns `step_flops` of a model for a process's rows of a step: see `meta_copy`."""
+    meta, inputs, rng_keys = meta_copy(model, shapes, rows)
     return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
 
 

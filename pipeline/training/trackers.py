@@ -25,7 +25,7 @@ from heron.shards.atomic import save_json
 from heron.shards.dotted import load_class, suggest
 
 PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
-KEPT = "tracking.json"
+TRACKING_FILE = "tracking.json"
 WRITTEN = (
     "what a run wrote of its trackers; bring it back, or take it away, and the trackers begin new "
     "runs"
@@ -42,10 +42,10 @@ LOCAL_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 OFFLINE_WANDB = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 REQUIRED = "name", "requires_logging_directory", "tracker"  # attributes of a GeneralTracker
 
-Told = Annotated[int, Field(ge=-1, le=LARGEST)]
+StepNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 
 
-class Kept(BaseModel):
+class TrackerState(BaseModel):
     """The content of tracking.json, by which a resumed run continues the same tracker runs.
 
     Attributes:
@@ -57,8 +57,8 @@ class Kept(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     ids: dict[str, str] = {}
-    step: Told = -1
-    scores: Told = -1
+    step: StepNumber = -1
+    scores: StepNumber = -1
 
 
 class Trackers:
@@ -97,33 +97,35 @@ class Trackers:
         Raises:
             TrainingError: tracking.json is damaged.
         """
-        path = Path(self.config.run.dir) / KEPT
-        content = read_result(path, kind=Kept, expected=WRITTEN) if start and path.exists() else {}
-        kept = Kept.model_validate(content)
-        continued = [name for name in self.kinds if name in kept.ids and name != "tensorboard"]
+        path = Path(self.config.run.dir) / TRACKING_FILE
+        state = TrackerState()
+        if start and path.exists():
+            content = read_result(path, kind=TrackerState, expected=WRITTEN)
+            state = TrackerState.model_validate(content)
+        continued = [name for name in self.kinds if name in state.ids and name != "tensorboard"]
         lines: list[str] = []
         for name, kind in self.kinds.items():
-            new = name not in kept.ids
-            identity = kept.ids.get(name, uuid.uuid4().hex)
+            new = name not in state.ids
+            identity = state.ids.get(name, uuid.uuid4().hex)
             lines += self._try(name, start, partial(self._begin, name, kind, identity, start, new))
             if name in self.live:
                 run = self.live[name].tracker if name == "mlflow" else None
-                kept.ids[name] = run.info.run_id if run else identity
+                state.ids[name] = run.info.run_id if run else identity
         if start:
-            kept.step, kept.scores = max(kept.step, step), max(kept.scores, scores)
-        self.kept = kept
+            state.step, state.scores = max(state.step, step), max(state.scores, scores)
+        self.state = state
         if self.kinds.keys() - {"tensorboard"}:
-            save_json(path, kept.model_dump())
-        if continued and kept.step >= start:
+            save_json(path, state.model_dump())
+        if continued and state.step >= start:
             lines.append(
-                f"steps {start} to {kept.step} are in {', '.join(continued)} already, from before "
+                f"steps {start} to {state.step} are in {', '.join(continued)} already, from before "
                 "the run was cut short; they are not written there again"
             )
         return lines
 
     def log(self, values: Mapping[str, float], step: int, scores: bool = False) -> list[str]:
         """Logs values of a step to the trackers that do not have it yet."""
-        lines, last = [], self.kept.scores if scores else self.kept.step
+        lines, last = [], self.state.scores if scores else self.state.step
         for name, tracker in list(self.live.items()):
             if step > last or name == "tensorboard":  # which purges later steps at the start
                 lines += self._try(name, step, partial(tracker.log, dict(values), step=step))
