@@ -250,8 +250,8 @@ def _chunks(length: int, items: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def has_norm(model: nn.Module) -> bool:
-    """Returns whether the model has batch norm, so that a row's features depend on others."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    """Returns whether the model has batch norm in training mode: a frozen one sees rows alone."""
+    return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
 
 
 def synchronise(model: nn.Module) -> None:

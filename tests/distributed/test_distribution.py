@@ -24,7 +24,12 @@ from heron.pipeline.distributed.strategy import (
     micro_batches,
     refuse_lonely_rows,
 )
-from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, side_by_side, synchronise
+from heron.pipeline.distributed.sync_batchnorm import (
+    GlobalBatchNorm,
+    has_norm,
+    side_by_side,
+    synchronise,
+)
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
@@ -310,6 +315,12 @@ def test_a_synchronised_batch_norm_keeps_its_parameters(monkeypatch: pytest.Monk
     assert first.running_mean is not norm.running_mean
     assert first.running_mean.tolist() == [1, 1, 1]
     assert len(dict(model.named_parameters())) == 4
+
+
+def test_a_frozen_batch_norm_sees_each_row_alone() -> None:
+    """So that no step is refused for a micro-batch or a view with a single row."""
+    frozen = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    assert not has_norm(frozen) and has_norm(nn.ModuleList([frozen, nn.BatchNorm1d(3)]))
 
 
 @pytest.mark.parametrize("options", [{"track_running_stats": False}, {"momentum": None}])
