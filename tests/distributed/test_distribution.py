@@ -311,8 +311,8 @@ def test_a_synchronised_batch_norm_keeps_its_parameters(monkeypatch: pytest.Monk
     synchronise(model)
     synchronised: Any = one[0]
     assert isinstance(synchronised, GlobalBatchNorm) and synchronised is two[1]
-    assert synchronised.weight is norm.weight and synchronised.bias is norm.bias
     assert not norm.weight.requires_grad and norm.weight.rate_share == 0.5
+    assert synchronised.weight is norm.weight and synchronised.bias is norm.bias
     assert torch.equal(synchronised.state_dict()["running_mean"], norm.running_mean)
     assert len(dict(model.named_parameters())) == 4
 
