@@ -2,11 +2,11 @@
 
     accelerate launch -m heron.pipeline.pretrain --config scene optim.lr=0.1
 
-The run is `training/trainer.py`, read from top to bottom. It runs as it is on one CPU, one GPU, or
-many of either with DistributedDataParallel or DeepSpeed's ZeRO 0 to 3; only the accelerate
-configuration differs. Without an argument it is the experiment `faces`. It exits with 0 at the end,
-1 after an error, 75 when a signal came and the state is saved, 76 when a process is dead or hangs,
-130 after a second Ctrl-C.
+The training loop is `training/trainer.py`. It runs on one CPU, one GPU, or many of either with
+DistributedDataParallel, FSDP2 or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration
+differs. The default experiment is `faces`. The exit status is 0 at the end, 1 after an error, 75
+when a signal was received and the state is saved, 76 when a process is dead or hangs, 130 after a
+second Ctrl-C.
 """
 
 import argparse
@@ -43,14 +43,14 @@ DEFAULT = "faces"
 
 
 def pretrain(config: Config) -> dict[str, Any]:
-    """Trains, evaluates, reports; every process is given the same experiment.
+    """Trains, evaluates and reports; every process is given the same experiment.
 
     Returns:
         What the run's result.json holds.
 
     Raises:
-        HeronError: the configuration, the data, a checkpoint or the loss is not what it should be.
-        Stopped: a signal came, and the state is saved.
+        HeronError: the configuration, the data, a checkpoint or the loss is at fault.
+        Stopped: a signal was received, and the state is saved.
         Lost: another process is gone.
     """
     config = settle(config)
@@ -67,13 +67,13 @@ def pretrain(config: Config) -> dict[str, Any]:
                 ) from error
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
-            raise Lost(f"{watchdog.autopsy()}; {error}") from error
+            raise Lost(f"{watchdog.final_report()}; {error}") from error
         finally:
             release_freed_memory()
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Reads the command line and runs; a fault the user can mend is one line, not a traceback."""
+    """Runs the command line; returns the exit status. Expected faults print one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", default=DEFAULT, help="experiment: a file, or a shipped name")
     parser.add_argument("--method", help="terms of a method of configs/methods.yaml")

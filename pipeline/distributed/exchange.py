@@ -1,4 +1,4 @@
-"""What the processes of a step exchange of its rows."""
+"""The exchange of features between processes: the global batch of a step."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,27 @@ from heron.pipeline.config.terms import Needs
 from heron.pipeline.distributed.collectives import (
     gather,
     gather_all,
-    of_own,
     rank,
     ring,
     sum_over_processes,
-    summed,
+    with_local_gradient,
+    with_summed_gradient,
 )
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.objectives.present import OwnRows, Ring
 
-if TYPE_CHECKING:  # losses in anybody's own loop read no data
+if TYPE_CHECKING:  # losses used outside the trainer do not load the data pipeline
     from heron.pipeline.data.batches import Batch
 
-RING_FROM = 1 / 8  # of a process's memory
-ALWAYS = "hidden", "inputs", "logits", "paths", "projections"  # what a term may ask for
+RING_FROM = 1 / 8  # of a process's memory: see `uses_ring`
+COMMON = "hidden", "inputs", "logits", "paths", "projections"  # features without a part
 
 
 @dataclass(frozen=True)
 class ShardSizes:
-    """How many labelled and unlabelled rows each process has; known from the plan."""
+    """The number of labelled and unlabelled rows of each process, which the plan determines."""
 
     labelled: Sequence[int]
     unlabelled: Sequence[int]
@@ -46,16 +46,16 @@ class ShardSizes:
         return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
 
     def offsets(self) -> list[int]:
-        """Returns where this process's part begins in the global batch of each stream there is."""
+        """Returns where this process's share of each non-empty stream's global batch begins."""
         streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
         return [sum(stream[: rank()]) for stream in streams]
 
     @cached_property
     def labelled_at(self) -> Tensor:
-        """Where the labelled rows lie among all rows, in the order of `gather`."""
+        """Indices of the labelled rows among all rows, in the order of `gather`."""
         starts = itertools.accumulate(self.rows, initial=0)
-        own = zip(starts, self.labelled, strict=False)
-        return torch.cat([torch.arange(start, start + count) for start, count in own])
+        spans = zip(starts, self.labelled, strict=False)
+        return torch.cat([torch.arange(start, start + count) for start, count in spans])
 
 
 def gather_batch(
@@ -68,39 +68,38 @@ def gather_batch(
     half: bool = False,
     by_ring: bool = False,
 ) -> GlobalBatch:
-    """Gathers what the terms need of all processes' rows, and nothing else, in one collective.
+    """Gathers from all processes only what the terms need, in one collective.
 
     Args:
-        features: of this process's rows, the labelled ones first.
+        features: those of this process's rows, the labelled ones first.
         batch: the rows, with the labels of the labelled ones.
-        inputs: what the features were made of, a tensor a view.
+        inputs: the tensors that the features were computed from, one a view.
         sizes: the rows of every process.
-        objective: its terms say what they need.
-        epoch: now; a fraction of it counts.
-        half: round vectors to bfloat16, in which they travel; on one process, too. Round a ring go
-            what terms make of them, in float32.
-        by_ring: leave out the vectors that come round a ring.
+        objective: its terms state their needs.
+        epoch: of training, with its fraction.
+        half: send vectors as bfloat16, to which they are rounded on one process, too. What terms
+            send round a ring is float32.
+        by_ring: leave out the vectors that are sent round a ring.
 
     Returns:
         The global batch, differentiable back to every process's features.
 
     Raises:
-        ConfigError: a term needs what neither the model nor the batch has.
+        ConfigError: a term needs a feature that neither the model nor the batch has.
     """
-    needs, known = objective.needs, dict(features)
-    asked = needs.features
-    if "inputs" in asked:  # a copy of pictures, whose memory is channels-last
-        known["inputs"] = [x.flatten(1) for x in inputs]
-    if "paths" in asked:
-        known["paths"] = [batch.paths]
-    if not asked <= known.keys():
-        _refuse(objective, known)
-    targets = batch.targets
-    if any(x.dtype == torch.float64 for tensors in features.values() for x in tensors):
-        targets = targets.double()  # or losses of logits and labels would be rounded to float32
+    needs, features = objective.needs, dict(features)
+    has_float64 = any(x.dtype == torch.float64 for xs in features.values() for x in xs)
+    if "inputs" in needs.features:  # a copy of pictures, whose memory is channels-last
+        features["inputs"] = [x.flatten(1) for x in inputs]
+    if "paths" in needs.features:
+        features["paths"] = [batch.paths]
+    if not needs.features <= features.keys():
+        _refuse_missing_features(objective, features)
+    # Losses of float64 logits and float32 labels would be rounded to float32.
+    targets = batch.targets.double() if has_float64 else batch.targets
     vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
     return exchange(
-        known,
+        features,
         needs,
         sizes,
         targets,
@@ -115,21 +114,21 @@ def gather_batch(
 
 
 def shared(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
-    """The own rows, and the own labelled ones, where other processes have some too."""
+    """Returns this process's rows and labelled rows among all; None on a single process."""
     if len(sizes.rows) == 1:
         return None
 
-    def own(of: list[int]) -> OwnRows:
-        ends = itertools.accumulate(of, initial=0)
+    def own_rows(counts: list[int]) -> OwnRows:
+        ends = itertools.accumulate(counts, initial=0)
         shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-        around = Ring(shares, ring) if by_ring else None
-        return OwnRows(_own(of), lambda x: gather_all([x], [of])[0], around)
+        rows_ring = Ring(shares, ring) if by_ring else None
+        return OwnRows(_local_slice(counts), lambda x: gather_all([x], [counts])[0], rows_ring)
 
-    return own(sizes.rows), own(list(sizes.labelled))
+    return own_rows(sizes.rows), own_rows(list(sizes.labelled))
 
 
 def exchange(
-    known: Features,
+    features: Features,
     needs: Needs,
     sizes: ShardSizes,
     targets: Tensor,
@@ -144,161 +143,171 @@ def exchange(
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
-    Labelled rows of a feature that is gathered of all rows are taken from these. Features, targets,
-    inputs, indices, rng_keys and present are of this process's rows, the labelled ones first.
+    Where a feature is gathered for all rows, its labelled rows are selected from those. Features,
+    targets, inputs, indices, rng_keys and present are of this process's rows, labelled ones first.
 
     Args:
-        known: all features that there are.
-        needs: what is wanted of them.
+        features: all features, by name.
+        needs: which of them to gather.
         sizes: the rows of every process.
         targets: labels of the labelled rows.
         inputs: a tensor a view.
         indices: numbers of the rows in the data set.
         rng_keys: of the rows' random numbers.
-        epoch: now; a fraction of it counts.
+        epoch: of training, with its fraction.
         present: which views each row has; None: all of them.
-        types: in which features travel, by name, and to which they are rounded on any number of
-            processes, one too; of others, their own.
-        by_ring: whether `vectors` and `labelled_vectors` stay those of own rows.
+        types: dtypes by feature in which they are sent, and to which they are rounded on one
+            process, too; other features keep theirs.
+        by_ring: whether `vectors` and `labelled_vectors` are left those of this process's rows.
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
-    count = labelled[_place(rows)]
+    local_labelled = labelled[_exchange_rank(rows)]
     labelled_at = sizes.labelled_at.to(targets.device)
     by_ring = by_ring and len(rows) > 1
     vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
     all_rows = dict.fromkeys((*needs.gathered, *vectors))
-    few = dict.fromkeys(n for n in (*needs.labelled, *labelled_vectors) if n not in all_rows)
-    own = [(name, x, rows) for name in all_rows for x in known[name]]
-    own += [(name, x[:count], labelled) for name in few for x in known[name]]
-    others = [(targets, labelled)] + ([] if present is None else [(present, rows)])
-    travelled, (targets, *of_rows) = _gather(own, others, types)
+    only_labelled = dict.fromkeys(
+        name for name in (*needs.labelled, *labelled_vectors) if name not in all_rows
+    )
+    to_gather = [(name, x, rows) for name in all_rows for x in features[name]]
+    to_gather += [
+        (name, x[:local_labelled], labelled) for name in only_labelled for x in features[name]
+    ]
+    extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
+    gathered, (targets, *present_of_all) = _gather(to_gather, extra, types)
 
-    def scope(names: Sequence[str], of_labelled: bool, summing: bool) -> dict[str, list[Tensor]]:
-        made: dict[str, list[Tensor]] = {name: [] for name in names}
-        for one in travelled:
-            if one.name in made:
-                x = one.own if len(rows) == 1 and one.name not in types else one.joined(summing)
-                chosen = of_labelled and one.name in all_rows
-                made[one.name].append(x.index_select(0, labelled_at) if chosen else x)
-        return made
+    def select(names: Sequence[str], of_labelled: bool, sum_grads: bool) -> dict[str, list[Tensor]]:
+        selected: dict[str, list[Tensor]] = {name: [] for name in names}
+        for feature in gathered:
+            if (name := feature.name) in selected:
+                unchanged = len(rows) == 1 and name not in types
+                x = feature.local if unchanged else feature.differentiable(sum_grads)
+                take_labelled = of_labelled and name in all_rows
+                selected[name].append(x.index_select(0, labelled_at) if take_labelled else x)
+        return selected
 
-    gathered = scope(needs.gathered, False, True)
-    gathered_labelled = scope(needs.labelled, True, True)
-    compared, labelled_compared = scope(vectors, False, False), scope(labelled_vectors, True, False)
+    gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
+    gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
     if by_ring:
-        compared = _rounded(known, needs.vectors, types)
-        labelled_compared = _rounded(known, needs.labelled_vectors, types, count)
-    own_rows, own_labelled, of_others = _own(rows), _own(labelled), shared(sizes, by_ring)
+        compared = _rounded(features, needs.vectors, types)
+        labelled_compared = _rounded(features, needs.labelled_vectors, types, local_labelled)
+    else:
+        compared = select(vectors, of_labelled=False, sum_grads=False)
+        labelled_compared = select(labelled_vectors, of_labelled=True, sum_grads=False)
     return GlobalBatch(
-        own=FeatureMap("own", known),
-        gathered=FeatureMap("gathered", gathered),
+        own=FeatureMap("own", features),
+        gathered=FeatureMap("gathered", gathered_rows),
         gathered_labelled=FeatureMap("labelled", gathered_labelled),
         vectors=FeatureMap("vectors", compared),
         labelled_vectors=FeatureMap("labelled_vectors", labelled_compared),
         targets=targets,
-        rows=own_rows,
-        labelled=own_labelled,
+        rows=_local_slice(rows),
+        labelled=_local_slice(labelled),
         labelled_at=labelled_at,
         inputs=inputs,
         indices=indices,
         rng_keys=rng_keys,
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
-        present=of_rows[0] if of_rows else None,
-        shared=of_others,
+        present=present_of_all[0] if present_of_all else None,
+        shared=shared(sizes, by_ring),
     )
 
 
-class _Travelled(NamedTuple):
-    """A tensor of a feature: of own rows, and of those of all processes, so many of each."""
+class _Gathered(NamedTuple):
+    """One tensor of a feature: this process's rows, all processes' rows, and how many each has."""
 
     name: str
-    own: Tensor
-    whole: Tensor
+    local: Tensor
+    full: Tensor
     sizes: list[int]
 
-    def joined(self, summing: bool) -> Tensor:
-        """Returns the whole, differentiable: see `collectives`."""
-        if not self.own.requires_grad:
-            return self.whole
-        if summing and len(self.sizes) > 1:
-            return summed(self.own, self.whole, self.sizes)
-        return of_own(self.own, self.whole, _own(self.sizes))
+    def differentiable(self, sum_grads: bool) -> Tensor:
+        """Returns `full`, differentiable back to `local`: see `collectives`."""
+        if not self.local.requires_grad:
+            return self.full
+        if sum_grads and len(self.sizes) > 1:
+            return with_summed_gradient(self.local, self.full, self.sizes)
+        return with_local_gradient(self.local, self.full, _local_slice(self.sizes))
 
 
 def _gather(
-    own: Sequence[tuple[str, Tensor, list[int]]],
-    others: Sequence[tuple[Tensor, list[int]]],
+    features: Sequence[tuple[str, Tensor, list[int]]],
+    extra: Sequence[tuple[Tensor, list[int]]],
     types: Mapping[str, torch.dtype],
-) -> tuple[list[_Travelled], list[Tensor]]:
-    """Gathers features by name, and other tensors, each with every process's number of rows."""
-    travel = [(x.detach().to(types.get(name, x.dtype)), sizes) for name, x, sizes in own]
-    tensors, each = zip(*travel, *others, strict=True)
-    found = gather_all(tensors, each)
-    whole = zip(own, found, strict=False)
-    return [_Travelled(n, x, y.to(x.dtype), sizes) for (n, x, sizes), y in whole], found[len(own) :]
+) -> tuple[list[_Gathered], list[Tensor]]:
+    """Gathers named features and extra tensors, each with every process's number of rows."""
+    to_send = [(x.detach().to(types.get(name, x.dtype)), sizes) for name, x, sizes in features]
+    tensors, sizes_by_tensor = zip(*to_send, *extra, strict=True)
+    full = gather_all(tensors, sizes_by_tensor)
+    gathered = [
+        _Gathered(name, x, y.to(x.dtype), sizes)
+        for (name, x, sizes), y in zip(features, full, strict=False)
+    ]
+    return gathered, full[len(features) :]
 
 
 def _rounded(
-    known: Features,
+    features: Features,
     names: Sequence[str],
     types: Mapping[str, torch.dtype],
     count: int | None = None,
 ) -> dict[str, list[Tensor]]:
-    """The first rows of own features, rounded to the types in which they would travel."""
-    made: dict[str, list[Tensor]] = {}
+    """Returns the first `count` local rows of features, rounded as if they had been sent."""
+    rounded: dict[str, list[Tensor]] = {}
     for name in names:
-        of_views = [x[:count] for x in known[name]]
-        rounded = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in of_views]
-        made[name] = [
-            of_own(x, y, slice(0, len(x))) if x.requires_grad else y
-            for x, y in zip(of_views, rounded, strict=True)
+        exact = [x[:count] for x in features[name]]
+        values = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in exact]
+        rounded[name] = [
+            with_local_gradient(x, y, slice(0, len(x))) if x.requires_grad else y
+            for x, y in zip(exact, values, strict=True)
         ]
-    return made
+    return rounded
 
 
 def uses_ring(
-    asked: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
+    mode: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
 ) -> bool:
-    """Whether vectors come round a ring in a run's steps; every process calls it.
+    """Returns whether a run sends vectors round a ring; every process calls it.
 
     Args:
-        asked: `distributed.exchange`. `auto`: a ring where every term has one, and on some process
-            all rows' vectors take more than `RING_FROM` of the memory: as they come, as unit
-            vectors, and laid end to end.
-        features: of this process's rows.
-        objective: its terms say what is compared.
+        mode: `distributed.exchange`. `auto` means a ring where every term has one, and where on
+            some process all rows' vectors would take more than `RING_FROM` of the memory, counted
+            three times: as received, as unit vectors, and laid end to end.
+        features: those of this process's rows.
+        objective: its terms state which vectors they compare.
         sizes: the rows of every process.
         memory: of this process, in bytes.
     """
-    if len(sizes.rows) == 1 or asked != "auto" or not objective.rings:
-        return asked == "ring" and len(sizes.rows) > 1
-    needs, held = objective.needs, 0
+    if len(sizes.rows) == 1 or mode != "auto" or not objective.rings:
+        return mode == "ring" and len(sizes.rows) > 1
+    needs, gathered_bytes = objective.needs, 0
     for names, rows in ((needs.vectors, sizes.rows), (needs.labelled_vectors, sizes.labelled)):
-        of_row = [x.shape[1:].numel() * x.itemsize for name in names for x in features[name]]
-        held += sum(rows) * sum(of_row)
+        row_bytes = [x.shape[1:].numel() * x.itemsize for name in names for x in features[name]]
+        gathered_bytes += sum(rows) * sum(row_bytes)
     device = next(iter(features.values()))[0].device
-    over = torch.tensor([float(3 * held > RING_FROM * memory)], device=device)
-    return float(sum_over_processes(over)) > 0
+    exceeds = torch.tensor([float(3 * gathered_bytes > RING_FROM * memory)], device=device)
+    return float(sum_over_processes(exceeds)) > 0
 
 
-def _refuse(objective: Objective, known: Features) -> NoReturn:
-    """Names the term that needs what there is not."""
+def _refuse_missing_features(objective: Objective, features: Features) -> NoReturn:
+    """Raises ConfigError with the first term that needs a feature which is missing."""
     for name, term in objective.terms.items():
-        if missing := sorted(term.requires().features - known.keys()):
+        if missing := sorted(term.requires().features - features.keys()):
+            expected = ", ".join(sorted({*features, *COMMON}))
             raise ConfigError(
                 f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
-                f"expected some of {', '.join(sorted({*known, *ALWAYS}))}, or a part that makes it"
+                f"expected some of {expected}, or a part that makes it"
             )
     raise AssertionError("every need is a term's")
 
 
-def _own(sizes: Sequence[int]) -> slice:
-    """This process's rows in the order of `gather`."""
-    ends = list(itertools.accumulate(sizes, initial=0))
-    return slice(ends[_place(sizes)], ends[_place(sizes) + 1])
+def _local_slice(sizes: Sequence[int]) -> slice:
+    """Returns where this process's rows lie in the order of `gather`."""
+    ends, index = list(itertools.accumulate(sizes, initial=0)), _exchange_rank(sizes)
+    return slice(ends[index], ends[index + 1])
 
 
-def _place(sizes: Sequence[int]) -> int:
-    """This process's number among those that exchange; one may do without the others."""
+def _exchange_rank(sizes: Sequence[int]) -> int:
+    """Returns this process's rank among those that exchange; 0 where it exchanges with none."""
     return rank() if len(sizes) > 1 else 0

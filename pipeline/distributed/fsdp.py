@@ -1,6 +1,6 @@
-"""PyTorch's FSDP2: parameters, gradients and optimiser state in parts, one a process.
+"""PyTorch's FSDP2: parameters, gradients and optimiser state are sharded over processes.
 
-Each encoder, and what is left, is gathered when its forward or backward comes
+Each encoder, and the rest of the model, is gathered for its forward and backward
 (`torch.distributed.fsdp.fully_shard`). All is float32, as under every strategy.
 """
 
@@ -17,16 +17,16 @@ from torch.optim import Optimizer
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import rank, sum_over_processes, world_size
-from heron.pipeline.distributed.strategy import State, Strategy, _copy, _count, _of
+from heron.pipeline.distributed.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.optim import Lars
 
 
 class Fsdp(Strategy):
-    """A model that is sharded in place: its modules and the names of its parameters stay."""
+    """A model that is sharded in place, which keeps its modules and the names of parameters."""
 
     def __init__(self, model: Heterogeneous, optimizer: Optimizer, device: torch.device) -> None:
-        """Shards the model, and has the optimiser hold the parts.
+        """Shards the model, and gives the optimiser the shards.
 
         Args:
             model: in its initial state, or in that of a checkpoint.
@@ -34,7 +34,7 @@ class Fsdp(Strategy):
             device: of this process.
 
         Raises:
-            TrainingError: the optimiser does not work in parts, or the model is compiled.
+            TrainingError: the optimiser does not work on shards, or the model is compiled.
         """
         if isinstance(optimizer, Lars):
             raise TrainingError(
@@ -47,49 +47,49 @@ class Fsdp(Strategy):
                 "false, or DDP"
             )
         super().__init__(model, model, optimizer)
-        whole = {parameter: name for name, parameter in model.named_parameters()}
+        names = {parameter: name for name, parameter in model.named_parameters()}
         self._mesh = init_device_mesh(device.type, (world_size(),))
         for encoder in model.encoders:
             fully_shard(encoder, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
-        parts = dict(model.named_parameters())
+        shards = dict(model.named_parameters())
         for group in optimizer.param_groups:
-            group["params"] = [parts[whole[parameter]] for parameter in group["params"]]
+            group["params"] = [shards[names[parameter]] for parameter in group["params"]]
 
     def describe(self) -> str:
-        """What runs, in a few words."""
+        """Returns the strategy in a few words."""
         return "FSDP2"
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Say whether the backward to come is the step's last."""
-        for module in self._sharded():
+        """Sets whether the next backward is the step's last, which exchanges gradients."""
+        for module in self._sharded_modules():
             module.set_requires_gradient_sync(last)
         return nullcontext()
 
     def gradient_norm(self) -> float:
-        """See `Strategy.gradient_norm`; every process has its part."""
+        """See `Strategy.gradient_norm`; every process has a shard of the gradient."""
         self._reshard()
-        found = (p.grad for p in self.model.parameters())
-        squares = [_part(grad).square().sum() for grad in found if grad is not None]
+        grads = (p.grad for p in self.model.parameters())
+        squares = [_local_shard(grad).square().sum() for grad in grads if grad is not None]
         return float(sum_over_processes(torch.stack(squares).sum()).sqrt())
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
         """See `Strategy.gathered_parameters`."""
-        for module in self._sharded():
+        for module in self._sharded_modules():
             module.unshard()
         yield
         self._reshard()
 
     def model_state(self) -> State:
-        """See `Strategy.model_state`; gathered a parameter at a time."""
+        """See `Strategy.model_state`; gathers one parameter at a time."""
         self._reshard()
-        return _whole(dict(self.model.state_dict()))
+        return _full_copies(dict(self.model.state_dict()))
 
     def optimizer_state(self) -> State:
-        """See `Strategy.optimizer_state`; gathered a parameter at a time."""
+        """See `Strategy.optimizer_state`; gathers one parameter at a time."""
         self._reshard()
-        return _whole(
+        return _full_copies(
             {
                 f"{name}/{key}": value
                 for name, parameter in self.model.named_parameters()
@@ -99,35 +99,35 @@ class Fsdp(Strategy):
         )
 
     def load_optimizer(self, state: State, step: int) -> None:
-        """See `Strategy.load_optimizer`: every process takes its part."""
+        """See `Strategy.load_optimizer`; every process takes its shard."""
         for name, parameter in self.model.named_parameters():
-            if found := _of(state, name):
+            if entries := _entries_of(state, name):
                 assert isinstance(parameter, DTensor)
                 self.optimizer.state[parameter] = {
                     key: distribute_tensor(
                         value.to(parameter.device), self._mesh, parameter.placements
                     )
-                    for key, value in found.items()
-                } | _count(self.optimizer, step)
+                    for key, value in entries.items()
+                } | _step_count(self.optimizer, step)
 
-    def _sharded(self) -> list[FSDPModule]:
+    def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
     def _reshard(self) -> None:
-        """Leaves the parts as parameters: after a forward without backward the root is whole."""
-        for module in self._sharded():
+        """Frees gathered parameters: after a forward without backward the root still has them."""
+        for module in self._sharded_modules():
             module.reshard()
 
 
-def _part(value: Tensor) -> Tensor:
+def _local_shard(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _whole(state: State) -> State:
-    """Returns copies of whole tensors, on rank 0; every process must call it."""
-    found = {}
+def _full_copies(state: State) -> State:
+    """Returns copies of the full tensors, on rank 0; every process must call it."""
+    copies = {}
     for name, value in state.items():
         gathered = value.full_tensor() if isinstance(value, DTensor) else value
         if rank() == 0:
-            found[name] = _copy(gathered)
-    return found
+            copies[name] = _cpu_copy(gathered)
+    return copies

@@ -1,13 +1,13 @@
-"""How parameters and optimiser state lie on the processes, and how a step moves them.
+"""How parameters and optimiser state are distributed over processes, and how a step updates them.
 
-What the processes exchange of the data is in `collectives`; this is about the weights.
-A strategy takes the gradient of a value that is a process's share of the global loss, and leaves
-the gradient of the whole on the parameters, whatever the number of processes.
+A strategy differentiates a process's share of the global loss, and leaves the gradient of the
+global loss on the parameters, whatever the number of processes. The exchange of features is in
+`collectives`.
 
-A step over more rows than memory holds at once has the gradient of the whole, too: GradCache (Gao,
-Zhang, Han and Callan 2021, arXiv:2101.06983) embeds all rows without a graph, takes the loss of all
-of them back to the embeddings, and then embeds each micro-batch again and gives it its rows'
-gradient.
+Steps over more rows than fit into memory have the exact gradient, too: GradCache (Gao, Zhang, Han
+and Callan 2021, arXiv:2101.06983) embeds all rows without a graph, takes the gradient of the loss
+with respect to the embeddings, and then embeds each micro-batch again, with a graph, and
+backpropagates its rows of that gradient.
 """
 
 import itertools
@@ -35,148 +35,150 @@ class Strategy:
     """One process, or DistributedDataParallel: every process holds all parameters.
 
     Attributes:
-        model: what is trained, unwrapped.
-        parameters: how many numbers that is.
+        model: the model, unwrapped.
+        parameters: the number of its parameters.
     """
 
     def __init__(self, model: Heterogeneous, wrapped: nn.Module, optimizer: Optimizer) -> None:
-        """Train a model through its wrapper, which may be the model itself."""
+        """Trains a model through its wrapper, which may be the model itself."""
         self.model, self.optimizer = model, optimizer
-        self.parameters = sum(_shape(p).numel() for p in model.parameters())
+        self.parameters = sum(_full_shape(p).numel() for p in model.parameters())
         self._wrapped = wrapped
 
     def embed(
         self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
     ) -> tuple[Features, Callable[[Tensor], None]]:
-        """The features of a process's rows, and what brings a loss of them back to the parameters.
+        """Returns the features of a process's rows, and the function that runs backward.
 
         Args:
             inputs: a tensor a view, [rows, ...].
             batch: the rows.
-            micro: the micro-batches; one is the whole.
+            micro: the micro-batches; a single one holds all rows.
 
         Returns:
-            The features, and a function of this process's share of the loss, which every process
-            must call once.
+            The features, and a function that takes this process's share of the loss and
+            accumulates the parameters' gradients; every process must call it once.
         """
         labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
         labels[: len(batch.targets)] = batch.targets  # unlabelled rows show the model no label
+        device = batch.rng_keys.device
         if len(micro) == 1:
-            given = batch.rng_keys, batch.sizes, labels, batch.present
             with self.accumulate(last=True):
-                return self._wrapped(inputs, *given), self.backward
+                features = self._wrapped(inputs, batch.rng_keys, batch.sizes, labels, batch.present)
+                return features, self.backward
 
-        def forward(one: MicroBatch) -> Features:
-            rows = one.indices.to(batch.rng_keys.device)
+        def forward(micro_batch: MicroBatch) -> Features:
+            rows = micro_batch.indices.to(device)
             present = None if batch.present is None else batch.present[rows]
-            given = batch.rng_keys[rows], one.sizes, labels[rows], present
-            features: Features = self._wrapped([x[rows] for x in inputs], *given)
+            views = [x[rows] for x in inputs]
+            features: Features = self._wrapped(
+                views, batch.rng_keys[rows], micro_batch.sizes, labels[rows], present
+            )
             return features
 
         with torch.no_grad(), _unchanged_statistics(self.model):
-            found = [forward(one) for one in micro]
-        order = torch.cat([one.indices for one in micro]).argsort().to(batch.rng_keys.device)
+            outputs = [forward(micro_batch) for micro_batch in micro]
+        order = torch.cat([micro_batch.indices for micro_batch in micro]).argsort().to(device)
 
-        def joined(parts: Sequence[Tensor]) -> Tensor:
-            # A view of a parameter, such as siglip's bias, requires a gradient though none is kept.
-            whole = torch.cat([part.detach() for part in parts])[order]
-            return whole.requires_grad_() if whole.is_floating_point() else whole
+        def join(chunks: Sequence[Tensor]) -> Tensor:
+            # Detached: a view of a parameter, such as siglip's bias, has requires_grad regardless.
+            x = torch.cat([chunk.detach() for chunk in chunks])[order]
+            return x.requires_grad_() if x.is_floating_point() else x
 
-        features = {
-            name: [joined(parts) for parts in zip(*(one[name] for one in found), strict=True)]
-            for name in found[0]
+        embedded = {
+            name: [join(chunks) for chunks in zip(*(out[name] for out in outputs), strict=True)]
+            for name in outputs[0]
         }
 
         def backward(loss: Tensor) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
-            for one in micro:
-                rows = one.indices.to(batch.rng_keys.device)
-                with self.accumulate(last=one is micro[-1]):
-                    again = forward(one)
-                    sums = [
-                        (own * whole.grad[rows]).sum()
-                        for name, tensors in features.items()
-                        for own, whole in zip(again[name], tensors, strict=True)
-                        if whole.grad is not None
+            for micro_batch in micro:
+                rows = micro_batch.indices.to(device)
+                with self.accumulate(last=micro_batch is micro[-1]):
+                    recomputed = forward(micro_batch)
+                    products = [
+                        (y * x.grad[rows]).sum()
+                        for name, tensors in embedded.items()
+                        for y, x in zip(recomputed[name], tensors, strict=True)
+                        if x.grad is not None
                     ]
-                    self.backward(torch.stack(sums).sum())
+                    self.backward(torch.stack(products).sum())
 
-        return features, backward
+        return embedded, backward
 
     def describe(self) -> str:
-        """What runs, in a few words."""
+        """Returns the strategy in a few words."""
         return "DDP" if isinstance(self._wrapped, DistributedDataParallel) else "one process"
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a part of a step; gradients are exchanged in the last."""
+        """Context of a micro-batch's forward and backward; only the last exchanges gradients."""
         if last or not isinstance(self._wrapped, DistributedDataParallel):
             return nullcontext()
         return self._wrapped.no_sync()
 
     def backward(self, value: Tensor) -> None:
-        """Add the gradient of a value that is this process's share of a sum over processes.
+        """Accumulates the gradient of a sum over processes, of which `value` is this one's share.
 
-        The means over processes that strategies take are undone: the gradient is of the sum.
+        The factor undoes the mean over processes that gradient synchronisation takes.
         """
         (value * world_size()).backward()  # type: ignore[no-untyped-call]
 
     def gradient_norm(self) -> Tensor | float:
-        """Length of the gradient over all parameters; not finite if one of them is not."""
+        """Returns the gradient norm over all parameters; not finite where any of it is not."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return nn.utils.get_total_norm(gradients)
 
     def step(self, rate: float) -> None:
-        """Move the parameters at a learning rate, and clear the gradient."""
+        """Takes an optimiser step at a learning rate, and clears the gradient."""
         set_rate(self.optimizer, rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
-        """While it is open, every process can read all of `model`; every process must open it."""
+        """While it is open, all of `model` can be read; every process must open it."""
         yield
 
     def model_state(self) -> State:
-        """Parameters and buffers in full by name, on rank 0; every process must call it."""
+        """Returns full parameters and buffers by name, on rank 0; every process must call it."""
         return {
-            name: _copy(value) for name, value in self.model.state_dict().items() if rank() == 0
+            name: _cpu_copy(value) for name, value in self.model.state_dict().items() if rank() == 0
         }
 
     def optimizer_state(self) -> State:
-        """What the optimiser keeps of each parameter, in full, as NAME/KEY, on rank 0; no counts.
+        """Returns the full optimiser state as NAME/KEY, on rank 0, without step counts.
 
         It is the same for any strategy and number of processes. Every process must call it.
         """
         state = self.optimizer.state
         return {
-            f"{name}/{key}": _copy(value)
+            f"{name}/{key}": _cpu_copy(value)
             for name, parameter in self.model.named_parameters()
             for key, value in state.get(parameter, {}).items()
             if key != "step" and value is not None and rank() == 0
         }
 
     def load_optimizer(self, state: State, step: int) -> None:
-        """Take up what `optimizer_state` gave, after so many steps; every process must call it."""
+        """Loads the `optimizer_state` after `step` steps; every process must call it."""
         for name, parameter in self.model.named_parameters():
-            found = _of(state, name)
-            if found:
+            if entries := _entries_of(state, name):
                 self.optimizer.state[parameter] = {
-                    key: value.clone().to(parameter) for key, value in found.items()
-                } | _count(self.optimizer, step)
+                    key: value.clone().to(parameter) for key, value in entries.items()
+                } | _step_count(self.optimizer, step)
 
 
-def _shape(parameter: Tensor) -> torch.Size:
-    """Of the whole parameter, also where this process has a part of it (ZeRO 3)."""
-    found: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return found
+def _full_shape(parameter: Tensor) -> torch.Size:
+    """Returns the shape of the full parameter, of which a process has a shard under ZeRO 3."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
-def _copy(value: Tensor) -> Tensor:
+def _cpu_copy(value: Tensor) -> Tensor:
     return torch.empty_like(value, device="cpu").copy_(value.detach())
 
 
-def _of(state: State, name: str) -> State:
-    """The entries of one parameter, by key."""
+def _entries_of(state: State, name: str) -> State:
+    """Returns the entries of one parameter, by key."""
     return {
         key.rpartition("/")[2]: value
         for key, value in state.items()
@@ -184,14 +186,14 @@ def _of(state: State, name: str) -> State:
     }
 
 
-def _count(optimizer: Optimizer, step: int) -> dict[str, Tensor]:
-    """Adam's count of steps; every parameter takes part in every step."""
-    adam = isinstance(optimizer, torch.optim.Adam)  # AdamW too
-    return {"step": torch.tensor(float(step))} if adam else {}
+def _step_count(optimizer: Optimizer, step: int) -> dict[str, Tensor]:
+    """Returns Adam's step count; every step updates every parameter."""
+    is_adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is a subclass
+    return {"step": torch.tensor(float(step))} if is_adam else {}
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Sets the learning rate of a step, of each group its share: see `build_optimizer`."""
+    """Sets the learning rate, scaled by each group's share: see `build_optimizer`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["rate_share"]
 
@@ -201,8 +203,8 @@ class MicroBatch:
     """Some of a process's rows of a step.
 
     Attributes:
-        indices: which, in order.
-        sizes: how many of each stream, in order.
+        indices: of these rows among the process's, in order.
+        sizes: the number of rows of each stream, in order.
     """
 
     indices: Tensor
@@ -210,10 +212,10 @@ class MicroBatch:
 
 
 def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) -> int:
-    """How many micro-batches a step has, on every process.
+    """Returns the number of micro-batches of a step, the same on every process.
 
     Args:
-        micro_batch: most rows of a process that are embedded with a graph at a time, about.
+        micro_batch: about the most rows of a process that are embedded with a graph at a time.
         sizes: the rows of every process.
         norm: whether the model has batch norm, which needs two rows of a stream.
 
@@ -234,23 +236,26 @@ def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) 
 
 
 def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> list[MicroBatch]:
-    """A process's rows in so many micro-batches, the same ones however many processes there are.
+    """Splits a process's rows into micro-batches that do not depend on the number of processes.
 
-    Row r of a stream's global batch is in micro-batch r mod `number`, so batch norm, which takes a
-    micro-batch over all processes, sees the same rows on any number of them.
+    Row r of a stream's global batch is in micro-batch r mod `number`, so that batch norm over a
+    micro-batch of all processes sees the same rows on any number of them.
 
     Args:
         sizes: rows of each stream on this process.
-        offsets: where its part of each stream's global batch begins.
+        offsets: where the process's share of each stream's global batch begins.
         number: of micro-batches.
     """
-    found: list[list[Tensor]] = [[] for _ in range(number)]
+    rows_by_stream: list[list[Tensor]] = [[] for _ in range(number)]  # of each micro-batch
     starts = itertools.accumulate([0, *sizes[:-1]])
     for start, size, offset in zip(starts, sizes, offsets, strict=True):
         local = torch.arange(size)
-        for j, parts in enumerate(found):
-            parts.append(start + local[(local + offset) % number == j])
-    return [MicroBatch(torch.cat(parts), [len(rows) for rows in parts]) for parts in found]
+        for j, streams in enumerate(rows_by_stream):
+            streams.append(start + local[(local + offset) % number == j])
+    return [
+        MicroBatch(torch.cat(streams), [len(rows) for rows in streams])
+        for streams in rows_by_stream
+    ]
 
 
 def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequence[str]) -> None:
@@ -262,19 +267,19 @@ def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequenc
         names: of the views.
 
     Raises:
-        TrainingError: one row of a stream has the view, over all processes; none may have it.
+        TrainingError: a view is in exactly one row of a stream, over all processes.
     """
     if batch.present is None:
         return
     counts = [
-        part.sum(0)
+        stream.sum(0)
         for one in micro
-        for part in torch.split(batch.present[one.indices.to(batch.present.device)], one.sizes)
+        for stream in torch.split(batch.present[one.indices.to(batch.present.device)], one.sizes)
     ]
-    summed = sum_over_processes(torch.stack(counts))
-    if len(alone := (summed == 1).any(0).nonzero()[:, 0].tolist()):
+    totals = sum_over_processes(torch.stack(counts))
+    if lonely := (totals == 1).any(0).nonzero()[:, 0].tolist():
         raise TrainingError(
-            f"view '{names[alone[0]]}' is in one row of a stream's batch, of which batch norm has "
+            f"view '{names[lonely[0]]}' is in one row of a stream's batch, of which batch norm has "
             "no variance; expected none or several: make data.batch larger, or the micro-batches, "
             "or use an encoder without batch norm"
         )
@@ -282,13 +287,13 @@ def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequenc
 
 @contextmanager
 def _unchanged_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm normalises by its rows as in training, and its running statistics rest."""
+    """Batch norm normalises as in training, without updating its running statistics."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    kept = [norm.track_running_stats for norm in norms]
+    tracked = [norm.track_running_stats for norm in norms]
     try:
         for norm in norms:
             norm.track_running_stats = False
         yield
     finally:
-        for norm, track in zip(norms, kept, strict=True):
+        for norm, track in zip(norms, tracked, strict=True):
             norm.track_running_stats = track

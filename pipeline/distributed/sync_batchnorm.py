@@ -1,4 +1,4 @@
-"""Batch norm over the global batch, so that P processes normalise as one does."""
+"""Batch norm over the global batch: P processes normalise as one does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,37 +17,37 @@ from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import stack, sum_over_processes, world_size
 
 Result = TypeVar("Result")
-Asked = tuple[_BatchNorm, Tensor]  # a batch norm and what it is to normalise
+NormCall = tuple[_BatchNorm, Tensor]  # a batch norm and its input
 
 
 class GlobalBatchNorm(_BatchNorm):
     """Batch norm whose training statistics are those of all processes' rows, on any device.
 
-    `torch.nn.SyncBatchNorm` refuses CPU tensors. This one joins the processes' counts, means and
+    `torch.nn.SyncBatchNorm` refuses CPU tensors. This one combines the processes' counts, means and
     variances (Chan, Golub and LeVeque 1983), so that its variance is as exact as a single
-    process's. Under autocast it computes in float32. See `side_by_side` for how few messages do.
+    process's. Under autocast it computes in float32. `side_by_side` shares messages among norms.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any input with channels in the second place will do."""
+        """Accepts any input whose second dimension is the channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise [rows, channels, ...]."""
+        """Normalises [rows, channels, ...]."""
         if not self.training or world_size() == 1:
             return super().forward(input)
-        asked = self, input.float() if input.dtype.itemsize < 4 else input
-        return _meet(asked, _normalise).to(input.dtype)
+        x = input.float() if input.dtype.itemsize < 4 else input
+        return _run_jointly((self, x), _normalise).to(input.dtype)
 
 
 class GpuBatchNorm(nn.SyncBatchNorm):
-    """PyTorch's, in float32 also under autocast.
+    """PyTorch's SyncBatchNorm, in float32 also under autocast.
 
-    In bfloat16 its processes exchange numbers of different sizes when one of them has no rows, and
-    without running statistics it refuses its own counts.
+    In bfloat16 its processes exchange tensors of different dtypes where one of them has no rows,
+    and without running statistics it refuses its own counts.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise [rows, channels, ...]."""
+        """Normalises [rows, channels, ...]."""
         if not self.training or input.dtype.itemsize >= 4:
             return super().forward(input)
         return super().forward(input.float()).to(input.dtype)
@@ -59,68 +59,70 @@ def by_stream(
     inputs: Sequence[Sequence[Tensor]],
     present: Tensor | None = None,
 ) -> list[Tensor]:
-    """Calls a module a view on the rows of one stream at a time, and puts each view's together.
+    """Calls one module per view on each stream's rows separately; returns a tensor per view.
 
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in
     HeroCon's code (on Scene, statistics of both together cost more than ten points of F1).
 
     Args:
         modules: one a view; they may be the same.
-        sizes: how many rows each stream has, in order.
-        inputs: of each view what its module takes, tensors [rows, ...].
-        present: which views each row has, [rows, views]; a module sees those rows alone, and of the
-            others the result is zeros. None: all of them.
+        sizes: the number of rows of each stream, in order.
+        inputs: the arguments of each view's module, tensors [rows, ...].
+        present: which views each row has, [rows, views]; a module sees only those rows, and the
+            result is zeros for the others. None: all of them.
     """
-    calls, places = [], []
-    for view, (module, given) in enumerate(zip(modules, inputs, strict=True)):
-        counts, at = list(sizes), None
+    calls, rows_of_views = [], []
+    for view, (module, arguments) in enumerate(zip(modules, inputs, strict=True)):
+        counts, rows = list(sizes), None
         if present is not None:
-            at = present[:, view].nonzero()[:, 0]
-            counts = [int(part.sum()) for part in torch.split(present[:, view], counts)]
-            given = [x[at] for x in given]
+            rows = present[:, view].nonzero()[:, 0]
+            counts = [int(stream.sum()) for stream in torch.split(present[:, view], counts)]
+            arguments = [x[rows] for x in arguments]
         calls += [
-            partial(module, *rows)
-            for rows in zip(*(torch.split(x, counts) for x in given), strict=True)
+            partial(module, *of_stream)
+            for of_stream in zip(*(torch.split(x, counts) for x in arguments), strict=True)
         ]
-        places.append(at)
-    # A graph that torch has compiled cannot stop at a norm for the others.
+        rows_of_views.append(rows)
+    # A compiled graph cannot pause at a norm for the other calls.
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modules)
-    found = [call() for call in calls] if compiled else side_by_side(calls)
-    joined = [torch.cat(found[i : i + len(sizes)]) for i in range(0, len(found), len(sizes))]
+    outputs = [call() for call in calls] if compiled else side_by_side(calls)
+    views = [torch.cat(outputs[i : i + len(sizes)]) for i in range(0, len(outputs), len(sizes))]
     return [
-        x if at is None else x.new_zeros(len(inputs[0][0]), *x.shape[1:]).index_copy(0, at, x)
-        for x, at in zip(joined, places, strict=True)
+        x if rows is None else x.new_zeros(len(inputs[0][0]), *x.shape[1:]).index_copy(0, rows, x)
+        for x, rows in zip(views, rows_of_views, strict=True)
     ]
 
 
 def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Returns what calls give that do not depend on each other, such as encoders of several views.
+    """Returns the results of independent calls, such as those of the encoders of several views.
 
-    Over processes each runs up to its first batch norm, where all their statistics travel in one
-    message, then up to its second, and so on; so do the gradients on the way back. The calls take
-    turns on one thread, in order, and every process must make the same ones.
+    With several processes each call runs up to its first batch norm, where the statistics of all
+    are exchanged in one message, then up to its second, and so on; gradients are exchanged in the
+    same way in backward. The calls take turns on one thread, in order, and every process must make
+    the same ones.
     """
-    if len(calls) == 1 or (world_size() == 1 and not _notes):
+    if len(calls) == 1 or (world_size() == 1 and not _recordings):
         return [call() for call in calls]
-    running = [_Call(call) for call in calls]
-    found = [one.switch() for one in running]
-    while waiting := [i for i, one in enumerate(running) if not one.dead]:
-        meeting = found[waiting[0]][1]
-        for i, answer in zip(waiting, meeting([found[i][0] for i in waiting]), strict=True):
-            found[i] = running[i].switch(answer)
-    return found
+    branches = [_Branch(call) for call in calls]
+    # Of a branch that is not done, its norm call and the function that runs such calls jointly.
+    results = [branch.switch() for branch in branches]
+    while waiting := [i for i, branch in enumerate(branches) if not branch.dead]:
+        run_batch = results[waiting[0]][1]
+        for i, output in zip(waiting, run_batch([results[i][0] for i in waiting]), strict=True):
+            results[i] = branches[i].switch(output)
+    return results
 
 
-class _Call(greenlet):  # type: ignore[misc]
-    """A call of `side_by_side`."""
+class _Branch(greenlet):  # type: ignore[misc]
+    """A call of `side_by_side`, which pauses at its batch norms."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         super().__init__(call)
-        self.state, self.gr_context = _state(), copy_context()
+        self.state, self.gr_context = _thread_state(), copy_context()
 
 
-def _state() -> tuple[object, ...]:
-    """What a call may not leave changed while others have their turn; they share a thread."""
+def _thread_state() -> tuple[object, ...]:
+    """Returns the state of the thread that a branch must not leave changed while others run."""
     autocast = [
         (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
     ]
@@ -128,135 +130,144 @@ def _state() -> tuple[object, ...]:
     return torch.is_grad_enabled(), checkpointed, *autocast
 
 
-def _meet(asked: Asked, meeting: Callable[[list[Asked]], Sequence[Tensor]]) -> Tensor:
-    """What a meeting of all calls that are side by side makes of this one's; or of it alone."""
-    here = getcurrent()
-    if isinstance(here, _Call) and here.state == _state():
-        answer: Tensor = here.parent.switch((asked, meeting))
-        return answer
-    return meeting([asked])[0]
+def _run_jointly(call: NormCall, run_batch: Callable[[list[NormCall]], Sequence[Tensor]]) -> Tensor:
+    """Returns a norm's output; `run_batch` gets the calls of all waiting branches, or it alone."""
+    current = getcurrent()
+    if isinstance(current, _Branch) and current.state == _thread_state():
+        output: Tensor = current.parent.switch((call, run_batch))
+        return output
+    return run_batch([call])[0]
 
 
-_notes: list[list[list[int]]] = []  # see `meetings`
+_recordings: list[list[list[int]]] = []  # see `record_norms`
 
 
 @contextmanager
-def meetings(norms: Sequence[_BatchNorm]) -> Iterator[list[list[int]]]:
-    """Notes the channels of norms that several processes would normalise together, by meeting."""
-    found: list[list[int]] = []
+def record_norms(norms: Sequence[_BatchNorm]) -> Iterator[list[list[int]]]:
+    """Records the channels of the norms whose statistics would share a message, by message."""
+    recorded: list[list[int]] = []
 
-    def note(asked: list[Asked]) -> list[Tensor]:
-        found.append([norm.num_features for norm, _ in asked])
-        return [x for _, x in asked]
+    def record(calls: list[NormCall]) -> list[Tensor]:
+        recorded.append([norm.num_features for norm, _ in calls])
+        return [x for _, x in calls]
 
-    hooks = [n.register_forward_hook(lambda norm, _, x: _meet((norm, x), note)) for n in norms]
-    _notes.append(found)
+    hooks = [
+        norm.register_forward_hook(lambda norm, _, x: _run_jointly((norm, x), record))
+        for norm in norms
+    ]
+    _recordings.append(recorded)
     try:
-        yield found
+        yield recorded
     finally:
-        _notes.pop()
+        _recordings.pop()
         for hook in hooks:
             hook.remove()
 
 
-def _normalise(asked: list[Asked]) -> list[Tensor]:
-    """Normalises by the rows of all processes, and moves running statistics."""
-    given: list[Any] = []
-    for norm, x in asked:
+def _normalise(calls: list[NormCall]) -> list[Tensor]:
+    """Normalises by the rows of all processes, and updates the running statistics."""
+    arguments: list[Any] = []
+    for norm, x in calls:
         assert norm.running_mean is not None  # see `synchronise`
         weight = torch.ones_like(norm.running_mean) if norm.weight is None else norm.weight
-        given += x, weight, torch.zeros_like(weight) if norm.bias is None else norm.bias, norm.eps
-    found = _Normalise.apply(*given)  # type: ignore[no-untyped-call]
-    for (norm, _), (mean, variance, count) in zip(asked, _by(3, found[len(asked) :]), strict=True):
-        if norm.track_running_stats and count > 1:  # no row of a batch may have the view
+        bias = torch.zeros_like(weight) if norm.bias is None else norm.bias
+        arguments += x, weight, bias, norm.eps
+    results = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
+    moments = _chunks(3, results[len(calls) :])
+    for (norm, _), (mean, variance, count) in zip(calls, moments, strict=True):
+        if norm.track_running_stats and count > 1:  # a view may be in no row of a batch
             assert norm.running_mean is not None and norm.running_var is not None
             assert norm.num_batches_tracked is not None and norm.momentum is not None
             with torch.no_grad():
                 norm.num_batches_tracked.add_(1)
                 norm.running_mean.lerp_(mean, norm.momentum)
                 norm.running_var.lerp_(variance * count / (count - 1), norm.momentum)
-    return list(found[: len(asked)])
+    return list(results[: len(calls)])
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch norms of all processes' rows: PyTorch's kernels for a process's own, two exchanges.
+    """Several batch norms over all processes' rows, by PyTorch's kernels and one exchange each way.
 
-    Of each it takes an input, a weight, a bias and an epsilon. It gives the outputs of all, then a
-    mean, a variance and a number of values of each.
+    Its arguments are an input, a weight, a bias and an epsilon for each norm. It returns all
+    outputs, then a mean, a variance and the number of values per channel for each.
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        parts: list[Tensor] = []
-        for x, *_ in _by(4, given):
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        moments: list[Tensor] = []
+        for x, *_ in _chunks(4, arguments):
             channels = x.shape[1]
             mean = variance = x.new_zeros(channels)
             if x.numel():
                 mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-            parts += x.new_tensor([x.numel() / max(channels, 1)]), mean, variance
-        joined = torch.split(stack(torch.cat(parts)), [len(part) for part in parts], 1)
-        outputs, told, kept = [list[Tensor]() for _ in range(3)]
+            moments += x.new_tensor([x.numel() / max(channels, 1)]), mean, variance
+        gathered = torch.split(stack(torch.cat(moments)), [len(m) for m in moments], 1)
+        outputs, statistics, saved = [list[Tensor]() for _ in range(3)]
         for (x, weight, bias, eps), (counts, means, variances) in zip(
-            _by(4, given), _by(3, joined), strict=True
+            _chunks(4, arguments), _chunks(3, gathered), strict=True
         ):
             count = counts.sum().clamp(min=1)
             mean = (counts * means).sum(0) / count
             variance = (counts * (variances + (means - mean).square())).sum(0) / count
             scale = torch.rsqrt(variance + eps)
             outputs.append(functional.batch_norm(x, mean, variance, weight, bias, eps=eps))
-            told += mean, variance, count
-            kept += x, weight * scale, mean, scale, count
-        ctx.save_for_backward(*kept)
-        ctx.mark_non_differentiable(*told)
-        return *outputs, *told
+            statistics += mean, variance, count
+            saved += x, weight * scale, mean, scale, count
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(*statistics)
+        return *outputs, *statistics
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        kept, own = _by(5, ctx.saved_tensors), list[Tensor]()
-        for (x, slope, mean, scale, _), grad in zip(kept, grads, strict=False):
-            of_weight = of_bias = torch.zeros_like(slope)
+        saved, local_grads = _chunks(5, ctx.saved_tensors), list[Tensor]()
+        for (x, slope, mean, scale, _), grad in zip(saved, grads, strict=False):
+            grad_weight = grad_bias = torch.zeros_like(slope)
             if x.numel():
-                _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+                _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
                     grad, x, slope, None, None, mean, scale, True, 0.0, [False, True, True]
                 )
-            own += of_weight, of_bias
-        sums = torch.split(sum_over_processes(torch.cat(own)), [len(part) for part in own])
-        found: list[Tensor | None] = []
-        for (x, slope, mean, scale, count), grad, of_all, of_own in zip(
-            kept, grads, _by(2, sums), _by(2, own), strict=False
+            local_grads += grad_weight, grad_bias
+        sums = torch.split(
+            sum_over_processes(torch.cat(local_grads)), [len(g) for g in local_grads]
+        )
+        result: list[Tensor | None] = []
+        for (x, slope, mean, scale, count), grad, (sum_weight, sum_bias), local in zip(
+            saved, grads, _chunks(2, sums), _chunks(2, local_grads), strict=False
         ):
             # dx = slope (dy - mean(dy) - xhat mean(dy xhat)), xhat = (x - mean) scale
             shape = [1, -1] + [1] * (x.dim() - 2)
-            turn = slope * scale * of_all[0] / count
-            of_x = torch.addcmul(
-                (mean * turn - slope * of_all[1] / count).view(shape), x, -turn.view(shape)
+            factor = slope * scale * sum_weight / count
+            grad_x = torch.addcmul(
+                (mean * factor - slope * sum_bias / count).view(shape), x, -factor.view(shape)
             )
-            found += of_x.addcmul_(grad, slope.view(shape)), *of_own, None
-        return tuple(found)
+            result += grad_x.addcmul_(grad, slope.view(shape)), *local, None
+        return tuple(result)
 
 
-def _by(number: int, items: Sequence[Any]) -> list[Sequence[Any]]:
-    """Returns so many items at a time."""
-    return [items[i : i + number] for i in range(0, len(items), number)]
+def _chunks(length: int, items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[i : i + length] for i in range(0, len(items), length)]
 
 
 def has_norm(model: nn.Module) -> bool:
-    """Whether rows of a batch are normalised by each other."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    """Returns whether the model has batch norm in training mode: a frozen one sees rows alone."""
+    return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
 
 
 def synchronise(model: nn.Module) -> None:
-    """Put batch norm over all processes wherever the model has batch norm, in place.
+    """Replaces the model's batch norms by ones over all processes, in place.
 
-    On GPUs torch's own fused SyncBatchNorm, in float32; elsewhere `GlobalBatchNorm`. With one
-    process nothing is changed.
+    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere, and keep the parameters. One
+    process changes nothing.
     """
     if world_size() == 1:
         return
+    replaced: dict[object, nn.Module] = {}  # a norm may be a part of several modules
     for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and child.training:  # and not frozen
+        for name, child in module._modules.items():
+            if child in replaced:
+                setattr(module, name, replaced[child])
+            elif isinstance(child, _BatchNorm) and child.training:  # and not frozen
                 if not type(child).__module__.startswith("torch.nn."):
                     raise TrainingError(
                         f"{name} is {type(child).__name__}, a batch norm that does more, and would "
@@ -271,4 +282,7 @@ def synchronise(model: nn.Module) -> None:
                 kind = GpuBatchNorm if child.running_mean.is_cuda else GlobalBatchNorm
                 norm = kind(child.num_features, child.eps, child.momentum, child.affine)
                 norm.load_state_dict(child.state_dict())
-                setattr(module, name, norm.to(child.running_mean))
+                norm.to(child.running_mean)
+                norm.weight, norm.bias = child.weight, child.bias  # with `rate_share`, or frozen
+                replaced[child] = norm
+                setattr(module, name, norm)

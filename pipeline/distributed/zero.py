@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO: optimiser state, gradients and parameters in parts, one a process.
+"""DeepSpeed's ZeRO: optimiser state, gradients and parameters are partitioned over processes.
 
-What of it would change the numbers is closed here: clipping, loss scaling, accumulation and
-DeepSpeed's own schedules stay off; low precision is autocast inside the model, so that parameters
-and optimiser state are float32 under every strategy.
+Its features that would change the numbers are off: clipping, loss scaling, accumulation and
+schedules. Low precision is autocast inside the model, so that parameters and optimiser state are
+float32 under every strategy.
 """
 
 import math
@@ -20,16 +20,16 @@ from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.distributed.strategy import (
     State,
     Strategy,
-    _copy,
-    _count,
-    _of,
-    _shape,
+    _cpu_copy,
+    _entries_of,
+    _full_shape,
+    _step_count,
     set_rate,
 )
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.training.optim import Lars
 
-KEPT = "momentum_buffer", "exp_avg", "exp_avg_sq"  # what optimisers keep of a parameter
+STATE_KEYS = "momentum_buffer", "exp_avg", "exp_avg_sq"  # of optimisers, for each parameter
 
 
 class Zero(Strategy):
@@ -38,17 +38,17 @@ class Zero(Strategy):
     def __init__(
         self, accelerator: Accelerator, model: Heterogeneous, optimizer: Optimizer, rows: int
     ) -> None:
-        """Give the model to DeepSpeed.
+        """Gives the model to DeepSpeed.
 
         Args:
-            accelerator: as a DeepSpeed configuration made it.
+            accelerator: built from a DeepSpeed configuration.
             model: in its initial state, or in that of a checkpoint.
             optimizer: of its parameters, with no state yet.
-            rows: most rows of a process in a step, which DeepSpeed wants to know.
+            rows: most rows of a process in a step, which DeepSpeed's configuration needs.
 
         Raises:
-            TrainingError: the optimiser does not work in parts, or DeepSpeed's configuration asks
-                for something that would change the numbers, or that DeepSpeed did not do.
+            TrainingError: the optimiser does not work on partitions, or DeepSpeed's configuration
+                would change the numbers, or DeepSpeed runs otherwise than configured.
         """
         settings = accelerator.state.deepspeed_plugin.deepspeed_config
         stage = int(settings["zero_optimization"]["stage"])
@@ -58,7 +58,7 @@ class Zero(Strategy):
                 f"ZeRO {stage} the optimiser sees parts of one long vector; expected sgd, adam or "
                 "adamw, or ZeRO 0 or DDP"
             )
-        _refuse(settings)
+        _refuse_settings(settings)
         settings |= {
             "train_micro_batch_size_per_gpu": rows,
             "gradient_accumulation_steps": 1,
@@ -67,32 +67,31 @@ class Zero(Strategy):
             "zero_force_ds_cpu_optimizer": False,
         }
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        engine, _ = accelerator.prepare(model, optimizer)  # which takes weights as bytes in a row
+        engine, _ = accelerator.prepare(model, optimizer)  # needs contiguous weights
         super().__init__(model, engine, optimizer)
         self.stage, self._engine = stage, engine
-        self._parts = engine.optimizer  # DeepSpeed's; at stage 0 the optimiser as it was
-        found = engine.zero_optimization_stage(), engine.dp_world_size
-        if found != (stage, world_size()):
+        self._partitioned = engine.optimizer  # DeepSpeed's; at stage 0 the given optimiser
+        actual_stage, processes = engine.zero_optimization_stage(), engine.dp_world_size
+        if (actual_stage, processes) != (stage, world_size()):
             raise TrainingError(
                 f"ZeRO {stage} over {world_size()} processes was asked for; DeepSpeed runs ZeRO "
-                f"{found[0]} over {found[1]}"
+                f"{actual_stage} over {processes}"
             )
-        others = {p.dtype for p in model.parameters()} - {torch.float32}
-        if others:
-            raise TrainingError(f"DeepSpeed holds parameters in {others}; expected float32")
+        if dtypes := {p.dtype for p in model.parameters()} - {torch.float32}:
+            raise TrainingError(f"DeepSpeed holds parameters in {dtypes}; expected float32")
 
     def describe(self) -> str:
-        """The stage, and what is offloaded."""
+        """Returns the stage, and what is offloaded."""
         config = self._engine.config["zero_optimization"]
-        away = [
-            f"{part} on the {where}"
-            for part in ("optimizer", "param")
-            if (where := (config.get(f"offload_{part}") or {}).get("device", "none")) != "none"
+        offloaded = [
+            f"{kind} on the {device}"
+            for kind in ("optimizer", "param")
+            if (device := (config.get(f"offload_{kind}") or {}).get("device", "none")) != "none"
         ]
-        return ", ".join([f"DeepSpeed ZeRO {self.stage}", *away])
+        return ", ".join([f"DeepSpeed ZeRO {self.stage}", *offloaded])
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Say whether the backward to come is the step's last."""
+        """Sets whether the next backward is the step's last, which exchanges gradients."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -101,24 +100,24 @@ class Zero(Strategy):
         self._engine.backward(value * world_size())
 
     def gradient_norm(self) -> Tensor | float:
-        """From the parts, before the step: DeepSpeed tells it after."""
+        """Computed from the partitions before the step: DeepSpeed has it only after."""
         if not self.stage:
             return super().gradient_norm()
         if self.stage < 3:
-            norm = float(self._parts.scaled_global_norm())
+            norm = float(self._partitioned.scaled_global_norm())
         else:
-            norms = [float(norm) for norm in self._parts._get_norm_groups()]
+            norms = [float(norm) for norm in self._partitioned._get_norm_groups()]
             norm = -1.0 if min(norms) < 0 else math.hypot(*norms)
-        return math.nan if norm < 0 else norm  # -1 stands for what is not finite
+        return math.nan if norm < 0 else norm  # DeepSpeed returns -1 where it is not finite
 
     def step(self, rate: float) -> None:
         """See `Strategy.step`."""
-        set_rate(self._parts, rate)
+        set_rate(self._partitioned, rate)
         self._engine.step()
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
-        """See `Strategy.gathered_parameters`; under stage 3 the parameters are gathered."""
+        """See `Strategy.gathered_parameters`; stage 3 gathers the parameters."""
         if self.stage < 3:
             yield
             return
@@ -128,7 +127,7 @@ class Zero(Strategy):
             yield
 
     def model_state(self) -> State:
-        """See `Strategy.model_state`; gathered a parameter at a time."""
+        """See `Strategy.model_state`; gathers one parameter at a time."""
         if self.stage < 3:
             return super().model_state()
         from deepspeed import zero
@@ -138,57 +137,58 @@ class Zero(Strategy):
         for name, value in self.model.state_dict().items():
             with zero.GatheredParameters([parameters[name]] if name in parameters else []):
                 if rank() == 0:
-                    state[name] = _copy(parameters.get(name, value))
+                    state[name] = _cpu_copy(parameters.get(name, value))
         return state
 
     def optimizer_state(self) -> State:
-        """See `Strategy.optimizer_state`; gathered a parameter at a time."""
+        """See `Strategy.optimizer_state`; gathers one parameter at a time."""
         if not self.stage:
             return super().optimizer_state()
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        held = {key for state in self._parts.optimizer.state.values() for key in state}
+        keys = {key for state in self._partitioned.optimizer.state.values() for key in state}
         state = {}
         for name, parameter in self.model.named_parameters():
-            for key in KEPT:
-                if key in held and parameter.requires_grad:
-                    found = safe_get_full_optimizer_state(parameter, key)
+            for key in STATE_KEYS:
+                if key in keys and parameter.requires_grad:
+                    value = safe_get_full_optimizer_state(parameter, key)
                     if rank() == 0:
-                        state[f"{name}/{key}"] = _copy(found).view(_shape(parameter))
+                        state[f"{name}/{key}"] = _cpu_copy(value).view(_full_shape(parameter))
         return state
 
     def load_optimizer(self, state: State, step: int) -> None:
-        """See `Strategy.load_optimizer`: every process takes its part."""
+        """See `Strategy.load_optimizer`; every process takes its partition."""
         if not self.stage:
             super().load_optimizer(state, step)
             return
         from deepspeed import utils
 
-        parts, keys = self._parts, {key.rpartition("/")[2] for key in state}
+        partitioned, keys = self._partitioned, {key.rpartition("/")[2] for key in state}
         flat = (
-            parts.fp32_partitioned_groups_flat
+            partitioned.fp32_partitioned_groups_flat
             if self.stage == 3
-            else parts.single_partition_of_fp32_groups
+            else partitioned.single_partition_of_fp32_groups
         )
         for tensor in flat:
             empty = {key: torch.zeros_like(tensor, requires_grad=False) for key in keys}
-            parts.optimizer.state[tensor] = empty | _count(parts.optimizer, step)
+            count = _step_count(partitioned.optimizer, step)
+            partitioned.optimizer.state[tensor] = empty | count
         if self.stage < 3:
-            parts._lazy_init_hp_params_optimizer_state()
+            partitioned._lazy_init_hp_params_optimizer_state()
         for name, parameter in self.model.named_parameters():
-            for key, value in _of(state, name).items():
+            for key, value in _entries_of(state, name).items():
                 if self.stage < 3:
                     utils.safe_set_full_optimizer_state(parameter, value, key)
                     continue
-                own = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-                padded = torch.zeros(own * world_size(), dtype=value.dtype)
+                length = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+                padded = torch.zeros(length * world_size(), dtype=value.dtype)
                 padded[: value.numel()] = value.flatten()
-                part = padded[own * rank() : own * (rank() + 1)]
-                utils.safe_set_local_optimizer_state(parameter, part, key)
+                local = padded[length * rank() : length * (rank() + 1)]
+                utils.safe_set_local_optimizer_state(parameter, local, key)
 
 
-def _refuse(settings: dict[str, Any]) -> None:
-    """Refuse what would change the numbers behind the back of the experiment."""
+def _refuse_settings(settings: dict[str, Any]) -> None:
+    """Raises TrainingError for settings of DeepSpeed that would override the experiment's."""
     remedies = {
         "fp16": "train.precision says what is computed in",
         "bf16": "train.precision=bf16 computes in bfloat16 and keeps parameters in float32",
@@ -196,11 +196,11 @@ def _refuse(settings: dict[str, Any]) -> None:
         "scheduler": "optim.schedule says which",
     }
     for key, remedy in remedies.items():
-        found = settings.get(key)
-        on = found.get("enabled", True) if isinstance(found, dict) else found
-        if on not in (None, False, "auto"):
+        value = settings.get(key)
+        enabled = value.get("enabled", True) if isinstance(value, dict) else value
+        if enabled not in (None, False, "auto"):
             raise TrainingError(
-                f"the DeepSpeed configuration has '{key}': {found}; {remedy}; take it out"
+                f"the DeepSpeed configuration has '{key}': {value}; {remedy}; take it out"
             )
     clipping = settings.get("gradient_clipping", "auto")
     if clipping not in ("auto", 0, 0.0, None):

@@ -1,4 +1,4 @@
-"""What C's allocator does with the memory that tensors on a CPU have freed."""
+"""Whether C's allocator keeps the memory that CPU tensors have freed."""
 
 import ctypes
 import os
@@ -10,14 +10,13 @@ _SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 
 
 def keep_freed_memory() -> bool:
-    """Has the process keep what its tensors free, for those that come; returns whether it does.
+    """Makes malloc keep freed memory for later tensors; returns whether it does.
 
-    glibc hands every block above 32 MB back to the kernel as soon as it is free, and the kernel
-    clears its pages one by one when the next step asks for as much: of a small convolutional
-    network that is most of a step. The process then holds its peak of memory until
-    `release_freed_memory`.
+    By default glibc returns every freed block above 32 MB to the kernel, which clears its pages one
+    by one when the next step allocates as much: most of a step of a small convolutional network.
+    With this the process holds its peak memory until `release_freed_memory`.
 
-    It does nothing without glibc, and where the environment says when malloc gives memory back.
+    It does nothing without glibc, or where the environment configures malloc.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(_SETTINGS) for name in os.environ):
         return False
@@ -26,6 +25,6 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Gives the kernel what is free, where `keep_freed_memory` kept it."""
+    """Returns the memory that `keep_freed_memory` kept to the kernel."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

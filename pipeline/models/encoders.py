@@ -1,4 +1,4 @@
-"""Encoders of one view: raw input to hidden features."""
+"""Encoders of one view, from raw input to hidden features."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from heron.pipeline.config.model import (
     Resnet,
     Vgg,
 )
-from heron.pipeline.config.model import Encoder as Asked
+from heron.pipeline.config.model import Encoder as EncoderConfig
 from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
 from heron.pipeline.models.graphs import GinEncoder
 from heron.pipeline.models.networks import build_network
@@ -28,49 +28,49 @@ class RowDropout(nn.Module):
     """Dropout whose mask is a function of each row's key, not of a generator's state.
 
     So the mask of a sample is the same on any number of processes, and a resumed run needs no
-    generator. Srivastava et al. 2014; kept units are scaled by 1 / (1 - p).
+    generator state. Srivastava et al. 2014; kept units are scaled by 1 / (1 - p).
     """
 
     def __init__(self, p: float, salt: int) -> None:
-        """Drop with probability p; `salt` keeps the layers of a model apart."""
+        """Drops with probability p; `salt` gives the layers of a model different masks."""
         super().__init__()
         self.p, self.salt = p, salt
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Drop units of [rows, units] by the rows' keys; evaluation drops none."""
+        """Drops units of [rows, units] by the rows' keys; evaluation drops none."""
         if not self.training:
             return x
         draw = opaque_uniforms if torch.compiler.is_compiling() else uniforms
-        kept = draw(keys, self.salt, x.shape[1]) >= self.p
-        return x * kept / (1 - self.p)
+        mask = draw(keys, self.salt, x.shape[1]) >= self.p
+        return x * mask / (1 - self.p)
 
 
 class Encoder(nn.Module):
-    """Layers in a row, some of which take the rows' keys."""
+    """A sequence of layers, of which dropout takes the rows' keys."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        """Chain the layers."""
+        """Chains the layers."""
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Hidden features [rows, width] of one view's input."""
+        """Returns hidden features [rows, width] of one view's input."""
         for layer in self.layers:
             x = layer(x, keys) if isinstance(layer, RowDropout) else layer(x)
         return x
 
 
 class PooledResNet(nn.Module):
-    """A `transformers.ResNetModel`, whose weights it holds as `network`, as a layer.
+    """A `transformers.ResNetModel`, its `network`, as a layer.
 
-    He et al. 2016, with the stride of a bottleneck in its 3 x 3 convolution. The first convolution
-    of a small stem is 3 x 3 and no max-pool follows, as H-SCL and others have it for 32 x 32.
+    He et al. 2016, with the stride of a bottleneck in its 3 x 3 convolution. A small stem is a
+    3 x 3 convolution without max-pool, as in H-SCL and others for 32 x 32 pictures.
     """
 
     def __init__(self, config: Resnet, channels: int) -> None:
-        """Draw the weights from torch's generator: He normal over what goes out of a layer."""
+        """Draws the weights from torch's generator: He normal by the fan-out of a layer."""
         super().__init__()
-        # Imported here: it takes seconds, which runs without a ResNet need not wait for.
+        # Imported here, since it takes seconds.
         from transformers import ResNetConfig, ResNetModel
 
         stem = config.widths[0] // (4 if config.layer == "bottleneck" else 1)
@@ -91,7 +91,7 @@ class PooledResNet(nn.Module):
         self.network.embedder.register_module("pooler", nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean over places [rows, width] of images [rows, channels, height, width]."""
+        """Returns the spatial mean [rows, width] of images [rows, channels, height, width]."""
         pooled: Tensor = self.network(x).pooler_output
         return pooled.flatten(1)
 
@@ -99,14 +99,14 @@ class PooledResNet(nn.Module):
 def mlp(
     width: int, widths: Sequence[int], dropout: float, salt: int, norm: bool = True
 ) -> list[nn.Module]:
-    """Linear-ReLU-BatchNorm layers, the order of HeroCon's networks, each with dropout.
+    """Returns Linear-ReLU-BatchNorm layers, in the order of HeroCon's networks, with dropout.
 
     Args:
         width: of the input.
         widths: of each layer's output.
         dropout: probability; 0 adds no layer.
         salt: of the first layer's dropout.
-        norm: with batch norm.
+        norm: whether to add batch norm.
     """
     layers: list[nn.Module] = []
     for number, out in enumerate(widths):
@@ -120,7 +120,7 @@ def mlp(
 
 
 def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
-    """3 x 3 convolutions of stride 2, each with BatchNorm and ReLU, means over places, then `mlp`.
+    """Returns 3 x 3 convolutions of stride 2, with BatchNorm and ReLU, average pooling and `mlp`.
 
     Args:
         config: channels, places, widths, dropout.
@@ -144,10 +144,10 @@ def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
 
 
 def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]:
-    """Convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
+    """Returns convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
 
     HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size
-    and no width; ours are free. A convolution leaves height and width as they are.
+    and no width; here they are options. A convolution preserves height and width.
 
     Args:
         config: channels, kernel, widths, dropout, norm.
@@ -166,10 +166,10 @@ def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]
 
 
 def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
-    """Stages of 3 x 3 convolutions with ReLU and a 2 x 2 max-pool, then connected layers.
+    """Returns stages of 3 x 3 convolutions with ReLU and a 2 x 2 max-pool, then dense layers.
 
-    Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal over what goes
-    out of a layer, without which sixteen layers do not learn from scratch.
+    Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal by the fan-out
+    of a layer, without which sixteen layers do not learn from scratch.
 
     Args:
         config: channels, depths, widths, places, dropout, norm.
@@ -191,9 +191,9 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
 
 
 def build_encoder(
-    config: Asked | OwnEncoder, shape: Sequence[int], salt: int, key: str = "model.encoder"
+    config: EncoderConfig | OwnEncoder, shape: Sequence[int], salt: int, key: str = "model.encoder"
 ) -> tuple[nn.Module, int]:
-    """An encoder for one view and the width of its hidden features.
+    """Returns an encoder for one view, and the width of its hidden features.
 
     Args:
         config: which encoder.
@@ -206,20 +206,20 @@ def build_encoder(
         ConfigError: the encoder does not fit the view.
     """
     if isinstance(config, OwnEncoder):
-        made: object = config.build(shape, salt)
-        match made:
+        built: object = config.build(shape, salt)
+        match built:
             case (nn.Module() as encoder, int(width)):
                 return encoder, width
         raise ConfigError(
-            f"{key}: {config.kind}.build gave {made!r:.80}; expected a module and "
+            f"{key}: {config.kind}.build gave {built!r:.80}; expected a module and "
             "the width of its features"
         )
     if isinstance(config, Gin) != (len(shape) == 4):
-        what, wanted = (
+        kind, expected = (
             ("graphs", "'gin'") if len(shape) == 4 else (f"of shape {tuple(shape)}", "graphs")
         )
         raise ConfigError(
-            f"{key} is '{config.kind}', but the view is {what}; expected {wanted}, or an encoder "
+            f"{key} is '{config.kind}', but the view is {kind}; expected {expected}, or an encoder "
             "of your own"
         )
     if isinstance(config, Gin):
@@ -233,10 +233,10 @@ def build_encoder(
             "'transformers', or an encoder of your own"
         )
     if isinstance(config, Convnet):
-        planes = _planes(config, shape, key)
-        layers = convnet(config, planes, salt)
+        image_shape = _image_shape(config, shape, key)
+        layers = convnet(config, image_shape, salt)
         if len(shape) == 1:
-            layers = [nn.Unflatten(1, planes), *layers]
+            layers = [nn.Unflatten(1, image_shape), *layers]
         return Encoder(layers), config.widths[-1]
     if isinstance(config, Mlp | Linear):
         if len(shape) != 1:
@@ -268,28 +268,28 @@ def build_encoder(
     return Encoder(layers), width
 
 
-def _planes(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:
-    """Channels, height and width of what a convnet sees; see `build_encoder`."""
-    asked = config.shape
+def _image_shape(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:
+    """Returns channels, height and width of a convnet's input; see `build_encoder`."""
+    requested = config.shape
     if len(shape) == 3:
         height, width, channels = shape
-        if asked is not None and asked != [channels, height, width]:
+        if requested is not None and requested != [channels, height, width]:
             raise ConfigError(
-                f"{key}.shape is {asked}, but the view's images are "
+                f"{key}.shape is {requested}, but the view's images are "
                 f"{[channels, height, width]}; expected null, which takes theirs"
             )
-    elif asked is None:
+    elif requested is None:
         raise ConfigError(
             f"{key} is 'convnet' without a shape, but the view is a vector of {shape[0]} "
             f"values; expected {key}.shape: [channels, height, width] of {shape[0]} values"
         )
-    elif math.prod(asked) != shape[0]:
+    elif math.prod(requested) != shape[0]:
         raise ConfigError(
-            f"{key}.shape is {asked}, {math.prod(asked)} values, but the view is a vector "
+            f"{key}.shape is {requested}, {math.prod(requested)} values, but the view is a vector "
             f"of {shape[0]}; expected [channels, height, width] of {shape[0]} values"
         )
     else:
-        channels, height, width = asked
+        channels, height, width = requested
     if min(height, width) < (least := 2 ** len(config.channels)):
         raise ConfigError(
             f"{key} is 'convnet' and halves {height} x {width} {len(config.channels)} "

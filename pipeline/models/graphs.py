@@ -19,16 +19,16 @@ class GinEncoder(nn.Module):
 
     .. math:: h_v^{(k)} = BN(ReLU(MLP^{(k)}(h_v^{(k-1)} + \sum_{u \in N(v)} h_u^{(k-1)})))
 
-    with h^(0) the node's label as 0 and 1 (all 0 where it is hidden), and MLP two linear layers
-    with a ReLU between. A node has the features of all layers side by side, a graph the sum of its
-    nodes'. Batch norm is over the nodes of a stream's rows on all processes.
+    with h^(0) the one-hot label of the node (all 0 where it is hidden), and MLP two linear layers
+    with a ReLU between. A node's features are those of all layers, concatenated; a graph's are the
+    sum over its nodes. Batch norm is over the nodes of a stream's rows on all processes.
 
     Attributes:
         width: of the features.
     """
 
     def __init__(self, options: Gin, shape: Sequence[int], key: str) -> None:
-        """Draws the weights; `shape` is (nodes, edges, 2, labels), `key` is for errors."""
+        """Draws the weights; `shape` is (nodes, edges, 2, labels), errors name `key`."""
         super().__init__()
         geometric: Any = require("torch_geometric.nn", key)
         self.most_nodes, _, _, self.labels = shape
@@ -47,35 +47,35 @@ class GinEncoder(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm1d(options.width) for _ in layers)
 
     def forward(self, x: Int[Tensor, "rows numbers"], keys: Tensor) -> Float[Tensor, "rows width"]:
-        """Returns the sum over its nodes of each graph: see `data.graphs` for its row."""
-        there, features = self._features(x)
-        graph = there.nonzero()[:, 0]
+        """Returns each graph's sum over its nodes; for the format of x see `data.graphs`."""
+        exists, features = self._features(x)
+        graph = exists.nonzero()[:, 0]
         return features.new_zeros(len(x), self.width).index_add(0, graph, features)
 
     def nodes(
         self, x: Int[Tensor, "rows numbers"], keys: Tensor
     ) -> Float[Tensor, "rows nodes width"]:
-        """Returns features of the nodes of each graph, 0 where there is none."""
-        there, features = self._features(x)
-        out = features.new_zeros(*there.shape, self.width)
-        return out.masked_scatter(there[..., None], features)
+        """Returns features of the nodes of each graph, 0 where there is no node."""
+        exists, features = self._features(x)
+        out = features.new_zeros(*exists.shape, self.width)
+        return out.masked_scatter(exists[..., None], features)
 
     def _features(
         self, x: Int[Tensor, "rows numbers"]
     ) -> tuple[Bool[Tensor, "rows nodes"], Float[Tensor, "all_nodes width"]]:
-        """Returns where there is a node, and the features of these, row after row."""
+        """Returns which nodes exist, and the features of those, row after row."""
         labels, edges = parted(x, self.most_nodes)
-        there = labels != NONE
-        number = (there.flatten().cumsum(0) - 1).view(there.shape)  # of a node among all
-        rows, places = edges[..., 0].ge(0).nonzero(as_tuple=True)
-        ends = number[rows[:, None], edges[rows, places].long()]
-        both = torch.cat([ends, ends.flip(1)]).T
-        first: Any = self.norms[0].weight
-        h = torch.zeros(int(there.sum()), self.labels, dtype=first.dtype, device=x.device)
-        seen = labels[there].long()
-        h[seen >= 0, seen[seen >= 0]] = 1
-        found = []
+        exists = labels != NONE
+        index = (exists.flatten().cumsum(0) - 1).view(exists.shape)  # of a node among all
+        rows, columns = edges[..., 0].ge(0).nonzero(as_tuple=True)
+        ends = index[rows[:, None], edges[rows, columns].long()]
+        edge_index = torch.cat([ends, ends.flip(1)]).T  # in both directions
+        weight: Any = self.norms[0].weight
+        h = torch.zeros(int(exists.sum()), self.labels, dtype=weight.dtype, device=x.device)
+        label = labels[exists].long()
+        h[label >= 0, label[label >= 0]] = 1
+        layers = []
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            h = norm(torch.relu(convolution(h, both)))
-            found.append(h)
-        return there, torch.cat(found, 1)
+            h = norm(torch.relu(convolution(h, edge_index)))
+            layers.append(h)
+        return exists, torch.cat(layers, 1)

@@ -1,4 +1,4 @@
-"""The model: an encoder and a projector a view, a classifier, and the parts that terms add."""
+"""The model: an encoder and a projector per view, a classifier, and the parts that terms add."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,22 +15,22 @@ from heron.pipeline.config.training import Precision
 from heron.pipeline.distributed.sync_batchnorm import by_stream
 from heron.pipeline.models.encoders import build_encoder, mlp
 
-# What the model makes of a batch, by name: a tensor [rows, ...] a view, or one of all views.
+# The model's outputs by name: a tensor [rows, ...] per view, or one of all views.
 Features = dict[str, list[Tensor]]
-GRAPHS = 64  # of an encoder's code: a shape of each stream, with and without a graph, for each view
+GRAPHS = 64  # of one encoder: by the stream's shape, with and without gradient, and by view
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the parts of a term are built for.
+    """The model that the parts of a term are built for.
 
     Attributes:
         config: widths and kinds.
         shapes: of one sample of each view, as the model sees it.
         labels: width of the classifier's output.
         widths: of the hidden features of each view.
-        classified: how many views, from the first on, the classifier sees.
-        batch: rows of a global batch; 0: not known.
+        classified: the number of views, from the first on, that the classifier sees.
+        batch: rows of a global batch; 0: unknown.
     """
 
     config: ModelConfig
@@ -42,27 +42,27 @@ class ModelSpec:
 
     @property
     def classified_width(self) -> int:
-        """Of the features that the classifier sees."""
+        """The width of the features that the classifier sees."""
         return sum(self.widths[: self.classified])
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch as the encoders have left it, for the parts of terms; see `Heterogeneous.embed`.
+    """An encoded batch, the input of the parts of terms; see `Heterogeneous.embed`.
 
     Attributes:
         inputs: a tensor a view, [rows, ...].
         rng_keys: of the rows' random numbers, [rows].
-        view_keys: the same for each view, apart where views share an encoder.
+        view_keys: of each view's random numbers; they differ where views share an encoder.
         sizes: rows of each stream, in order.
         hidden: features of each view, [rows, its width].
-        classified: those that the classifier sees, side by side.
+        classified: the features that the classifier sees, concatenated.
         projections: z of each view, or none.
         logits: of the classifier, if there is one.
-        classifier: itself.
+        classifier: the module, if there is one.
         targets: the rows' labels as 0/1; None in evaluation.
         nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
-            is none; of terms whose part says `reads_nodes = True`, and else none.
+            is no node; empty unless the part of a term has `reads_nodes = True`.
         present: which views each row has, [rows, views]; None: all of them.
     """
 
@@ -82,24 +82,24 @@ class Encoded:
 
 @runtime_checkable
 class FeaturePart(Protocol):
-    """A module of a term that adds features."""
+    """A term's module that adds features."""
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns features by name, which take the place of others of that name."""
+        """Returns features by name, which replace others of the same name."""
 
 
 class Heterogeneous(nn.Module):
-    """Views in, features out.
+    """A network with one branch per view: views in, features out.
 
-    Parts are built in one order (encoders, classifier, projectors, the terms' own), so that methods
-    that share a seed share the initial weights of the parts they share. A part is built only where
-    a term needs it: DDP refuses a parameter without a gradient.
+    Parts are always built in the same order (encoders, classifier, projectors, the terms' own), so
+    that methods with the same seed have the same initial weights in the parts that they share. A
+    part is built only where a term needs it: DDP refuses a parameter without a gradient.
 
     Attributes:
-        classified: how many views, from the first on, the classifier sees; evaluation needs and
-            makes no others.
+        classified: the number of views, from the first on, that the classifier sees; evaluation
+            needs no others.
         widths: of the hidden features of each view.
-        classified_width: of those that the classifier sees, side by side.
+        classified_width: of the concatenated features that the classifier sees.
         projection_width: of z and H(z).
         precision: "bf16" computes in bfloat16 by autocast; parameters and features are float32.
             "fp64" computes in float64, which `double()` has made of the parameters.
@@ -118,15 +118,15 @@ class Heterogeneous(nn.Module):
         names: Sequence[str] = (),
         batch: int = 0,
     ) -> None:
-        """Build the parts.
+        """Builds the parts.
 
         Args:
             config: widths and kinds.
             shapes: of one sample of each view, as the model sees it.
             labels: width of the classifier's output.
-            terms: by name; what their losses read is built.
-            names: of the views, by which some have an encoder of their own; see `model.encoders`.
-            batch: rows of a global batch; 0: not known, as where weights are read.
+            terms: by name; the features that their losses read are built.
+            names: of the views; `model.encoders` may give a view an encoder of its own by name.
+            batch: rows of a global batch; 0: unknown, as where weights are loaded.
 
         Raises:
             ConfigError: views, encoders and terms do not fit each other.
@@ -134,12 +134,12 @@ class Heterogeneous(nn.Module):
         super().__init__()
         self.views = len(shapes)
         self.classified = 1 if config.classify_on == "first_view" else self.views
-        self._refuse(config, shapes, terms)
+        self._refuse_misfits(config, shapes, terms)
         number = 1 if config.shared_encoder else self.views
         built = []
         for view, shape in enumerate(shapes[:number]):
-            key, asked = config.encoder_of(names[view] if names else "")
-            built.append(build_encoder(asked, shape, salt=100 * (view + 1), key=key))
+            key, options = config.encoder_of(names[view] if names else "")
+            built.append(build_encoder(options, shape, salt=100 * (view + 1), key=key))
         self.encoders = nn.ModuleList(encoder for encoder, _ in built)
         self.widths = [built[view % number][1] for view in range(self.views)]
         if config.shared_projector and len(set(self.widths)) > 1:
@@ -152,7 +152,7 @@ class Heterogeneous(nn.Module):
         spec = ModelSpec(config, shapes, labels, self.widths, self.classified, batch)
         self.classified_width = spec.classified_width
 
-        self.classifier = self._own_classifier(spec, terms)
+        self.classifier = self._classifier_of_term(spec, terms)
         if self.classifier is None and "logits" in needed:
             self.classifier = nn.Linear(self.classified_width, labels)
         projectors = (
@@ -164,19 +164,19 @@ class Heterogeneous(nn.Module):
         self._build_parts(spec, terms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _refuse(
+    def _refuse_misfits(
         self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, Term]
     ) -> None:
-        compared = {"inputs", "input_projections"}
+        raw_features = {"inputs", "input_projections"}
         for name, term in terms.items():
             coded = [shape for shape in shapes if len(shape) in (2, 4)]
-            if coded and compared & term.requires().features:
-                what = "tokens say nothing of a text"
+            if coded and raw_features & term.requires().features:
+                reason = "tokens say nothing of a text"
                 if len(coded[0]) == 4:
-                    what = "nodes say nothing of a graph"
+                    reason = "nodes say nothing of a graph"
                 raise ConfigError(
-                    f"objective.{name} compares the inputs themselves, and the numbers of {what}; "
-                    "expected another term, or views of numbers and pictures"
+                    f"objective.{name} compares the inputs themselves, and the numbers of {reason};"
+                    " expected another term, or views of numbers and pictures"
                 )
         if self.classified < self.views and not config.shared_encoder:
             raise ConfigError(
@@ -190,18 +190,18 @@ class Heterogeneous(nn.Module):
                 f"{[tuple(s) for s in shapes]}; set it to false"
             )
 
-    def _own_classifier(self, spec: ModelSpec, terms: Mapping[str, Term]) -> nn.Module | None:
-        made = {name: term.classifier(spec) for name, term in terms.items()}
-        owners = [name for name, classifier in made.items() if classifier is not None]
+    def _classifier_of_term(self, spec: ModelSpec, terms: Mapping[str, Term]) -> nn.Module | None:
+        classifiers = {name: term.classifier(spec) for name, term in terms.items()}
+        owners = [name for name, classifier in classifiers.items() if classifier is not None]
         if len(owners) > 1:
             raise ConfigError(
                 f"each of objective.{' and objective.'.join(owners)} brings a classifier of its "
                 "own; expected one of them: give the others the weight 0"
             )
-        return made[owners[0]] if owners else None
+        return classifiers[owners[0]] if owners else None
 
     def _build_parts(self, spec: ModelSpec, terms: Mapping[str, Term]) -> None:
-        """Builds the parts of terms in an order that does not depend on the configuration's."""
+        """Builds the parts of terms in an order that is independent of the configuration's."""
         builders: dict[str, Callable[[], nn.Module]] = {}
         for term_name, term in terms.items():
             parts = term.parts(spec)
@@ -211,25 +211,26 @@ class Heterogeneous(nn.Module):
                     "expected another name"
                 )
             builders = parts | builders
-        for name in sorted(builders, reverse=True):
+        names = sorted(builders, reverse=True)
+        for name in names:
             self.add_module(name, builders[name]())
-        known = [*sorted(builders, reverse=True), "classifier"]
-        self._reads_nodes = any(hasattr(getattr(self, name), "reads_nodes") for name in known)
-        self._parts = [name for name in known if isinstance(getattr(self, name), FeaturePart)]
+        names.append("classifier")
+        self._reads_nodes = any(hasattr(getattr(self, name), "reads_nodes") for name in names)
+        self._parts = [name for name in names if isinstance(getattr(self, name), FeaturePart)]
 
     def leave_out_parts(self, unneeded: Callable[[], bool]) -> None:
-        """Takes out the parts of terms without which `unneeded()` is still true, one by one."""
+        """Disables, one by one, the parts of terms without which `unneeded()` is still true."""
         for name in list(self._parts):
-            kept, self._parts = self._parts, [other for other in self._parts if other != name]
+            previous, self._parts = self._parts, [other for other in self._parts if other != name]
             if not unneeded():
-                self._parts = kept
+                self._parts = previous
 
     def compile_encoders(self, backend: str) -> None:
-        """Compiles each encoder in place: names of parameters, copies and files stay as they are.
+        """Compiles each encoder in place, which keeps the names of parameters.
 
-        A graph is of one shape, so that a run that goes on has those of one that never stopped.
+        Graphs have static shapes, so that a resumed run computes as one that was not interrupted.
         """
-        from torch._dynamo import config  # here: it takes seconds
+        from torch._dynamo import config  # imported here, since it takes seconds
 
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         for encoder in self.encoders:
@@ -249,17 +250,16 @@ class Heterogeneous(nn.Module):
         targets: Tensor | None = None,
         present: Tensor | None = None,
     ) -> Features:
-        """Encodes one tensor a view; see `embed`, which this runs in `precision`."""
+        """Runs `embed` in `precision`."""
         if self.precision == "fp64":
             inputs = [x.double() if x.is_floating_point() else x for x in inputs]
             targets = None if targets is None else targets.double()
-        given = inputs, rng_keys, sizes, targets, present
         eager = self.compiled and not self.training and not torch.compiler.is_compiling()
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
             if self.precision != "bf16":
-                return self.embed(*given)
+                return self.embed(inputs, rng_keys, sizes, targets, present)
             with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
-                features = self.embed(*given)
+                features = self.embed(inputs, rng_keys, sizes, targets, present)
                 return {name: [x.float() for x in xs] for name, xs in features.items()}
 
     def embed(
@@ -272,36 +272,36 @@ class Heterogeneous(nn.Module):
     ) -> Features:
         r"""Encodes one tensor a view.
 
-        Of a row that lacks views, encoders, projectors and their batch norms see the others alone;
-        what there would be of a view that it lacks is zeros, and its hidden features are scaled so
-        that a linear map of S is, over its views P(i) of V,
+        Encoders, projectors and their batch norms see only the views that a row has. The features
+        of a missing view are zeros, and the row's hidden features are scaled so that a linear map
+        of S is, over the row's views P(i) of V,
 
         .. math:: W s_i = \frac{V}{|P(i)|} \sum_{v \in P(i)} W_v s_{iv}
 
         Args:
-            inputs: one tensor [rows, ...] a view; the first `classified` views alone will do.
+            inputs: one tensor [rows, ...] a view; the first `classified` views suffice.
             rng_keys: of the rows' random numbers, [rows].
-            sizes: how many rows each stream has, in order.
+            sizes: the number of rows of each stream, in order.
             targets: the rows' labels as 0/1, for parts that learn from them; None in evaluation.
             present: which views each row has, [rows, views]; None: all of them.
 
         Returns:
-            `hidden`: S, the views' features side by side, [rows, all widths]; `logits` of the
-            classifier on S or on the first view's part of it; `projections`: z, a tensor a view;
-            and what the parts of terms add. A name that no term asks for is not there.
+            `hidden`: S, the views' concatenated features, [rows, all widths]; `logits` of the
+            classifier on S or on the first view's share of it; `projections`: z, a tensor a view;
+            and the features of the terms' parts. Features that no term needs are left out.
         """
         encoders = [self.encoders[view % len(self.encoders)] for view in range(len(inputs))]
         # Views that share an encoder have dropout masks of their own.
         view_keys = [
             rng_keys + (view if len(self.encoders) == 1 else 0) for view in range(len(inputs))
         ]
-        given = [*zip(inputs, view_keys, strict=True)]
+        arguments = [*zip(inputs, view_keys, strict=True)]
         nodes: list[Tensor] = []
         if self._reads_nodes:
-            nodes = by_stream([*map(node_features, encoders)], sizes, given, present)
+            nodes = by_stream([*map(node_features, encoders)], sizes, arguments, present)
             hidden = [x.sum(1) for x in nodes]
         else:
-            hidden = by_stream(encoders, sizes, given, present)
+            hidden = by_stream(encoders, sizes, arguments, present)
         projections: list[Tensor] = []
         if len(self.projectors):
             projectors = [
@@ -309,8 +309,8 @@ class Heterogeneous(nn.Module):
             ]
             projections = by_stream(projectors, sizes, [(h,) for h in hidden], present)
         if present is not None:
-            share = present[:, : self.classified].sum(1, keepdim=True).clamp(min=1)
-            hidden = [h * (min(self.classified, len(inputs)) / share) for h in hidden]
+            count = present[:, : self.classified].sum(1, keepdim=True).clamp(min=1)
+            hidden = [h * (min(self.classified, len(inputs)) / count) for h in hidden]
         classified = torch.cat(hidden[: self.classified], 1)
         features: Features = {"hidden": [torch.cat(hidden, 1)]}
         logits = None
@@ -325,9 +325,9 @@ class Heterogeneous(nn.Module):
         )  # fmt: skip
         for name in self._parts:
             added = getattr(self, name).add_features(encoded)
-            if wrong := [key for key, tensors in added.items() if not isinstance(tensors, list)]:
+            if invalid := [key for key, tensors in added.items() if not isinstance(tensors, list)]:
                 raise ConfigError(
-                    f"model part '{name}' gave {wrong[0]} as {type(added[wrong[0]]).__name__}; "
+                    f"model part '{name}' gave {invalid[0]} as {type(added[invalid[0]]).__name__}; "
                     "expected a list with a tensor a view"
                 )
             features |= added
@@ -335,7 +335,7 @@ class Heterogeneous(nn.Module):
 
 
 def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
-    """Returns what gives the features of the nodes of graphs, of an encoder that has such."""
+    """Returns the method `nodes` of a graph encoder; ConfigError where an encoder has none."""
     nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
     if nodes is None:
         raise ConfigError(

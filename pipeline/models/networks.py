@@ -14,17 +14,17 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.model import ModelConfig, Network, Timm, Transformer
 
-HALF = [0.5, 0.5, 0.5]  # mean and standard deviation of pictures, where weights say no others
+HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
 MOST_BYTES = 2**20  # of a JSON file beside weights
 HUB = "hf://"
-FETCHED = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.safetensors*"]
+HUB_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.safetensors*"]
 
 
 class NetworkEncoder(nn.Module):
-    """A network whose dropout is off, so that it draws nothing at random.
+    """A network of another library, without dropout, so that it draws nothing at random.
 
     Attributes:
-        network: of another library.
+        network: the network itself.
         options: of the encoder.
     """
 
@@ -38,7 +38,7 @@ class NetworkEncoder(nn.Module):
         mean: Sequence[float] = HALF,
         std: Sequence[float] = HALF,
     ) -> None:
-        """Takes a network; `mean` and `std` are of the channels of pictures in [0, 1]."""
+        """Wraps a network; `mean` and `std` are of the channels of pictures in [0, 1]."""
         super().__init__()
         self.network, self.options = network, options
         for name, values in (("mean", mean), ("std", std)):
@@ -52,7 +52,7 @@ class NetworkEncoder(nn.Module):
         return self.of_tokens(x)
 
     def pooled(self, out: Any) -> Tensor:
-        """Returns features of pictures out of what the network gives."""
+        """Returns features of pictures from the network's output."""
         features: Tensor = out
         return features
 
@@ -61,7 +61,7 @@ class NetworkEncoder(nn.Module):
         raise NotImplementedError
 
     def train(self, mode: bool = True) -> "NetworkEncoder":
-        """Leaves a frozen network as it evaluates: its batch norm, if any, stays as it is."""
+        """Sets the mode; a frozen network stays in evaluation mode, for its batch norm."""
         super().train(mode)
         if self.options.freeze:
             self.network.eval()
@@ -74,13 +74,13 @@ class TransformerEncoder(NetworkEncoder):
     options: Transformer
 
     def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
-        """See `NetworkEncoder`; attention cannot reshape no rows, so that one stands for none."""
+        """See `NetworkEncoder`; attention cannot reshape 0 rows, so it gets 1, which is dropped."""
         if x.is_meta or x.shape[0] or not hasattr(self.network.config, "num_attention_heads"):
             return super().forward(x, rng_keys)
         return super().forward(x.new_zeros(1, *x.shape[1:]), rng_keys)[:0]
 
     def pooled(self, out: Any) -> Tensor:
-        """Returns the mean over places, or the first of them."""
+        """Returns the mean over positions, or the first of them."""
         hidden: Tensor = out.last_hidden_state
         if hidden.dim() == 4:  # [rows, channels, height, width]
             return hidden.mean((2, 3))
@@ -88,18 +88,18 @@ class TransformerEncoder(NetworkEncoder):
 
     def of_tokens(self, ids: Tensor) -> Tensor:
         """Returns features of token ids, -1 where there is none."""
-        there = ids >= 0
-        mask = None  # of a copy that computes nothing: to look into one would fail
+        is_token = ids >= 0
+        mask = None  # on the meta device, where transformers could not read its values
         if not ids.is_meta:
-            if not torch.compiler.is_compiling():  # a graph has one width
-                longest = max(1, int(there.sum(1).max())) if len(ids) else 1
-                ids, there = ids[:, :longest], there[:, :longest]  # padding stands at the end
-            mask = there.long()
+            if not torch.compiler.is_compiling():  # compiled graphs have static shapes
+                longest = max(1, int(is_token.sum(1).max())) if len(ids) else 1
+                ids, is_token = ids[:, :longest], is_token[:, :longest]  # padding is at the end
+            mask = is_token.long()
         out = self.network(input_ids=ids.long().clamp(min=0), attention_mask=mask)
         hidden: Tensor = out.last_hidden_state
         if self.options.pooling == "first":
             return hidden[:, 0]
-        weight = there[:, :, None].to(hidden.dtype)
+        weight = is_token[:, :, None].to(hidden.dtype)
         return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
@@ -114,8 +114,8 @@ def build_network(
         key: of the configuration, for errors.
 
     Raises:
-        ConfigError: the library does not know it, its weights cannot be read or are others', or it
-            does not fit the view.
+        ConfigError: the library does not know it, its weights cannot be read or do not fit it, or
+            it does not fit the view.
         MissingPackage: a package that it needs is not installed.
     """
     try:
@@ -129,7 +129,7 @@ def build_network(
             f"{key}: {options.kind} cannot make this network ({line:.300}); expected options that "
             f"fit it and a view of shape {tuple(shape)}"
         ) from error
-    _choose_learnt(encoder, options, key)
+    _choose_trainable(encoder, options, key)
     sample = torch.ones(2, shape[0], dtype=torch.int32)
     if len(shape) == 3:
         sample = torch.zeros(2, shape[2], *shape[:2])
@@ -152,27 +152,27 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
             "vectors, such as 'mlp'"
         )
     if len(shape) == 3:
-        given = {"num_channels": shape[2], "image_size": list(shape[:2])}
+        defaults = {"num_channels": shape[2], "image_size": list(shape[:2])}
     else:
-        given = {"vocab_size": shape[1], "pad_token_id": None}
-    config = AutoConfig.for_model(kind, **given | tree)
-    silent = {n: 0.0 for n, v in config.to_dict().items() if "drop" in n and isinstance(v, float)}
-    config.update(silent)
+        defaults = {"vocab_size": shape[1], "pad_token_id": None}
+    config = AutoConfig.for_model(kind, **defaults | tree)
+    fields = config.to_dict().items()
+    config.update({n: 0.0 for n, value in fields if "drop" in n and isinstance(value, float)})
     if len(shape) == 2:
-        for name, asked in (("vocab_size", shape[1]), ("max_position_embeddings", shape[0])):
-            if (found := getattr(config, name, asked)) < asked:
-                raise ConfigError(f"{key}: {name} is {found}; expected {asked} at least")
+        for name, least in (("vocab_size", shape[1]), ("max_position_embeddings", shape[0])):
+            if (value := getattr(config, name, least)) < least:
+                raise ConfigError(f"{key}: {name} is {value}; expected {least} at least")
     if folder is None:
-        made: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
-        return TransformerEncoder(made, options)
+        untrained: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        return TransformerEncoder(untrained, options)
     network = AutoModel.from_pretrained(
         folder, config=config, use_safetensors=True, local_files_only=True
     )
     if not (folder / "preprocessor_config.json").exists():
         return TransformerEncoder(network, options)
-    known = read_json(folder / "preprocessor_config.json", key)
+    pictures = read_json(folder / "preprocessor_config.json", key)
     return TransformerEncoder(
-        network, options, known.get("image_mean") or HALF, known.get("image_std") or HALF
+        network, options, pictures.get("image_mean") or HALF, pictures.get("image_std") or HALF
     )
 
 
@@ -188,51 +188,54 @@ def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
             f"{key}: timm cannot be imported ({error}); expected the torchvision that belongs to "
             f"torch {torch.__version__}: install both from one index"
         ) from error
-    if loud := [name for name in options.options if "drop" in name]:
-        raise ConfigError(f"{key}: {loud[0]} is there; dropout would not follow rows: leave it out")
-    known = {"num_classes": 0, "in_chans": shape[2], **options.options}
+    if drop := [name for name in options.options if "drop" in name]:
+        raise ConfigError(f"{key}: {drop[0]} is there; dropout would not follow rows: leave it out")
+    arguments = {"num_classes": 0, "in_chans": shape[2], **options.options}
     try:
-        network = timm.create_model(options.name, img_size=tuple(shape[:2]), **known)
-    except TypeError:  # of a network of convolutions, which takes pictures of any size
-        network = timm.create_model(options.name, **known)
+        network = timm.create_model(options.name, img_size=tuple(shape[:2]), **arguments)
+    except TypeError:  # convolutional networks take pictures of any size
+        network = timm.create_model(options.name, **arguments)
     if options.weights is not None:
         _load(network, Path(options.weights), key)
-    about = network.pretrained_cfg
+    pictures = network.pretrained_cfg
     rgb = shape[2] == 3
     return NetworkEncoder(
-        network, options, about["mean"] if rgb else HALF[:1], about["std"] if rgb else HALF[:1]
+        network,
+        options,
+        pictures["mean"] if rgb else HALF[:1],
+        pictures["std"] if rgb else HALF[:1],
     )
 
 
 def _load(network: nn.Module, path: Path, key: str) -> None:
-    """Loads weights; a classifier of the file's own is left out.
+    """Loads weights, but no classifier.
 
     Raises:
         ConfigError: the file lacks weights of the network, or has others.
     """
     state = load_file(path)
-    found = network.load_state_dict(state, strict=False)
-    others = [name for name in found.unexpected_keys if not name.startswith(("head", "fc", "cla"))]
-    if wrong := [*found.missing_keys, *others]:
+    keys = network.load_state_dict(state, strict=False)
+    extra = [name for name in keys.unexpected_keys if not name.startswith(("head", "fc", "cla"))]
+    if misfits := [*keys.missing_keys, *extra]:
         raise ConfigError(
-            f"{key}: {path} lacks or has others than {wrong[0]} (of {len(wrong)} such); expected "
-            "weights of this network"
+            f"{key}: {path} lacks or has others than {misfits[0]} (of {len(misfits)} such); "
+            "expected weights of this network"
         )
 
 
-def _choose_learnt(encoder: NetworkEncoder, options: Network, key: str) -> None:
-    """Freezes what is not learnt, and notes the rates of what is."""
+def _choose_trainable(encoder: NetworkEncoder, options: Network, key: str) -> None:
+    """Freezes weights, adds LoRA, and sets the rates of the rest, as the options say."""
     network = encoder.network
     if options.freeze:
         network.requires_grad_(False)
     if options.lora is not None:
         peft: Any = require("peft", f"{key}.lora")
         lora = options.lora
-        chosen = peft.LoraConfig(
+        lora_config = peft.LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, lora_dropout=0.0
         )
         try:
-            peft.inject_adapter_in_model(chosen, network)
+            peft.inject_adapter_in_model(lora_config, network)
         except ValueError as error:
             raise ConfigError(
                 f"{key}.lora: {str(error).splitlines()[0]:.200}; expected targets: last parts of "
@@ -243,9 +246,9 @@ def _choose_learnt(encoder: NetworkEncoder, options: Network, key: str) -> None:
 
 
 def _set_rates(network: nn.Module, decay: float) -> None:
-    """Notes at each parameter its rate as a share of `optim.lr`: decay to the power of its depth.
+    """Sets each parameter's `rate_share` of `optim.lr`: decay to the power of its depth.
 
-    Layers are the longest list of modules; what comes before them is one further down.
+    The layers are the longest list of modules; parameters before them are one level deeper.
     """
     lists = {name: m for name, m in network.named_modules() if isinstance(m, nn.ModuleList)}
     lists |= {name: m for name, m in network.named_modules() if isinstance(m, nn.Sequential)}
@@ -255,14 +258,14 @@ def _set_rates(network: nn.Module, decay: float) -> None:
         if name.startswith(f"{layers}."):
             level = int(name.removeprefix(f"{layers}.").partition(".")[0]) + 1
         elif level:
-            level = count  # behind the layers
+            level = count  # after the layers
         parameter.rate_share = decay ** (count - level)  # type: ignore[attr-defined]
 
 
 def _freeze_unused(encoder: nn.Module, sample: Tensor) -> int:
-    """Freezes weights that the features do not depend on; returns the width of these.
+    """Freezes weights that the features do not depend on; returns the width of the features.
 
-    Such as a pooler's: DDP refuses a parameter without a gradient.
+    A pooler has such weights, and DDP refuses a parameter without a gradient.
     """
     encoder.eval()
     features = encoder(sample, torch.zeros(len(sample), dtype=torch.int64))
@@ -276,10 +279,10 @@ def _freeze_unused(encoder: nn.Module, sample: Tensor) -> int:
 
 
 def weights_folder(weights: str, key: str) -> Path:
-    """Returns the local folder of weights, fetched from the hub where they are there.
+    """Returns the local folder of weights, which are downloaded if they are on the hub.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are no such weights.
     """
     if not weights.startswith(HUB):
         if not (Path(weights) / "config.json").is_file():
@@ -291,14 +294,14 @@ def weights_folder(weights: str, key: str) -> Path:
     hub: Any = require("huggingface_hub", f"{key}.weights")
     name, _, revision = weights.removeprefix(HUB).partition("@")
     try:
-        fetched = hub.snapshot_download(name, revision=revision or None, allow_patterns=FETCHED)
-    except Exception as error:  # its own, those of the network, and those of the disk
+        fetched = hub.snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES)
+    except Exception as error:  # of the hub, the network or the disk
         raise ConfigError(f"{key}.weights: {weights} cannot be fetched: {error}") from error
     return Path(fetched)
 
 
 def read_json(path: Path, key: str) -> dict[str, Any]:
-    """Returns a JSON object; ConfigError where it is none, or longer than it may be."""
+    """Returns a JSON object; ConfigError where the file is not one, or is too long."""
     try:
         with path.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
@@ -311,26 +314,28 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
 
 
 def described(model: ModelConfig) -> ModelConfig:
-    """Returns a model's options with the configurations that weights bring, to be built without."""
-    return _changed(model, _describe)
+    """Returns a model's options with its weights' configurations, to be built without them."""
+    return _map_networks(model, _with_config)
 
 
 def without_weights(model: ModelConfig) -> ModelConfig:
-    """Returns a model's options without weights to begin with: those of a checkpoint follow."""
-    return _changed(model, lambda key, one: one.model_copy(update={"weights": None}))
+    """Returns a model's options without initial weights: a checkpoint's will be loaded."""
+    return _map_networks(model, lambda key, network: network.model_copy(update={"weights": None}))
 
 
-def _describe(key: str, one: Network) -> Network:
-    if not isinstance(one, Transformer) or one.config is not None or one.weights is None:
-        return one
-    known = read_json(weights_folder(one.weights, key) / "config.json", key)
-    return one.model_copy(update={"config": known})
+def _with_config(key: str, network: Network) -> Network:
+    if not isinstance(network, Transformer):
+        return network
+    if network.config is not None or network.weights is None:
+        return network
+    config = read_json(weights_folder(network.weights, key) / "config.json", key)
+    return network.model_copy(update={"config": config})
 
 
-def _changed(model: ModelConfig, change: Callable[[str, Network], Network]) -> ModelConfig:
-    def of(key: str, one: Any) -> Any:
-        return change(key, one) if isinstance(one, Network) else one
+def _map_networks(model: ModelConfig, change: Callable[[str, Network], Network]) -> ModelConfig:
+    def changed(key: str, options: Any) -> Any:
+        return change(key, options) if isinstance(options, Network) else options
 
-    encoders = {name: of(f"model.encoders.{name}", one) for name, one in model.encoders.items()}
-    own = of("model.encoder", model.encoder)
-    return model.model_copy(update={"encoder": own, "encoders": encoders})
+    encoders = {name: changed(f"model.encoders.{name}", x) for name, x in model.encoders.items()}
+    default = changed("model.encoder", model.encoder)
+    return model.model_copy(update={"encoder": default, "encoders": encoders})

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks that keep their input alone, and compute the rest in backward.
+"""Activation checkpointing: blocks save only their input, and recompute the rest in backward.
 
 Chen, Xu, Zhang and Guestrin 2016, "Training deep nets with sublinear memory cost".
 """
@@ -14,30 +14,30 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_blocks(encoder: nn.Module) -> int:
-    """Has the blocks of an encoder computed again in backward, in place; returns how many.
+    """Makes backward recompute the blocks of an encoder, in place; returns their number.
 
-    They are the members of the longest list of modules that have parts of their own, and of all
-    lists like it: the layers of a transformer, those of each stage of a ResNet. An encoder without
-    such a list is one block. Names of parameters stay as they are.
+    The blocks are the members of the longest list of composite modules, and of all lists of the
+    same type: the layers of a transformer, those of each stage of a ResNet. An encoder without such
+    a list is one block. The names of parameters stay the same.
     """
     lists = [
-        one
-        for one in encoder.modules()
-        if isinstance(one, nn.ModuleList | nn.Sequential) and len(_composed(one)) > 1
+        module
+        for module in encoder.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(_composites(module)) > 1
     ]
     blocks: list[nn.Module] = [encoder]
     if lists:
-        kind = type(_composed(max(lists, key=lambda one: len(_composed(one))))[0])
-        blocks = [child for one in lists for child in one if type(child) is kind]
+        kind = type(_composites(max(lists, key=lambda modules: len(_composites(modules))))[0])
+        blocks = [child for modules in lists for child in modules if type(child) is kind]
     for block in blocks:
         _recompute(block)
     return len(blocks)
 
 
 def again(call: Callable[..., Any], modules: Sequence[nn.Module], *args: Any) -> Any:
-    """Calls what runs some modules, so that backward does it once more with the same numbers.
+    """Calls a function that runs `modules`, and again in backward with the same numbers.
 
-    Nothing may be drawn from a generator in it.
+    It may not draw from a random generator.
     """
     if not torch.is_grad_enabled():
         return call(*args)
@@ -46,12 +46,12 @@ def again(call: Callable[..., Any], modules: Sequence[nn.Module], *args: Any) ->
         *args,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (nullcontext(), _statistics_rest(modules)),
+        context_fn=lambda: (nullcontext(), _unchanged_statistics(modules)),
     )
 
 
-def _composed(modules: Any) -> list[nn.Module]:
-    """Returns the members that have parts with parameters, and are no lists."""
+def _composites(modules: Any) -> list[nn.Module]:
+    """Returns the members that have submodules with parameters, and are not lists."""
     return [
         child
         for child in modules
@@ -61,28 +61,28 @@ def _composed(modules: Any) -> list[nn.Module]:
 
 
 def _recompute(block: nn.Module) -> None:
-    """Gives a block a class whose forward is computed again in backward.
+    """Changes the class of a block to one whose forward is recomputed in backward.
 
-    A class, not a wrapper: a copy of the module is one of itself, and its parts keep their names.
+    A wrapper would change the names of the block's parameters.
     """
     kind = type(block)
 
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
-        return again(lambda *given: kind.forward(self, *given, **options), [self], *args)
+        return again(lambda *inputs: kind.forward(self, *inputs, **options), [self], *args)
 
     block.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
 @contextmanager
-def _statistics_rest(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Batch norm moves copies of its running statistics: the first forward has moved them."""
-    norms = [one for module in modules for one in module.modules() if isinstance(one, _BatchNorm)]
-    kept = [dict(norm._buffers) for norm in norms]
+def _unchanged_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Batch norm updates copies of its running statistics, which the first forward has updated."""
+    norms = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm)]
+    saved = [dict(norm._buffers) for norm in norms]
     try:
         for norm in norms:
             for name, buffer in norm._buffers.items():
                 norm._buffers[name] = None if buffer is None else buffer.clone()
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in zip(norms, saved, strict=True):
             norm._buffers.update(buffers)

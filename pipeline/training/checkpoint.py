@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and go on under any strategy and number of processes."""
+"""Atomic checkpoints, from which any strategy and number of processes can resume."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.agreement import differences, versions
-from heron.pipeline.distributed.collectives import from_first, rank, tensors_from_first
+from heron.pipeline.distributed.collectives import broadcast_tensors, from_first, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
@@ -21,7 +21,7 @@ from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprin
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
 FORMAT: Literal[4] = 4
-FIRST_EDITION = 2  # has one memory, momentum.safetensors, under no name
+FIRST_EDITION = 2  # its only memory is momentum.safetensors, without a name
 TENSORS = "model", "optimizer", "memories"
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
 ANEW = "run with run.resume=never to begin anew"
@@ -29,7 +29,7 @@ ANEW = "run with run.resume=never to begin anew"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: `step` global batches are done; with the plan that is everything."""
+    """A run's position: `step` global batches are done; the plan derives the rest from it."""
 
     step: Count
     epoch: Count
@@ -38,16 +38,16 @@ class Position:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run at a step: gathered tensors, whichever processes had what of them.
+    """The state of a run at a step, gathered from all processes.
 
-    Random numbers are a function of (seed, epoch, row), and batches of the plan, so that no
-    generator and no loader has a state.
+    Random numbers are a function of (seed, epoch, row), and batches of the plan, so no generator
+    and no loader has a state.
 
     Attributes:
-        position: where it stands.
+        position: the step.
         model: parameters and buffers by name.
-        optimizer: what the optimiser keeps, as NAME/KEY: see `Strategy.optimizer_state`.
-        memories: of the terms, as TERM/NAME: see `Objective.memory_state`.
+        optimizer: its state, as NAME/KEY: see `Strategy.optimizer_state`.
+        memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
         data: the fingerprint of the data set that it was trained on.
     """
 
@@ -59,7 +59,7 @@ class Snapshot:
 
 
 class CheckpointManifest(Artefact):
-    """What a checkpoint holds, where the run stood, and what it was trained on and with.
+    """A checkpoint's files, the run's position, and the data and versions that it was trained on.
 
     `sha256` is of the first edition, whose manifest has neither sizes nor a fingerprint.
     """
@@ -78,27 +78,27 @@ class CheckpointManifest(Artefact):
     made_with: dict[str, str] = {}
 
     def sums(self, folder: Path) -> dict[str, FileSum]:
-        """Returns the files of a checkpoint's folder, by name, as they were written."""
+        """Returns the size and sha256 of each file of the checkpoint as it was written, by name."""
         if self.format == FORMAT:
             return self.files
         sizes = {name: (folder / name).stat().st_size for name in self.sha256}
         return {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
 
     def fault(self, folder: Path) -> str:
-        """Returns what of a checkpoint's folder is not what was written, or ""."""
+        """Returns how a checkpoint's folder differs from what was written, or ""."""
         step = f"step-{self.position.step:08d}"
         if folder.name.startswith("step-") and folder.name != step:
             return f"it lies in {folder.name}, and its position is that of {step}"
         # Only some methods of the first edition had memories.
         files, tensors = self.sums(folder), TENSORS if self.format == FORMAT else TENSORS[:2]
-        wanted = [f"{name}.safetensors" for name in tensors]
-        if missing := [n for n in (*wanted, "config.yaml", "model.json") if n not in files]:
+        required = [f"{name}.safetensors" for name in tensors]
+        if missing := [n for n in (*required, "config.yaml", "model.json") if n not in files]:
             return f"{STATE} lists no {', '.join(missing)}"
         faults = [text for name, file in files.items() if (text := file.fault(folder / name))]
         return "; ".join(faults).replace(f"{folder}/", "")
 
 
-def keep(
+def save_on_main(
     folder: Path,
     snapshot: Snapshot,
     texts: dict[str, str],
@@ -111,11 +111,11 @@ def keep(
         folder: the run's `checkpoints/`.
         snapshot: in full on the main process.
         texts: files beside the tensors, by name: config.yaml, model.json.
-        newest: how many of the newest checkpoints stay.
-        watchdog: waits while this writes.
+        newest: how many of the newest checkpoints are kept.
+        watchdog: is told that the main process is busy while it writes.
 
     Raises:
-        CheckpointError: on every process, when it could not be written; those before stay.
+        CheckpointError: on every process: it could not be written; earlier checkpoints stay.
     """
     fault = ""
     if rank() == 0:
@@ -160,7 +160,7 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
             _flush(path)
         (partial / COMPLETE).touch()
         _flush(partial)
-    except SafetensorError as error:  # a full disk, in the words of safetensors
+    except SafetensorError as error:  # which safetensors raises where the disk is full
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError(str(error)) from None
     except OSError:
@@ -175,15 +175,15 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     _flush(folder)
     for old in complete(folder)[:-newest]:
         (old / COMPLETE).unlink()
-        shutil.rmtree(old, ignore_errors=True)  # somebody may be reading it
+        shutil.rmtree(old, ignore_errors=True)  # another process may be reading it
     return final
 
 
 def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
-    """Moves the checkpoints of an earlier run away, so that a new run neither mixes nor loses them.
+    """Moves the checkpoints of an earlier run away, so that a new run does not overwrite them.
 
     Returns:
-        Where they are now, `checkpoints-1`, or None when there were none of such `files`.
+        The new folder, such as `checkpoints-1`, or None where nothing matches the glob `files`.
     """
     if not any(folder.glob(files)):
         return None
@@ -204,26 +204,26 @@ def resume(
 ) -> tuple[Snapshot | None, list[str]]:
     """Returns the newest undamaged checkpoint on every process; every process must call it.
 
-    The first process alone reads it, and hands it on.
+    Only the first process reads it, and broadcasts it.
 
     Args:
         folder: the run's `checkpoints/`.
-        config: to go on under.
-        data: the fingerprint of the data set to go on with.
-        watchdog: waits while this reads.
+        config: of the run that resumes.
+        data: the fingerprint of that run's data set.
+        watchdog: is told that the first process is busy while it reads.
 
     Returns:
-        The snapshot, or None when there is no checkpoint at all; and a line for each that is newer
-        and damaged, and for what it was made with that differs and is allowed to.
+        The snapshot, or None where there is no checkpoint at all; and lines about newer checkpoints
+        that are damaged, and about allowed differences of configuration, data and versions.
 
     Raises:
         CheckpointError: on every process: it was made from other data or with a configuration under
-            which the run would go on otherwise, or none is whole.
+            which the run would go on otherwise, or all checkpoints are damaged.
     """
     snapshot, lines, fault = None, list[str](), ""
     if rank() == 0:
         try:
-            snapshot, lines = _newest(folder, config, data, watchdog)
+            snapshot, lines = _load_newest(folder, config, data, watchdog)
         except CheckpointError as error:
             fault = str(error)
     position, lines, fault = from_first((snapshot and snapshot.position, lines, fault))
@@ -231,51 +231,53 @@ def resume(
         raise CheckpointError(fault)
     if position is None:
         return None, lines
-    mine = snapshot or Snapshot(position, {}, {}, {})
-    model, optimizer, memories = (tensors_from_first(getattr(mine, name)) for name in TENSORS)
+    local = snapshot or Snapshot(position, {}, {}, {})
+    model, optimizer, memories = (broadcast_tensors(getattr(local, name)) for name in TENSORS)
     return Snapshot(position, model, optimizer, memories, data), lines
 
 
-def _newest(
+def _load_newest(
     folder: Path, config: Config, data: str, watchdog: Watchdog
 ) -> tuple[Snapshot | None, list[str]]:
     """Reads the newest undamaged checkpoint on one process: see `resume`."""
     lines, candidates = list[str](), complete(folder)
-    if not candidates and (torn := sorted(folder.glob("step-*"))):
-        lines.append(f"{torn[-1]} is not complete: {COMPLETE} is missing")
+    if not candidates and (incomplete := sorted(folder.glob("step-*"))):
+        lines.append(f"{incomplete[-1]} is not complete: {COMPLETE} is missing")
     while candidates:
         path = candidates.pop()
         with watchdog.busy():
             fault = damage(path)
         if not fault:
-            return _read(path, config, data, watchdog, lines), lines
-        going_on = f"going on from {candidates[-1].name}, the one before" if candidates else ""
-        lines.append(f"{path} is damaged ({fault}); {going_on or 'it was the last'}")
+            return _load_checked(path, config, data, watchdog, lines), lines
+        fallback = f"going on from {candidates[-1].name}, the one before" if candidates else ""
+        lines.append(f"{path} is damaged ({fault}); {fallback or 'it was the last'}")
     if lines:
         raise CheckpointError(f"{'; '.join(lines)}; bring one back, or {ANEW}")
     return None, lines
 
 
-def _read(path: Path, config: Config, data: str, watchdog: Watchdog, lines: list[str]) -> Snapshot:
-    """Reads a checkpoint that a run may go on from; adds to `lines` what differs."""
+def _load_checked(
+    path: Path, config: Config, data: str, watchdog: Watchdog, lines: list[str]
+) -> Snapshot:
+    """Reads a checkpoint that a run may resume from; adds allowed differences to `lines`."""
     manifest = CheckpointManifest.read(path / STATE)
-    refused = _changes(path, manifest, config, data)
-    if refused and config.run.resume != "force":
+    changes = _changes(path, manifest, config, data)
+    if changes and config.run.resume != "force":
         raise CheckpointError(
-            f"{path} was made with {'; '.join(refused)}; run with {path / 'config.yaml'} and its "
+            f"{path} was made with {'; '.join(changes)}; run with {path / 'config.yaml'} and its "
             "data, with run.resume=force to go on all the same, or with run.resume=never"
         )
     with watchdog.busy():
         snapshot = load(path)
-    lines += [f"going on all the same: it was made with {line}" for line in refused]
-    other = differences(versions(), manifest.made_with) if manifest.made_with else []
-    if other:
-        lines.append(f"{path.name} was made with other versions: {'; '.join(other)}")
+    lines += [f"going on all the same: it was made with {line}" for line in changes]
+    changed = differences(versions(), manifest.made_with) if manifest.made_with else []
+    if changed:
+        lines.append(f"{path.name} was made with other versions: {'; '.join(changed)}")
     return snapshot
 
 
 def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
-    """Returns in what a checkpoint was made otherwise than a run that would go on from it.
+    """Returns how configuration and data of a checkpoint differ from those of a run that resumes.
 
     Raises a CheckpointError where its weights are those of another model, which nothing can force.
     """
@@ -283,7 +285,7 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
         made_with = load_run_config(path / "config.yaml")
     except ConfigError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
-    differing = differences(_decisive(config), _decisive(made_with))
+    differing = differences(_resume_facts(config), _resume_facts(made_with))
     if config.run.resume == "force" and any(line.startswith("model.") for line in differing):
         raise CheckpointError(
             f"{path} was made with another model: {'; '.join(differing)}; run.resume=force cannot "
@@ -296,7 +298,7 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
 
 
 def damage(path: Path) -> str:
-    """Returns what of a checkpoint is not what was written, or "": see `FileSum.fault`."""
+    """Returns how a checkpoint differs from what was written, or "": see `FileSum.fault`."""
     try:
         return CheckpointManifest.read(path / STATE).fault(path)
     except (CheckpointError, OSError) as error:
@@ -304,10 +306,10 @@ def damage(path: Path) -> str:
 
 
 def load(path: Path) -> Snapshot:
-    """Reads a checkpoint; nothing of it is unpickled.
+    """Reads a checkpoint, without unpickling anything.
 
     Raises:
-        CheckpointError: it cannot be read, or is not what was written.
+        CheckpointError: it cannot be read, or differs from what was written.
     """
     manifest = CheckpointManifest.read(path / STATE)
     old = manifest.format == FIRST_EDITION
@@ -326,22 +328,22 @@ def load(path: Path) -> Snapshot:
         raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
 
 
-def _decisive(config: Config) -> dict[str, Any]:
-    """Returns what decides how a run goes on: not its folder, its length or how it is watched."""
-    apart = {"run", "evaluate", "train", "distributed", "tracking"}
-    tree = config.model_dump(mode="json", exclude=apart)
+def _resume_facts(config: Config) -> dict[str, Any]:
+    """Returns the options that decide how a run goes on: not its folder, length or tracking."""
+    excluded = {"run", "evaluate", "train", "distributed", "tracking"}
+    tree = config.model_dump(mode="json", exclude=excluded)
     tree["data"] = without_places(tree["data"])
-    where = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
-    for key in (*where, "on_error", "max_bad_fraction"):
+    storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
+    for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
-    kept = ["precision", "micro_batch", "compile"]
-    kept += ["epochs"] if config.optim.schedule == "cosine" else []
-    tree["train"] = {key: getattr(config.train, key) for key in kept}
+    keys = ["precision", "micro_batch", "compile"]
+    keys += ["epochs"] if config.optim.schedule == "cosine" else []
+    tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree
 
 
 def _flush(path: Path) -> None:
-    """Waits until the disk has what was written."""
+    """Waits until what was written is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

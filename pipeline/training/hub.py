@@ -1,4 +1,4 @@
-"""Models on Hugging Face's hub: fetched, and published."""
+"""Downloads models from Hugging Face's hub, and publishes them."""
 
 import re
 from pathlib import Path
@@ -14,24 +14,24 @@ REPOSITORY = re.compile(rf"({NAME}/{NAME})(?:@({NAME}(?:/{NAME})*))?")
 
 
 def parse(text: str) -> tuple[str, str | None]:
-    """Returns repository and revision of `org/name@revision`, with `hf://` before it or not.
+    """Returns repository and revision of `org/name@revision`, with or without `hf://`.
 
     Raises:
-        CheckpointError: it is neither.
+        CheckpointError: it is no such name.
     """
-    found = REPOSITORY.fullmatch(text.removeprefix(SCHEME))
-    if found is None:
+    match = REPOSITORY.fullmatch(text.removeprefix(SCHEME))
+    if match is None:
         raise CheckpointError(
             f"'{text}' names no model of the hub; expected {SCHEME}org/name or "
             f"{SCHEME}org/name@revision, a branch, a tag or a commit; give one of these"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def fetch(address: str) -> Path:
-    """Returns a local folder with a model of the hub, in the cache of `huggingface_hub`.
+    """Downloads a model into the cache of `huggingface_hub`, and returns its folder.
 
-    Only the files that a saved model has are fetched, whatever else the repository holds.
+    Only the files of a saved model are downloaded, whatever else the repository holds.
 
     Raises:
         CheckpointError: it cannot be fetched, or was not saved by Heron.
@@ -39,47 +39,48 @@ def fetch(address: str) -> Path:
     """
     hub, (name, revision) = require("huggingface_hub", address), parse(address)
     try:
-        found = Path(
+        folder = Path(
             hub.snapshot_download(name, revision=revision, allow_patterns=[MANIFEST, *READ])
         )
-    except Exception as error:  # its own, those of the network, and those of the disk
+    except Exception as error:  # of the hub, the network or the disk
         raise CheckpointError(
-            f"{address} cannot be fetched: {_line(error)}; expected a model that is published, or "
-            "that your token (HF_TOKEN) may read; look at the name, the revision and the network"
+            f"{address} cannot be fetched: {_first_line(error)}; expected a model that is "
+            "published, or that your token (HF_TOKEN) may read; look at the name, the revision and "
+            "the network"
         ) from error
-    if not (found / MANIFEST).exists():
+    if not (folder / MANIFEST).exists():
         raise CheckpointError(
             f"{address} has no {MANIFEST}; expected a model that Heron saved; publish it with "
             "heron save RUN --push ORG/NAME"
         )
-    return found
+    return folder
 
 
 def publish(folder: Path, repository: str, private: bool | None = None) -> None:
-    """Uploads a saved model's folder in one commit; a card that is there already stays.
+    """Uploads a saved model's folder in one commit; an existing card is kept.
 
     Raises:
-        CheckpointError: the name is none, or the hub refuses it.
+        CheckpointError: the name is not valid, or the hub refuses it.
         MissingPackage: `huggingface_hub` is not installed.
     """
     name, revision = parse(repository)
     api = require("huggingface_hub", f"{SCHEME}{name}").HfApi()
     try:
         api.create_repo(name, private=private, exist_ok=True)
-        edited = [CARD] if api.file_exists(name, CARD, revision=revision) else None
+        keep = [CARD] if api.file_exists(name, CARD, revision=revision) else None
         api.upload_folder(
             repo_id=name,
             folder_path=folder,
             revision=revision,
-            ignore_patterns=edited,
+            ignore_patterns=keep,
             commit_message="Upload a model of Heron",
         )
-    except Exception as error:  # its own, and those of the network
+    except Exception as error:  # of the hub or the network
         raise CheckpointError(
-            f"{SCHEME}{name} cannot be written: {_line(error)}; expected a repository that your "
-            "token (HF_TOKEN) may write; look at the name, the token and the network"
+            f"{SCHEME}{name} cannot be written: {_first_line(error)}; expected a repository that "
+            "your token (HF_TOKEN) may write; look at the name, the token and the network"
         ) from error
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

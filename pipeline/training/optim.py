@@ -29,7 +29,7 @@ class Lars(SGD):
         trust_coefficient: float = 0.02,
         exclude_1d: bool = False,
     ) -> None:
-        """See torch.optim.SGD; `trust_coefficient` bounds a step's share of the parameter.
+        """See torch.optim.SGD; `trust_coefficient` bounds a step's share of the parameter's length.
 
         With `exclude_1d`, biases and batch norm's parameters take SGD's step, without decay.
         """
@@ -65,14 +65,14 @@ class Lars(SGD):
 def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled.
 
-    Parameters that are frozen are left out; those with a `rate_share` (see `models.networks`) are
-    in a group with that share of the rate: see `distributed.strategy.set_rate`.
+    Frozen parameters are left out. Those with a `rate_share` (see `models.networks`) are in a group
+    with that share of the learning rate: see `distributed.strategy.set_rate`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.requires_grad:
             groups.setdefault(getattr(parameter, "rate_share", 1.0), []).append(parameter)
-    params = [{"params": some, "rate_share": share} for share, some in groups.items()]
+    params = [{"params": group, "rate_share": share} for share, group in groups.items()]
     lr, decay = config.lr, config.weight_decay
     if config.kind == "adam":
         return Adam(params, lr=lr, weight_decay=decay)
@@ -85,7 +85,7 @@ def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimi
 
 
 def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
-    """Returns the learning rate when `epoch` (a fraction too) of a run's `epochs` are done.
+    """Returns the learning rate after `epoch` of a run's `epochs`, which may be fractions.
 
     It rises linearly over `warmup_epochs`; then it is constant, half a cosine down to 0, or a step
     down by `gamma` at each of `milestones`.
@@ -96,5 +96,5 @@ def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
         return config.lr
     if config.schedule == "step":
         return config.lr * config.gamma ** sum(epoch >= m for m in config.milestones)
-    done = (epoch - config.warmup_epochs) / max(epochs - config.warmup_epochs, 1e-8)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    progress = (epoch - config.warmup_epochs) / max(epochs - config.warmup_epochs, 1e-8)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))

@@ -1,4 +1,4 @@
-"""What a run refuses, and says of itself, before its first step."""
+"""Checks a run before its first step, and describes it."""
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
@@ -11,7 +11,7 @@ from heron.pipeline.objectives.objective import Objective
 
 
 def refuse_unfit(config: Config, objective: Objective, views: Views, streams: Streams) -> None:
-    """Raises ConfigError where data, terms or the model rule out what the experiment asks."""
+    """Raises ConfigError where data, terms or the model do not fit the experiment's options."""
     if streams.missing and config.model.classify_on == "first_view":
         raise ConfigError(
             "model.classify_on is 'first_view', and rows lack views; expected 'all_views', "
@@ -24,9 +24,9 @@ def refuse_unfit(config: Config, objective: Objective, views: Views, streams: St
         )
     graphs = any(len(shape) == 4 for shape in views.shapes)
     if config.train.compile and (graphs or streams.missing):
-        what = "a view holds graphs" if graphs else "rows lack views"
+        reason = "a view holds graphs" if graphs else "rows lack views"
         raise ConfigError(
-            f"train.compile is true, and {what}, so that every step would be compiled anew; "
+            f"train.compile is true, and {reason}, so that every step would be compiled anew; "
             "expected false"
         )
 
@@ -39,9 +39,9 @@ def preamble(
     strategy: Strategy,
     micro_batches: int,
 ) -> str:
-    """Returns the run in a few lines, with the arithmetic of its batch."""
+    """Returns a description of the run in a few lines, with the sizes of its batch."""
     world, train, workers = len(sizes.rows), config.train, readers(config.data)
-    beside = {  # what else a step is computed and fed with, where it is not the plainest
+    options = {  # named where they are on
         "compiled": train.compile,
         "activations computed again": train.activation_checkpointing,
         "deterministic kernels": train.deterministic,
@@ -54,14 +54,14 @@ def preamble(
         f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
         + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
-        ", ".join([strategy.describe(), train.precision, *(k for k, v in beside.items() if v)]),
+        ", ".join([strategy.describe(), train.precision, *(k for k, v in options.items() if v)]),
     ]
     if objective.supervised and streams.unlabelled:
-        spared = (
+        hint = (
             "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
             "and of what batch norm sees"
         )
         if streams.epoch_stream is streams.unlabelled:
-            spared += "; an epoch is then one of labelled rows"
-        lines.append(spared)
+            hint += "; an epoch is then one of labelled rows"
+        lines.append(hint)
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A trained model out of a run's folder, on its own: weights, and what they are the weights of."""
+"""Loads trained models from the folders of runs and checkpoints."""
 
 from pathlib import Path
 
@@ -26,24 +26,24 @@ def locate(path: str | Path) -> Path:
     Raises:
         CheckpointError: there is none, or it was altered.
     """
-    found = Path(path)
-    if not (found / "model.safetensors").exists():
-        checkpoints = complete(found / "checkpoints")
+    folder = Path(path)
+    if not (folder / "model.safetensors").exists():
+        checkpoints = complete(folder / "checkpoints")
         if not checkpoints:
             raise CheckpointError(
                 f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
                 "its checkpoints, such as runs/faces/checkpoints/step-00000200"
             )
-        found = checkpoints[-1]
-    if (found / MANIFEST).exists():
-        SavedModel.open(found)
-    elif (found / STATE).exists() and (fault := damage(found)):  # weights alone have neither
-        raise CheckpointError(f"{found} is damaged ({fault}); bring it back, or give another")
-    return found
+        folder = checkpoints[-1]
+    if (folder / MANIFEST).exists():
+        SavedModel.open(folder)
+    elif (folder / STATE).exists() and (fault := damage(folder)):  # bare weights have neither
+        raise CheckpointError(f"{folder} is damaged ({fault}); bring it back, or give another")
+    return folder
 
 
 def weights_sha256(checkpoint: Path) -> str:
-    """Returns the sha256 of a checkpoint's weights: as its manifest has it, where it has one."""
+    """Returns the sha256 of a checkpoint's weights, from its manifest where it has one."""
     if not (checkpoint / STATE).exists():
         return sha256(checkpoint / "model.safetensors")
     manifest = CheckpointManifest.read(checkpoint / STATE)
@@ -51,20 +51,23 @@ def weights_sha256(checkpoint: Path) -> str:
 
 
 def from_pretrained(path: str | Path) -> Heterogeneous:
-    """Returns the model of a run's newest checkpoint, or of a checkpoint, on the CPU, to evaluate.
+    """Returns the model of a checkpoint, or of a run's newest one, on the CPU, in evaluation mode.
 
-    Under which strategy it was trained makes no difference.
+    It may have been trained under any strategy.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
     path = locate(path)
-    known = Signature.read(path)
+    signature = Signature.read(path)
     try:
         config = load_run_config(path / "config.yaml")
-        terms, names = config.objective.terms(), config.data.view_names
         model = Heterogeneous(
-            without_weights(config.model), known.shapes, known.labels, terms, names
+            without_weights(config.model),
+            signature.shapes,
+            signature.labels,
+            config.objective.terms(),
+            config.data.view_names,
         )
         model.precision = config.train.precision
         if model.precision == "fp64":

@@ -1,4 +1,4 @@
-"""A lock of a run's folder: two runs in it would write over each other's checkpoints."""
+"""Locks a run's folder: two runs in it would overwrite each other's checkpoints."""
 
 import errno
 import fcntl
@@ -11,19 +11,19 @@ from typing import IO, TYPE_CHECKING, Self
 
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
 
-if TYPE_CHECKING:  # who asks whether a folder is held needs no torch
+if TYPE_CHECKING:  # `holder` is used without torch
     from heron.pipeline.distributed.watchdog import Watchdog
 
 LOCK = ".lock"
-WAIT_S = 60.0  # for a run that was killed elsewhere and has not ended yet
+WAIT_S = 60.0  # for a run that was killed and has not ended yet
 POLL_S = 0.1
-NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system that has no locks
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks
 
 
 def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
-    """Locks an open file of a folder; returns whether no other process holds it.
+    """Locks an open file of a folder; returns False where another process holds it.
 
-    Where the file system has no locks, it says so, and that there be `alone`.
+    Where the file system has no locks, it prints the condition `alone`, which the user must ensure.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,9 +37,9 @@ def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
 
 
 def holder(folder: Path) -> str | None:
-    """Returns who holds a run's folder, "" if it does not say so, or None where nobody does.
+    """Returns the holder of a run's folder, "" if it is unnamed, or None where there is none.
 
-    It looks with a shared lock, which others that look do not see, and lets go at once.
+    It probes with a shared lock, which other probes do not conflict with, and releases it at once.
     """
     try:
         file = (folder / LOCK).open(errors="replace")
@@ -59,8 +59,8 @@ def holder(folder: Path) -> str | None:
 class RunLock:
     """Locks a run's folder until the context is left, or the process ends in any way.
 
-    The lock is as good as the file system's `flock`: one that locks for a machine alone, or not at
-    all, does not tell of a run on another machine.
+    The lock is as good as the file system's `flock`: where that locks within one machine only, or
+    not at all, a run on another machine goes unnoticed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,13 +69,13 @@ class RunLock:
         self._file: IO[str] | None = None
 
     def acquire(self, watchdog: "Watchdog", stop: Callable[[], object] = lambda: False) -> None:
-        """Locks the folder on the main process, and makes it if need be; every process calls it.
+        """Creates and locks the folder on the main process; every process calls it.
 
-        `stop` says whether a signal came, so that the lock is not to be waited for any longer.
+        `stop` returns whether a signal was received, which ends the wait for the lock.
 
         Raises:
             Held: on every process: another run still has the folder after `WAIT_S` seconds.
-            Stopped: on every process: `stop` said so.
+            Stopped: on every process: `stop` returned true.
             TrainingError: on every process: nothing can be written to the folder.
         """
         from heron.pipeline.distributed.collectives import from_first, rank

@@ -1,4 +1,4 @@
-"""A model's folder that can be copied, sent and published: weights, signature, experiment, card."""
+"""A portable folder of a trained model: weights, signature, experiment and card."""
 
 import json
 import shutil
@@ -32,17 +32,17 @@ from heron.shards.artefact import (
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
 LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
-READ = WEIGHTS, CONFIG, SIGNATURE  # what makes a model; its card is for people, who may edit it
+READ = WEIGHTS, CONFIG, SIGNATURE  # files that are checked; the card may be edited
 
 
 class SavedModel(Artefact):
-    """The manifest of a saved model: its files, and what is known of how it came about.
+    """The manifest of a saved model: its files, and what is known of its training.
 
     Attributes:
-        files: those that are read: size and sha256.
+        files: size and sha256 of the files that are read.
         data: the fingerprint of the data set that it was trained on, if known.
         scores: of the run, if these are its last weights.
-        made_with: versions that it was trained, or else saved, with.
+        made_with: the versions with which it was trained, or else saved.
     """
 
     what: ClassVar[str] = "the manifest of a saved model"
@@ -58,10 +58,10 @@ class SavedModel(Artefact):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Reads the manifest of a folder, and compares the files with it.
+        """Reads the manifest of a folder, and verifies the files.
 
         Raises:
-            CheckpointError: it, or a file that it lists, is not as it was written.
+            CheckpointError: it, or a file that it lists, is not what was written.
         """
         manifest = cls.read(folder / MANIFEST)
         if sorted(manifest.files) != sorted(READ):
@@ -87,19 +87,19 @@ def save(
     origin: Path | None = None,
     where: str = "",
 ) -> SavedModel:
-    """Writes a model's folder, whole or not at all.
+    """Writes a model's folder, atomically.
 
     Args:
-        folder: to make; it is not there, or is empty.
+        folder: to create; it does not exist, or is empty.
         network: the model, on any device.
-        config: the experiment; what it says of the author's machine is left out.
+        config: the experiment; paths of the author's machine are left out.
         signature: of the model.
-        origin: checkpoint or saved model that the model was read from; None: unknown. What is known
-            of it is kept where the weights are still the same.
-        where: the argument of `from_pretrained` that the card tells; "": the folder's name.
+        origin: checkpoint or saved model that the model was read from; None: unknown. Its history
+            is kept where the weights are still the same.
+        where: the argument of `from_pretrained` in the card; "": the folder's name.
 
     Raises:
-        CheckpointError: something lies in the folder.
+        CheckpointError: the folder is not empty.
         OSError: it cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -115,13 +115,13 @@ def save(
         (partial / CONFIG).write_text(dump_config(portable(config)))
         (partial / SIGNATURE).write_text(signature.text())
         files = {name: FileSum.of(partial / name) for name in READ}
-        known = _history(origin, files[WEIGHTS].sha256)
-        manifest = SavedModel(files=files, **known).write(partial / MANIFEST)
+        history = _history(origin, files[WEIGHTS].sha256)
+        manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
         where = where or folder.absolute().name
         card = model_card(manifest, where, network.classified_width, config, signature)
         (partial / CARD).write_text(card)
         partial.replace(folder)
-    except SafetensorError as error:  # a full disk, in the words of safetensors
+    except SafetensorError as error:  # which safetensors raises where the disk is full
         raise OSError(str(error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -131,11 +131,11 @@ def save(
 def model_card(
     manifest: SavedModel, where: str, width: int, config: Config, signature: Signature
 ) -> str:
-    """Returns a model card, as Hugging Face's hub shows it: use, inputs, scores, training.
+    """Returns a model card for Hugging Face's hub: use, inputs, scores, training.
 
     Args:
-        manifest: what is known of the model's past.
-        where: the argument of `from_pretrained` that a reader is told.
+        manifest: of the saved model.
+        where: the argument of `from_pretrained` in the example.
         width: of the vectors that `encode` returns.
         config: the experiment.
         signature: of the model.
@@ -143,12 +143,12 @@ def model_card(
     terms = [name.rpartition(".")[2] for name in config.objective.terms()]
     tags = ["heron", "contrastive-learning", "multi-view", *terms]
     header = {"library_name": "heron", "tags": list(dict.fromkeys(tags))}
-    inputs = {one.view.name: one for one in signature.inputs}
+    inputs = {stored.view.name: stored for stored in signature.inputs}
     rows = [
-        f"| `{name}` | {'uint8 pictures' if one.decoded else 'vectors'} | {one.view.extent} |"
-        for name, one in inputs.items()
+        f"| `{name}` | {'uint8 pictures' if stored.decoded else 'vectors'} | {stored.view.extent} |"
+        for name, stored in inputs.items()
     ]
-    given = ", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()) or "..."
+    arguments = ", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()) or "..."
     heron = manifest.made_with.get("heron", "")
     lines = [
         "---",
@@ -164,7 +164,7 @@ def model_card(
         "```python",
         "import heron",
         f"model = heron.from_pretrained({json.dumps(where)})",
-        f"z = model.encode({{{given}}})  # float32 [rows, {width}]",
+        f"z = model.encode({{{arguments}}})  # float32 [rows, {width}]",
         "```",
         "| view | rows | shape |",
         "|---|---|---|",
@@ -187,9 +187,9 @@ def model_card(
 
 
 def _history(origin: Path | None, weights: str) -> dict[str, Any]:
-    """Returns data, scores and versions of the weights of this sha256, so far as they are known."""
-    there = origin is not None and (origin / WEIGHTS).exists()
-    if origin is None or not there or sha256(origin / WEIGHTS) != weights:  # or trained further
+    """Returns what `origin` knows of weights with this sha256: data, scores and versions."""
+    has_weights = origin is not None and (origin / WEIGHTS).exists()
+    if origin is None or not has_weights or sha256(origin / WEIGHTS) != weights:
         return {"made_with": versions()}
     if (origin / STATE).exists():
         state = CheckpointManifest.read(origin / STATE)
@@ -202,13 +202,13 @@ def _history(origin: Path | None, weights: str) -> dict[str, Any]:
 
 
 def _scores(result: Path, step: int) -> dict[str, float]:
-    """Returns the scores of a run's last weights, where `step` is the last."""
+    """Returns the scores of a run's last weights, if `step` is its last."""
     try:
-        found = parse_json(result.read_bytes())
-        if found["steps"] != step:
+        content = parse_json(result.read_bytes())
+        if content["steps"] != step:
             return {}
-        scores = scores_of(found)
-    except (OSError, ValueError, KeyError, TypeError):  # a run that has not ended
+        scores = scores_of(content)
+    except (OSError, ValueError, KeyError, TypeError):  # the run has not ended
         return {}
     return {name: float(v) for name, v in scores.items() if type(v) in (int, float)}
 
@@ -216,10 +216,10 @@ def _scores(result: Path, step: int) -> dict[str, float]:
 def portable(config: Config) -> Config:
     """Returns an experiment without paths and addresses of the machine that it ran on.
 
-    The data set goes by the last part of its name: who trains again gives `data.path`.
+    Of the data set's path only the last part is left: to train again, set `data.path`.
     """
     name = Path(config.data.path).name or "data"
-    elsewhere: dict[str, Any] = {"build": None, "cache": Cache(), "storage_options": {}}
+    changes: dict[str, Any] = {"build": None, "cache": Cache(), "storage_options": {}}
     views = [
         view.model_copy(update={"tokenizer": Path(view.tokenizer).name})
         for view in config.data.views
@@ -227,7 +227,7 @@ def portable(config: Config) -> Config:
     return config.model_copy(
         update={
             "run": RunFolder(dir="run"),
-            "data": config.data.at(name).model_copy(update=elsewhere | {"views": views}),
+            "data": config.data.at(name).model_copy(update=changes | {"views": views}),
             "model": without_weights(config.model),
             "tracking": [],
         }

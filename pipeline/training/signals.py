@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and stop: those of a scheduler, and Ctrl-C."""
+"""Signals that make a run save and stop: those of a scheduler, and Ctrl-C."""
 
 import os
 import signal
@@ -12,46 +12,48 @@ from types import FrameType
 from typing import Any, Self
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1
-SAME_S = 1.0  # a launcher passes on the Ctrl-C that the terminal has sent to all its processes
-TOLD = b"\nCtrl-C: the run saves after this step and stops; once more, and it stops at once\n"
+SAME_S = 1.0  # a launcher repeats the Ctrl-C that the terminal has sent to all its processes
+CTRL_C = b"\nCtrl-C: the run saves after this step and stops; once more, and it stops at once\n"
 
 
 class StopSignals:
-    """While it is open, SIGTERM and SIGUSR1 only leave a note, which the training loop reads.
+    """While it is open, SIGTERM and SIGUSR1 only set a flag, which the training loop reads.
 
-    So does the first Ctrl-C while a loop is `saving`; the second, or one where none is, interrupts.
+    So does the first Ctrl-C inside `saving`; the second, or one outside, raises KeyboardInterrupt.
 
     Attributes:
-        came: the name of the signal that came, or "".
+        name: of the signal that was received, or "".
     """
 
     def __init__(self, workers: bool) -> None:
-        """Listens to nothing yet; `workers`: schedulers will signal reading processes as well."""
-        self.came = ""
-        self._workers, self._saving, self._at = workers, False, 0.0
-        self._before: dict[signal.Signals, Any] = {}
+        """Handles nothing yet; `workers`: schedulers will signal reading processes as well."""
+        self.name = ""
+        self._workers, self._saving, self._received_at = workers, False, 0.0
+        self._old_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Listens; only a main thread can, so elsewhere nothing ever comes."""
+        """Installs the handlers; in a thread other than the main one nothing is ever received."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-            if self._workers:  # what is started now does not hear what is ignored now
+            self._old_handlers = {
+                number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS
+            }
+            if self._workers:  # processes started now inherit that the signals are ignored
                 forkserver.ensure_running()
                 resource_tracker.ensure_running()
             for number in SIGNALS:
                 signal.signal(number, self._note)
-            # Where it is ignored, as in the background, something else tells of it, or nobody.
+            # Where SIGINT is ignored, as in a background job, it stays ignored.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
+                self._old_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
-    def asked(self) -> bool:
-        """Returns whether a signal has come."""
-        return bool(self.came)
+    def received(self) -> bool:
+        """Returns whether a signal has been received."""
+        return bool(self.name)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While it is open, a loop reads the note that Ctrl-C leaves."""
+        """While it is open, the first Ctrl-C sets the flag: a loop reads it."""
         self._saving = True
         try:
             yield
@@ -59,30 +61,30 @@ class StopSignals:
             self._saving = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came, self._at = signal.Signals(number).name, time.monotonic()
+        self.name, self._received_at = signal.Signals(number).name, time.monotonic()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.came and time.monotonic() - self._at < SAME_S:
+        if self.name and time.monotonic() - self._received_at < SAME_S:
             return
-        if self.came or not self._saving:
+        if self.name or not self._saving:
             raise KeyboardInterrupt
         self._note(number, frame)
-        os.write(2, TOLD)  # a handler may not print: what it interrupts may be printing
+        os.write(2, CTRL_C)  # a handler may not print: it may have interrupted a print
 
     def __exit__(self, *error: object) -> None:
-        """Stops listening."""
-        for number, handler in self._before.items():
+        """Restores the handlers that were there before."""
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
 
 def follow_parent() -> None:
-    """Makes a reading process leave when the training process is gone, and not at a signal."""
+    """Makes a reading process exit when the training process is gone, and ignore signals."""
     for number in (*SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if (parent := parent_process()) is not None:
-        threading.Thread(target=_wait_for, args=[parent], daemon=True).start()
+        threading.Thread(target=_exit_after, args=[parent], daemon=True).start()
 
 
-def _wait_for(parent: BaseProcess) -> None:
+def _exit_after(parent: BaseProcess) -> None:
     parent.join()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a model takes and what it gives: model.json, which lies beside the weights."""
+"""The inputs and outputs of a model: model.json, beside the weights."""
 
 import json
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Text(Record):
 class StoredInput(Record):
     """A stored view that the model sees.
 
-    `view` is what the manifest of the training data says of it, mean and std included; `decoded`
-    the height, width and channels of its pictures, decoded, None of others; `text` reads its texts.
+    `view` is its entry in the manifest of the training data, with mean and std; `decoded` is the
+    height, width and channels of decoded pictures, None of other views; `text` reads texts.
     """
 
     view: View
@@ -40,7 +40,7 @@ class StoredInput(Record):
     text: Text | None = None
 
     def decoder(self, draft: bool = False) -> Decoder | None:
-        """Returns what reads the view's pictures, texts or graphs; `draft`: see `data.draft`."""
+        """Returns the decoder, None for vectors; `draft`: see `data.draft`."""
         if self.view.kind == "graph":
             return GraphDecoder(self.view.shape)
         if self.text is not None:
@@ -53,8 +53,8 @@ class StoredInput(Record):
 class Signature(BaseModel):
     """Inputs and outputs of a model, so that it can be used without its data set.
 
-    `shapes` are of a sample of each view as the model sees it, `labels` the width of the
-    classifier. Checkpoints of earlier versions have these two alone: then `inputs` is empty.
+    `shapes` are of a sample of each view as the model sees it, `labels` is the width of the
+    classifier. Checkpoints of earlier versions have only these two: then `inputs` is empty.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -81,7 +81,7 @@ class Signature(BaseModel):
                 {
                     "view": view,
                     "decoded": reader.decoders[name].shape if view.kind == "image" else None,
-                    # How texts that are given are read, wherever those of the data set lie.
+                    # How to read texts, wherever the tokenizer of the data set is.
                     "text": {"tokens": decoder.tokens, "tokenizer": decoder.tokenizer}
                     if isinstance(decoder := reader.decoders[name], TextDecoder)
                     else None,
@@ -107,12 +107,12 @@ class Signature(BaseModel):
             ) from None
 
     def refuse_other_tokenizers(self, checkpoint: Path) -> None:
-        """Raises a CheckpointError where a checkpoint was trained on tokens of others."""
-        then = {one.view.name: one.text for one in Signature.read(checkpoint).inputs}
-        for one in self.inputs:
-            if then.get(one.view.name, one.text) != one.text:
+        """Raises a CheckpointError where a checkpoint was trained with another tokenizer."""
+        texts = {stored.view.name: stored.text for stored in Signature.read(checkpoint).inputs}
+        for stored in self.inputs:
+            if texts.get(stored.view.name, stored.text) != stored.text:
                 raise CheckpointError(
-                    f"{checkpoint} read the texts of '{one.view.name}' by another tokenizer; "
+                    f"{checkpoint} read the texts of '{stored.view.name}' by another tokenizer; "
                     "expected the same: bring it back, or run with run.resume=never"
                 )
 
@@ -121,19 +121,20 @@ class Signature(BaseModel):
         return json.dumps(self.model_dump(mode="json"))
 
     def vocabulary(self, name: str) -> int:
-        """Returns how many token ids the texts of a stored view have; 0 of other views."""
-        (found,) = [one.decoder() for one in self.inputs if one.view.name == name] or [None]
-        return found.vocabulary if isinstance(found, TextDecoder) else 0
+        """Returns the number of token ids of a stored view of texts; 0 of other views."""
+        decoders = [stored.decoder() for stored in self.inputs if stored.view.name == name]
+        (decoder,) = decoders or [None]
+        return decoder.vocabulary if isinstance(decoder, TextDecoder) else 0
 
     def view(self, name: str) -> View:
-        """Returns what is known of a stored view; CheckpointError where the model sees none such.
+        """Returns the entry of a stored view; CheckpointError where the model does not see it.
 
-        A configuration that was changed beside its weights may name another.
+        A configuration that was edited beside its weights may name another view.
         """
-        found = {one.view.name: one.view for one in self.inputs}
-        if name not in found:
+        views = {stored.view.name: stored.view for stored in self.inputs}
+        if name not in views:
             raise CheckpointError(
-                f"config.yaml names the stored view '{name}', and {SIGNATURE} {', '.join(found)}; "
+                f"config.yaml names the stored view '{name}', and {SIGNATURE} {', '.join(views)}; "
                 "expected the same views in both; bring the checkpoint back as it was written"
             )
-        return found[name]
+        return views[name]

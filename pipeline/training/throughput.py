@@ -14,7 +14,7 @@ import torch
 
 from heron.pipeline.models.heterogeneous import Heterogeneous
 
-GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CGROUP_FILE, CGROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 # Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
@@ -49,7 +49,7 @@ def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float 
 
     Returns:
         None for a CPU, for a device that the table lacks, and for a precision that it has no
-        units for. A board that is held below its full power is not told apart.
+        units for. A board whose power is capped counts as one at full power.
 
     Raises:
         ValueError: an unknown precision.
@@ -70,21 +70,21 @@ def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float 
 
 
 def step_flops(forward: Callable[[], object]) -> int:
-    """Counts the floating point operations of a training step: three times those of a forward.
+    """Returns the FLOPs of a training step: three times those of a forward.
 
     A backward is taken as two forwards (a product has the gradients of two factors; Chowdhery et
     al., 2022, "PaLM", appendix B). That is the model's arithmetic, not the hardware's: a second
     forward of the same rows, to save memory, does not count.
 
-    Counted are matrix products, convolutions and attention, a multiplication and an addition as
+    Matrix products, convolutions and attention are counted, a multiplication and an addition as
     two; elementwise operations, normalisation, reductions, the optimiser, and kernels that PyTorch
-    does not know (Triton's) are not. So `forward` should run the encoders and the heads, and a loss
-    that finds gradients of its own in its forward should be left out.
+    does not know (Triton's) are not. So `forward` should run the encoders and the heads, and leave
+    out a loss that computes its own gradients in its forward.
 
     Args:
-        forward: called once, for this process's rows of a step. It does what it does: batch
-            norm's averages move and random numbers are drawn, unless it runs on a copy; a copy on
-            the meta device costs nothing and counts the same.
+        forward: called once, for this process's rows of a step. Its side effects stay: batch norm's
+            averages move and random numbers are drawn, unless it runs on a copy; a copy on the meta
+            device costs nothing and counts the same.
     """
     from torch.utils.flop_counter import FlopCounterMode  # here: it loads torch's compiler
 
@@ -93,12 +93,12 @@ def step_flops(forward: Callable[[], object]) -> int:
     return 3 * int(counter.get_total_flops())
 
 
-def skeleton(
+def meta_copy(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
 ) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
-    """Returns a copy of a model that computes nothing, with inputs and keys of so many rows.
+    """Returns a copy of a model on the meta device, with inputs and keys of `rows` rows.
 
-    `shapes` are those of a sample of each view as it is stored: [..., channels] of pictures,
+    `shapes` are of one sample of each view as it is stored: [..., channels] of pictures,
     (tokens, vocabulary) of texts.
     """
     meta = copy.deepcopy(model).to("meta").eval()
@@ -114,32 +114,32 @@ def skeleton(
 
 
 def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Returns `step_flops` of a model and a process's rows of a step: see `skeleton`."""
-    meta, inputs, rng_keys = skeleton(model, shapes, rows)
+    """Returns `step_flops` of a model for a process's rows of a step: see `meta_copy`."""
+    meta, inputs, rng_keys = meta_copy(model, shapes, rows)
     return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the most memory this process has held: of the GPU, or resident; bytes."""
+    """Returns the peak memory of this process: of the GPU, or resident; bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def whole_memory(device: torch.device) -> int:
-    """Returns the memory that a process may fill: of its GPU, or its part of the host's; bytes."""
+def memory_capacity(device: torch.device) -> int:
+    """Returns the memory that a process may use: its GPU's, or its share of the host's; bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(host, *cgroup_limits()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def cgroup_limits(groups: Path = GROUPS, mounted: Path = MOUNTED) -> list[int]:
-    """Returns the limits of memory of the containers and jobs that this process is in; bytes.
+def cgroup_limits(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
+    """Returns the memory limits of the containers and jobs that this process is in; bytes.
 
     Args:
-        groups: lines HIERARCHY:CONTROLLERS:PATH, of version 2 without a controller.
-        mounted: where the hierarchies lie, version 1's of memory in a folder of that name.
+        groups: a file of lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller.
+        mounted: the folder of the hierarchies; version 1 has its memory limits in `memory`.
     """
     limits = [sys.maxsize]
     for line in groups.read_text().splitlines() if groups.exists() else []:
@@ -150,7 +150,7 @@ def cgroup_limits(groups: Path = GROUPS, mounted: Path = MOUNTED) -> list[int]:
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
             for name in ("memory.max", "memory.limit_in_bytes"):
-                with suppress(OSError, ValueError):  # a root has none; "max" is no number
+                with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
                     limits.append(int((folder / name).read_text()))
             if folder == root:
                 break

@@ -1,4 +1,4 @@
-"""Experiment trackers beside metrics.jsonl: those that accelerate knows, and your own."""
+"""Experiment trackers beside metrics.jsonl: those of accelerate, and your own."""
 
 import json
 import netrc
@@ -25,53 +25,53 @@ from heron.shards.atomic import save_json
 from heron.shards.dotted import load_class, suggest
 
 PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
-KEPT = "tracking.json"
+TRACKING_FILE = "tracking.json"
 WRITTEN = (
     "what a run wrote of its trackers; bring it back, or take it away, and the trackers begin new "
     "runs"
 )
 FINISH_S = 60  # that wandb may take to upload what is left at a run's end
-NEEDED = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
+MODULES = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
 EXTRA = {"wandb": "track", "mlflow": "track", "trackio": "trackio"}  # of heron-pretrain
-KEYS = {  # accounts without which these ask, or reach for the network
+KEYS = {  # of accounts, without which these trackers prompt or use the network
     "clearml": "CLEARML_API_ACCESS_KEY",
     "comet_ml": "COMET_API_KEY",
     "swanlab": "SWANLAB_API_KEY",
 }
 LOCAL_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 OFFLINE_WANDB = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-OWN = "name", "requires_logging_directory", "tracker"  # of a GeneralTracker
+REQUIRED = "name", "requires_logging_directory", "tracker"  # attributes of a GeneralTracker
 
-Told = Annotated[int, Field(ge=-1, le=LARGEST)]
+StepNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 
 
-class Kept(BaseModel):
-    """What a run's folder keeps of its trackers, so that a resumed run goes on in the same.
+class TrackerState(BaseModel):
+    """The content of tracking.json, by which a resumed run continues the same tracker runs.
 
     Attributes:
-        ids: a tracker's run, by the tracker's name.
-        step: the last step that trackers were told of before this start; -1: none.
+        ids: the id of a tracker's run, by the tracker's name.
+        step: the last step that trackers logged before this start; -1: none.
         scores: the same of evaluations.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     ids: dict[str, str] = {}
-    step: Told = -1
-    scores: Told = -1
+    step: StepNumber = -1
+    scores: StepNumber = -1
 
 
 class Trackers:
-    """The trackers of a run; one that fails is told of once, and the run goes on without it.
+    """The trackers of a run; one that fails is reported once, and the run goes on without it.
 
-    Every method but the constructor is for the main process alone, and returns lines to say.
+    Only the main process calls methods other than the constructor; they return lines to print.
     """
 
     def __init__(self, config: Config, watchdog: Watchdog) -> None:
-        """Finds the classes; every process calls it, the main process looks.
+        """Finds the trackers' classes, on the main process; every process calls it.
 
         Raises:
-            TrainingError: on every process: a tracker is not known, not installed, or lacks a key.
+            TrainingError: on every process: a tracker is unknown, not installed, or lacks a key.
         """
         self.config, self.watchdog = config, watchdog
         self.kinds: dict[str, type[GeneralTracker]] = {}
@@ -87,45 +87,47 @@ class Trackers:
             raise TrainingError(fault)
 
     def start(self, start: int, step: int, scores: int) -> list[str]:
-        """Begins the trackers' runs, or goes on in those that the run's folder tells of.
+        """Starts the trackers' runs, or continues those of tracking.json.
 
         Args:
             start: the first step to come; at 0 all runs are new.
-            step: the last step that metrics.jsonl tells of, from before this start.
+            step: the last step in metrics.jsonl, before this start.
             scores: the step of its last evaluation.
 
         Raises:
-            TrainingError: what the folder tells of its trackers is damaged.
+            TrainingError: tracking.json is damaged.
         """
-        path = Path(self.config.run.dir) / KEPT
-        known = read_result(path, kind=Kept, expected=WRITTEN) if start and path.exists() else {}
-        kept = Kept.model_validate(known)
-        told = [name for name in self.kinds if name in kept.ids and name != "tensorboard"]
+        path = Path(self.config.run.dir) / TRACKING_FILE
+        state = TrackerState()
+        if start and path.exists():
+            content = read_result(path, kind=TrackerState, expected=WRITTEN)
+            state = TrackerState.model_validate(content)
+        continued = [name for name in self.kinds if name in state.ids and name != "tensorboard"]
         lines: list[str] = []
         for name, kind in self.kinds.items():
-            new = name not in kept.ids
-            identity = kept.ids.get(name, uuid.uuid4().hex)
+            new = name not in state.ids
+            identity = state.ids.get(name, uuid.uuid4().hex)
             lines += self._try(name, start, partial(self._begin, name, kind, identity, start, new))
             if name in self.live:
                 run = self.live[name].tracker if name == "mlflow" else None
-                kept.ids[name] = run.info.run_id if run else identity
+                state.ids[name] = run.info.run_id if run else identity
         if start:
-            kept.step, kept.scores = max(kept.step, step), max(kept.scores, scores)
-        self.kept = kept
+            state.step, state.scores = max(state.step, step), max(state.scores, scores)
+        self.state = state
         if self.kinds.keys() - {"tensorboard"}:
-            save_json(path, kept.model_dump())
-        if told and kept.step >= start:
+            save_json(path, state.model_dump())
+        if continued and state.step >= start:
             lines.append(
-                f"steps {start} to {kept.step} are in {', '.join(told)} already, from before the "
-                "run was cut short; they are not written there again"
+                f"steps {start} to {state.step} are in {', '.join(continued)} already, from before "
+                "the run was cut short; they are not written there again"
             )
         return lines
 
     def log(self, values: Mapping[str, float], step: int, scores: bool = False) -> list[str]:
-        """Records values of a step; where the tracker has that step already, nothing."""
-        lines, seen = [], self.kept.scores if scores else self.kept.step
+        """Logs values of a step to the trackers that do not have it yet."""
+        lines, last = [], self.state.scores if scores else self.state.step
         for name, tracker in list(self.live.items()):
-            if step > seen or name == "tensorboard":  # which has a step purged
+            if step > last or name == "tensorboard":  # which purges later steps at the start
                 lines += self._try(name, step, partial(tracker.log, dict(values), step=step))
         return lines
 
@@ -152,23 +154,23 @@ class Trackers:
             project = "tensorboard"  # the folder's name
         elif name == "wandb":
             project = os.environ.get("WANDB_PROJECT", PROJECT)
-        places = [str(folder)] if kind.requires_logging_directory else []
-        tracker = kind(project, *places, **options)
+        folders = [str(folder)] if kind.requires_logging_directory else []
+        tracker = kind(project, *folders, **options)
         tracker.start()
-        # TensorBoard's form has a folder more for each start; trackio forgets it at each start.
+        # TensorBoard would add a folder at each start; trackio forgets the options at each start.
         if (new or name == "trackio") and name != "tensorboard":
-            known = leaves(self.config.model_dump(mode="json"), into_lists=False)
+            flat = leaves(self.config.model_dump(mode="json"), into_lists=False)
             tracker.store_init_configuration(
-                {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in known}
+                {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in flat}
             )
         self.live[name] = tracker
 
     def _try(self, name: str, step: int | None, call: Callable[[], object]) -> list[str]:
-        """Calls a tracker; the network may be slow, or gone."""
+        """Calls a tracker, which may wait for the network or fail."""
         try:
             with self.watchdog.busy():
                 call()
-        except Exception as error:  # it is code of others, which may do anything
+        except Exception as error:  # third-party code may raise anything
             self.live.pop(name, None)
             when = "at the end" if step is None else f"at step {step}"
             reason = " ".join(str(error).split())
@@ -180,13 +182,13 @@ class Trackers:
 
 
 def _kind(name: str) -> type[GeneralTracker]:
-    """Returns the class of a tracker; ValueError where it cannot track, with the remedy."""
+    """Returns the class of a tracker; ValueError, with the remedy, where it cannot be used."""
     if "." in name:
         own: type[GeneralTracker] = load_class(name, GeneralTracker, decisive=False)
-        if missing := [key for key in OWN if not hasattr(own, key)]:
+        if missing := [key for key in REQUIRED if not hasattr(own, key)]:
             raise ValueError(
                 f"tracking: {name} has no {', '.join(missing)}; expected what accelerate's "
-                f"GeneralTracker asks for: {', '.join(OWN)}"
+                f"GeneralTracker asks for: {', '.join(REQUIRED)}"
             )
         return own
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -197,7 +199,7 @@ def _kind(name: str) -> type[GeneralTracker]:
     try:
         if name not in map(str, get_available_trackers()):
             raise ModuleNotFoundError(f"No module named {name!r}")
-        for module in NEEDED.get(name, ()) if not os.environ.get("MLFLOW_TRACKING_URI") else ():
+        for module in MODULES.get(name, ()) if not os.environ.get("MLFLOW_TRACKING_URI") else ():
             import_module(module)
     except ModuleNotFoundError as error:
         package = f"'heron-pretrain[{EXTRA[name]}]'" if name in EXTRA else name
@@ -210,31 +212,31 @@ def _kind(name: str) -> type[GeneralTracker]:
             f"tracking: {name} tracks with an account, and {key} is not set; expected the "
             "account's key in the environment, or leave it out"
         )
-    known: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
-    return known
+    kind: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
+    return kind
 
 
 def _options(
     name: str, folder: Path, identity: str, start: int, new: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a tracker's own options, and what the environment says while it is open.
+    """Returns a tracker's options, and environment variables to set while it is open.
 
-    Without a key or a server nothing leaves the machine.
+    Without a key or a server nothing is sent from the machine.
     """
     if name == "tensorboard":
         return {"purge_step": start}, {}
     if name == "wandb":
         options = {"id": identity, "name": folder.name, "resume": "allow", "dir": str(folder)}
         login = "WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"
-        known = os.environ.keys() & {*login} or _is_in_netrc()
+        has_login = os.environ.keys() & {*login} or _is_in_netrc()
         settings = {"settings": {"finish_timeout": FINISH_S}}
-        return options | settings, {} if known else OFFLINE_WANDB
+        return options | settings, {} if has_login else OFFLINE_WANDB
     if name == "mlflow":
         run = {"run_name": folder.name} if new else {"run_id": identity}
         if "MLFLOW_TRACKING_URI" in os.environ:
             return run, {}
-        place = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
-        return run | {"logging_dir": str(folder / "mlflow")}, place | LOCAL_MLFLOW
+        database = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+        return run | {"logging_dir": str(folder / "mlflow")}, database | LOCAL_MLFLOW
     if name == "trackio":
         return {"name": f"{folder.name}-{identity[:8]}", "resume": "allow", "embed": False}, {}
     if name == "dvclive":
@@ -243,7 +245,7 @@ def _options(
 
 
 def _is_in_netrc() -> bool:
-    """Whether netrc names wandb's host; a login for any host says nothing of it."""
+    """Returns whether netrc names wandb's host; a default login does not count."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
         return host in netrc.netrc(Path(os.environ.get("NETRC", "~/.netrc")).expanduser()).hosts

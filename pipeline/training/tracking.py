@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a bar, a JSON object a step, and its trackers."""
+"""A run's log: a progress bar, a JSON object per step, its trackers, and its result."""
 
 import json
 import math
@@ -26,17 +26,17 @@ if TYPE_CHECKING:  # results are read without torch and accelerate
     from heron.pipeline.training.trackers import Trackers
 
 START = "run.json"
-FACTS = (  # what of a result is no score
+FACTS = (  # fields of a result that are no scores
     *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
     *("peak_memory_bytes", "strategy", "precision", "mfu", "contrast", "version", "fingerprint"),
 )
 
 
 class RunLog:
-    """Writes on the main process; on the others every call does nothing.
+    """Writes on the main process; on the others every method does nothing.
 
     Attributes:
-        earlier_s: seconds that the steps before this start have taken, as far as it is known.
+        earlier_s: seconds that the steps before this start took, as far as they are known.
     """
 
     def __init__(
@@ -47,30 +47,29 @@ class RunLog:
         main: bool,
         trackers: "Trackers | None" = None,
     ) -> None:
-        """Opens the files; lines of steps from `start` on, left by a run cut short, are dropped.
+        """Opens the files; drops lines of steps from `start` on, which an interrupted run left.
 
-        So is an evaluation at `start`, which a run that goes on from there makes again.
+        It also drops an evaluation at `start`, which a run that resumes there repeats.
         """
         self.main, self.earlier_s = main, 0.0
         if not main:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        told = read_metrics(path)
-        before = [row for row in told if row["step"] < start]
+        rows = read_metrics(path)
+        before = [row for row in rows if row["step"] < start]
         kept = [row for row in before if row["step"] < start - 1 or "loss" in row]
         self.earlier_s = sum(row.get("seconds") or 0.0 for row in kept)
         with atomic_write(path) as stream:  # the only record of the steps before
             stream.writelines(json.dumps(row).encode() + b"\n" for row in kept)
         self.lines = path.open("a", buffering=1)
         self.bar = Bar(steps, "step", start=start, name=folder.name)
-        self.loss = self.score = self.rate = ""  # the last, beside the bar
+        self.loss = self.score = self.rate = ""  # the newest, shown beside the bar
         self.trackers = trackers
         if trackers:
-            steps_told = [row["step"] for row in told if "loss" in row]
-            scores_told = [row["step"] for row in told if "loss" not in row]
-            last = max(steps_told, default=-1), max(scores_told, default=-1)
-            self.say(*trackers.start(start, *last))
+            last_step = max((row["step"] for row in rows if "loss" in row), default=-1)
+            last_scores = max((row["step"] for row in rows if "loss" not in row), default=-1)
+            self.say(*trackers.start(start, last_step, last_scores))
 
     def step(self, row: dict[str, Any]) -> None:
         """Records one training step; `row` has the keys `step` and `loss`."""
@@ -82,16 +81,16 @@ class RunLog:
         self._show(1)
 
     def scores(self, step: int, epoch: float, scores: dict[str, float], role: str = "test") -> None:
-        """Records an evaluation of a role; without a classifier there is nothing to record."""
+        """Records an evaluation of a role, if it has any scores."""
         if not self.main or not scores:
             return
         self._write({"step": step, "epoch": epoch} | {f"{role}/{k}": v for k, v in scores.items()})
         names = ["f1_weighted", "auc_macro", "knn_f1_weighted", "knn_accuracy", "rankme"]
         names += [name for name in scores if name.startswith("recall@10")]
-        found = [f"{k} {scores[k]:.4f}" for k in names if k in scores]
-        shown, self.score = ", ".join(found), found[0] if found else ""
+        texts = [f"{k} {scores[k]:.4f}" for k in names if k in scores]
+        self.score = texts[0] if texts else ""
         self._show(0)
-        self.say(f"epoch {epoch:g}{f', {role}' if role != 'test' else ''}: {shown}")
+        self.say(f"epoch {epoch:g}{f', {role}' if role != 'test' else ''}: {', '.join(texts)}")
 
     def say(self, *lines: str) -> None:
         """Prints lines without breaking the bar."""
@@ -111,7 +110,7 @@ class RunLog:
             self.say(*self.trackers.log(values, row["step"], scores="loss" not in row))
 
     def __enter__(self) -> Self:
-        """Used as a context, so that what was written is on disk also after an error."""
+        """Returns the log; as a context, it also closes the files after an error."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -124,29 +123,29 @@ class RunLog:
 
 
 def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None:
-    """Writes what is known of a run before its first step: config.yaml and run.json."""
+    """Writes config.yaml and run.json, before a run's first step."""
     with atomic_write(folder / "config.yaml") as stream:
         stream.write(config.encode())
-    known = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
-    known |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
-    known |= {"command": shlex.join(sys.argv), "torch": version("torch"), "commit": _commit()}
-    save_json(folder / START, known)
+    facts = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}
+    facts |= {"host": socket.gethostname(), "version": __version__, "fingerprint": fingerprint}
+    facts |= {"command": shlex.join(sys.argv), "torch": version("torch"), "commit": _commit()}
+    save_json(folder / START, facts)
 
 
 def _commit() -> str | None:
-    """Returns the commit of the checkout that Heron runs from; None outside of one."""
-    here = Path(__file__)
-    # The second fails where another project's checkout is around Heron.
-    command = ["git", "-C", str(here.parent), "rev-parse", "HEAD", f"HEAD:./{here.name}"]
+    """Returns the commit of the git checkout that Heron runs from; None outside of one."""
+    path = Path(__file__)
+    # The second revision fails where Heron lies in the checkout of another project.
+    command = ["git", "-C", str(path.parent), "rev-parse", "HEAD", f"HEAD:./{path.name}"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout[:12]
+    return done.stdout[:12]
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes result.json, all or nothing of it; a score that is not a number becomes null."""
+    """Writes result.json atomically; a score that is not finite becomes null."""
     with atomic_write(folder / "result.json") as stream:
         stream.write(to_json(result, indent=1, inf_nan_mode="null") + b"\n")
 
@@ -166,12 +165,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
-    """Returns the lines of a file of JSON objects; none without the file.
+    """Returns the lines of a file of JSON objects; none where the file does not exist.
 
-    A last line that was cut short is left out. `kind` is the type of a line, for pydantic.
+    An incomplete last line is left out. `kind` is the type of a line, for pydantic.
 
     Raises:
-        TrainingError: a line is none of its kind; names file and line.
+        TrainingError: a line is not of its kind; names file and line.
     """
     data = path.read_bytes() if path.exists() else b""
     lines, adapter, rows = data.split(b"\n"), TypeAdapter(kind), []
@@ -181,7 +180,7 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
                 rows.append(parse_json(line))
                 adapter.validate_python(rows[-1], strict=True)
         except ValueError as error:
-            if number == len(lines):  # nothing ended it
+            if number == len(lines):  # it does not end with a newline
                 return rows[: number - 1]
             raise TrainingError(
                 f"{path}, line {number} is damaged: {in_words(error)}; expected a line as it was "
@@ -191,7 +190,7 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
 
 
 def scores_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scores of a result, by name; the rest says how they were reached."""
+    """Returns the scores of a result by name, without facts of the run."""
     return {name: value for name, value in result.items() if name not in FACTS}
 
 
@@ -201,26 +200,26 @@ WRITTEN = "the result that a run wrote; bring it back, or take it away and run a
 def read_result(
     path: Path, numbers: Sequence[str] = (), kind: Any = Plain, expected: str = WRITTEN
 ) -> dict[str, Any]:
-    """Returns what a result.json, or another file of a run, holds.
+    """Returns the content of a result.json, or of another JSON file of a run.
 
     Args:
         path: of the file.
-        numbers: that must be there, as numbers or null.
+        numbers: fields that must be there, as numbers or null.
         kind: its type, for pydantic.
-        expected: the file as it should be, and the remedy, for the error.
+        expected: the expectation and remedy in the error.
 
     Raises:
-        TrainingError: it cannot be read, or is no such result.
+        TrainingError: it cannot be read, or is not of its kind.
     """
     try:
         with path.open("rb") as stream:
             result = parse_json(stream.read(MOST_BYTES + 1))
         TypeAdapter(kind).validate_python(result, strict=True)
-        given = {name: result.get(name, "nothing") for name in numbers}
-        TypeAdapter(dict[str, float | None]).validate_python(given, strict=True)
+        values = {name: result.get(name, "nothing") for name in numbers}
+        TypeAdapter(dict[str, float | None]).validate_python(values, strict=True)
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"{path} cannot be read: {in_words(error)}; expected {expected}"
         ) from None
-    found: dict[str, Any] = result
-    return found
+    content: dict[str, Any] = result
+    return content

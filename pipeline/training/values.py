@@ -1,4 +1,4 @@
-"""What a step says in numbers: over all processes, and refused where they are not finite."""
+"""The metrics of a step: summed over processes, and refused where they are not finite."""
 
 import math
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ from heron.pipeline.training import checkpoint
 
 
 class StepValues:
-    """Numbers of a step on their way from the device; nothing waits for them before `read`."""
+    """Metrics of a step that are still being computed or copied; only `read` waits for them."""
 
     def __init__(self, scalars: Mapping[str, Any], device: torch.device) -> None:
-        """Begins the sums over processes of some scalars, tensors or numbers: one exchange."""
+        """Starts one all-reduce of `scalars`, tensors or numbers by name."""
         self.names, self.device = list(scalars), device
-        self._sums = collectives.begin_sum(self._stack(scalars))
+        self._wait_for_sums = collectives.begin_sum(self._stack(scalars))
 
-    def close(self, **own: Any) -> None:
-        """Adds numbers that all processes have alike, and begins the copy of all to the host."""
-        self.names += own
-        self._numbers = torch.cat([self._sums(), self._stack(own)])
+    def close(self, **replicated: Any) -> None:
+        """Adds numbers that are equal on all processes, and starts the copy of all to the host."""
+        self.names += replicated
+        self._numbers = torch.cat([self._wait_for_sums(), self._stack(replicated)])
         if self.device.type == "cuda":
             numbers = self._numbers
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copy_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._copied.record()
+            self._copy_done.record()
 
     def read(self) -> dict[str, float]:
-        """Returns the numbers by name, when they have come."""
+        """Returns the numbers by name; waits until they have been copied."""
         if self.device.type == "cuda":
-            self._copied.synchronize()
+            self._copy_done.synchronize()
         return dict(zip(self.names, self._numbers.tolist(), strict=True))
 
     def _stack(self, scalars: Mapping[str, Any]) -> Tensor:
@@ -44,43 +44,43 @@ class StepValues:
         return torch.stack([x.detach().double() for x in numbers])
 
 
-class Unread(NamedTuple):
-    """What is known of a step while its numbers are on their way.
+class PendingStep(NamedTuple):
+    """A step whose metrics have not been read yet.
 
     Attributes:
         step: its number.
-        numbers: that are on their way.
-        values: the others, by name.
-        features: of this process's rows, for the error of one that is not finite.
+        summed: its metrics that are still being computed or copied.
+        values: its other metrics, by name.
+        features: of this process's rows; an error names those that are not finite.
         lost: rows that could not be read, and why.
     """
 
     step: int
-    numbers: StepValues
+    summed: StepValues
     values: dict[str, float]
     features: Features
     lost: dict[int, str]
 
 
 def refuse_nonfinite(
-    values: Mapping[str, float], step: int, saved: Path, features: Features
+    values: Mapping[str, float], step: int, checkpoints: Path, features: Features
 ) -> None:
-    """Stops before what is not finite is saved; all processes see the same values."""
-    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
-    if wrong:
-        named = [name for name in wrong if name != "loss"] or ["loss"]
-        checkpoints = checkpoint.complete(saved)
-        where = _nonfinite(features) or ["the embeddings of all ranks are finite"]
+    """Raises TrainingError where a value is not finite; all processes see the same values."""
+    nonfinite = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if nonfinite:
+        names = [name for name in nonfinite if name != "loss"] or ["loss"]
+        complete = checkpoint.complete(checkpoints)
+        causes = _nonfinite_features(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
-            f"step {step}: {', '.join(f'{name} is {wrong[name]}' for name in named)}; "
-            f"{'; '.join(where)}; nothing later was saved; last checkpoint: "
-            f"{checkpoints[-1] if checkpoints else 'none'}; lower optim.lr or raise tau, "
+            f"step {step}: {', '.join(f'{name} is {nonfinite[name]}' for name in names)}; "
+            f"{'; '.join(causes)}; nothing later was saved; last checkpoint: "
+            f"{complete[-1] if complete else 'none'}; lower optim.lr or raise tau, "
             "and check the data with `heron shards verify`"
         )
 
 
-def _nonfinite(features: Features) -> list[str]:
-    """Says which features of which process are not finite; every process calls it."""
+def _nonfinite_features(features: Features) -> list[str]:
+    """Returns a line for each feature of each process that is not finite; all must call it."""
     lines = []
     for name, tensors in features.items():
         for view, x in enumerate(tensors):
@@ -90,4 +90,4 @@ def _nonfinite(features: Features) -> list[str]:
                     f"rank {collectives.rank()}: {name}{of_view} of {bad} of {len(x)} rows are not "
                     "finite"
                 )
-    return [line for found in collectives.gather_objects(lines) for line in found]
+    return [line for gathered in collectives.gather_objects(lines) for line in gathered]

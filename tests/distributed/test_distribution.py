@@ -24,7 +24,12 @@ from heron.pipeline.distributed.strategy import (
     micro_batches,
     refuse_lonely_rows,
 )
-from heron.pipeline.distributed.sync_batchnorm import GlobalBatchNorm, side_by_side, synchronise
+from heron.pipeline.distributed.sync_batchnorm import (
+    GlobalBatchNorm,
+    has_norm,
+    side_by_side,
+    synchronise,
+)
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.memory import RunSpec, StepEnd
 from heron.pipeline.objectives.objective import Objective
@@ -293,6 +298,29 @@ def test_calls_side_by_side_are_those_apart() -> None:
     for apart in (True, False):
         for several in ranks.run(2, beside, apart):
             torch.testing.assert_close(several, alone, rtol=1e-9, atol=1e-11)
+
+
+def test_a_synchronised_batch_norm_keeps_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen one stays frozen and keeps its rate; one that stands in two places stays one."""
+    monkeypatch.setattr(sync_batchnorm, "world_size", lambda: 2)
+    norm: Any = nn.BatchNorm1d(3).requires_grad_(False)
+    norm.weight.rate_share = 0.5
+    norm.running_mean += 1
+    one, two = nn.Sequential(norm), nn.Sequential(nn.BatchNorm1d(2), norm)
+    model = nn.ModuleList([one, two])
+    synchronise(model)
+    synchronised: Any = one[0]
+    assert isinstance(synchronised, GlobalBatchNorm) and synchronised is two[1]
+    assert not norm.weight.requires_grad and norm.weight.rate_share == 0.5
+    assert synchronised.weight is norm.weight and synchronised.bias is norm.bias
+    assert torch.equal(synchronised.state_dict()["running_mean"], norm.running_mean)
+    assert len(dict(model.named_parameters())) == 4
+
+
+def test_a_frozen_batch_norm_sees_each_row_alone() -> None:
+    """So that no step is refused for a micro-batch or a view with a single row."""
+    frozen = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    assert not has_norm(frozen) and has_norm(nn.ModuleList([frozen, nn.BatchNorm1d(3)]))
 
 
 @pytest.mark.parametrize("options", [{"track_running_stats": False}, {"momentum": None}])

@@ -16,10 +16,10 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import throughput
 from heron.pipeline.training.throughput import (
     cgroup_limits,
+    memory_capacity,
     model_flops,
     peak_flops,
     step_flops,
-    whole_memory,
 )
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
@@ -164,4 +164,4 @@ def test_a_job_s_limit_is_found(
 
 def test_without_a_limit_there_is_the_machine_s_memory(tmp_path: Path) -> None:
     assert min(cgroup_limits(tmp_path / "none", tmp_path)) > 1 << 60
-    assert 1 << 28 < whole_memory(torch.device("cpu")) < 1 << 50
+    assert 1 << 28 < memory_capacity(torch.device("cpu")) < 1 << 50

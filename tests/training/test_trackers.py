@@ -19,7 +19,7 @@ from heron.pipeline.config.experiment import dump_config, load_run_config, parse
 from heron.pipeline.distributed.agreement import run_fingerprint
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.pretrain import main, pretrain
-from heron.pipeline.training.trackers import KEPT, Trackers
+from heron.pipeline.training.trackers import TRACKING_FILE, Trackers
 from heron.pipeline.training.tracking import read_metrics
 from tests import forked
 from tests.experiments import frames
@@ -205,8 +205,10 @@ def test_trackers_decide_no_number(tmp_path: Path, own: Path) -> None:
 @pytest.mark.parametrize("content", ["{", '{"ids": 3}', '{"step": -2}'])
 def test_a_damaged_memory_of_trackers(tmp_path: Path, content: str) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / KEPT).write_text(content)
-    with pytest.raises(TrainingError, match=f"{KEPT} cannot be read: .*bring it back, or take it"):
+    (tmp_path / "run" / TRACKING_FILE).write_text(content)
+    with pytest.raises(
+        TrainingError, match=f"{TRACKING_FILE} cannot be read: .*bring it back, or take it"
+    ):
         Trackers(frames(tmp_path), Watchdog(60)).start(3, 5, -1)
 
 
@@ -245,7 +247,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Really: wandb 0.31.0; a file for each start, both of one run, as `wandb sync` takes them."""
     pytest.importorskip("wandb", reason="pip install 'heron-pretrain[track]'")
     run = twice(tmp_path, monkeypatch, "wandb")
-    identity = json.loads((run / KEPT).read_text())["ids"]["wandb"]
+    identity = json.loads((run / TRACKING_FILE).read_text())["ids"]["wandb"]
     files = sorted(run.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))
     rows = [row for file in files for row in history(file)]
     told = read_metrics(run / "metrics.jsonl")
