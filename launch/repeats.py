@@ -78,7 +78,7 @@ class Interval:
         return int(self.low > 0) - int(self.high < 0)
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """The difference and its interval, as text."""
         if self.n == 0:
             return "not known (no fold has both scores)"
