@@ -318,10 +318,10 @@ def _values(run: Run) -> Run:
 
 def _best_run(found: list[Run], score: str) -> list[Run]:
     """Returns the ended run with the best value of a score, in a list; empty if there is none."""
-    from heron.launch.studies.results import less_is_better
+    from heron.launch.studies.results import lower_is_better
 
     ended = [r for r in found if r["state"] == "ended" and isinstance(r.get(score), int | float)]
-    choose = min if less_is_better(score) else max
+    choose = min if lower_is_better(score) else max
     return [choose(ended, key=lambda run: float(run[score]))] if ended else []
 
 

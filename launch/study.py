@@ -44,7 +44,7 @@ def study(
     print(f"{asked.title}: {len(trials)} trials by {asked.search.kind}, in {out}", flush=True)
     if dry_run:
         for trial in trials:
-            print(f"{trial.name}: {trial.shown}\n  {trial.command()}")
+            print(f"{trial.name}: {trial.description}\n  {trial.command()}")
         try:
             refuse_missing_data(asked, configs)
         except ConfigError as fault:
@@ -74,7 +74,7 @@ def study(
         rows = shown(results, [*asked.measure.y, *([score] if score else [])])
         say_table(*rows, piped=markdown(*rows))
         if score and (found := best(results, score)):
-            print(f"best by the mean over repeats: {found.shown(score)}")
+            print(f"best by the mean over repeats: {found.describe(score)}")
             print(results.table.loc[found.trials[0], "command"])
     if not ended:
         print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")

@@ -124,7 +124,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
             ledger.begun.add(str(trial))
-            say(f"{trial} runs: {trials[str(trial)].shown}")
+            say(f"{trial} runs: {trials[str(trial)].description}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
             if last is not None and measure.score in result:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from heron.launch.studies.results import less_is_better
+from heron.launch.studies.results import lower_is_better
 from heron.launch.studies.text import label, number, scale, short
 from heron.pipeline.report.charts import Chart
 
@@ -50,7 +50,7 @@ def curves(drawn: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> C
     if numeric:
         axes["xaxis"] |= _axis(drawn["x"], ticks=True)
     axes["yaxis"] = {"title": {"text": label(y)}}
-    if less_is_better(y):
+    if lower_is_better(y):
         axes["yaxis"] |= _axis(unit * drawn["mean"])
     return _chart("", traces, axes)
 

@@ -71,14 +71,14 @@ def status(trials: Sequence[Trial], ledger: Ledger, began: float, before: float)
         found = {"loss": read_run(trial.run)["loss"]}
         found |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(found, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
-        table.add_row(name, row["status"], *cells, trial.current().shown, style="dim")
+        table.add_row(name, row["status"], *cells, trial.current().description, style="dim")
     shown = [one for one in under_way if one[1]["state"] == "living" or one[0].name in ledger.begun]
     for trial, run in shown[:LIVING]:
         idle = "waits" if run["step"] else "starts"
         state = "runs" if run["state"] == "living" else idle
         step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else _cell(run, "step")
         cells = [step, _cell(run, score), _cell(run, "loss"), _memory(trial.run)]
-        table.add_row(trial.name, state, *cells, trial.current().shown)
+        table.add_row(trial.name, state, *cells, trial.current().description)
     return table
 
 

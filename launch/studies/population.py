@@ -81,7 +81,8 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
                 trial = replace(by_name[name], values=take["values"])
                 source = by_name[take["from"]].run / "checkpoints" / "latest"
                 exploit(source, trial.config(rung), trial.values)
-                say(f"{name} at step {rung} goes on from {take['from']}'s weights: {trial.shown}")
+                donor = f"goes on from {take['from']}'s weights"
+                say(f"{name} at step {rung} {donor}: {trial.description}")
 
 
 def choose_donors(

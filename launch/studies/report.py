@@ -97,7 +97,7 @@ class Report:
         found = best(results, name)
         if found is None:
             return text.paragraph(f"No trial that is done has '{name}', so that none is best.")
-        return text.paragraph(f"Best by the mean over repeats, {found.shown(name)}.")
+        return text.paragraph(f"Best by the mean over repeats, {found.describe(name)}.")
 
     def _curves(self, y: str) -> Iterator[str]:
         """The curves of a column, with the study's fits where it is a cost."""
@@ -150,7 +150,7 @@ class Report:
         if means is not None:
             across, down = text.short(means.columns.name), text.short(means.index.name)
             yield text.heading(f"{text.label(y)} over {across} and {down}")
-            yield figure(figures.heat_map(y, means, self.results.least(y)))
+            yield figure(figures.heat_map(y, means, self.results.lowest_is_best(y)))
             yield text.paragraph(
                 "Means over repeats; the best is framed, a cell without a trial empty."
             )
@@ -178,7 +178,7 @@ class Report:
 def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Returns heads and lines of the table that people read, without commands and errors."""
     table = results.table
-    asked = dict.fromkeys([*(results.several or results.keys), text.NEGATIVES, *ys, *SHOWN])
+    asked = dict.fromkeys([*(results.keys_that_vary or results.keys), text.NEGATIVES, *ys, *SHOWN])
     names = [name for name in asked if name in table and table[name].notna().any()]
     brief = [text.short(name) for name in names]
     heads = [one if brief.count(one) == 1 else n for one, n in zip(brief, names, strict=True)]

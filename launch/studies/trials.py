@@ -59,8 +59,8 @@ class Trial:
         return "ddp" if (self.strategy, self.workers) == ("fsdp", 1) else self.strategy
 
     @property
-    def shown(self) -> str:
-        """Its values, as they are typed."""
+    def description(self) -> str:
+        """Its values, as `key=value, ...`."""
         return ", ".join(f"{key}={as_typed(value)}" for key, value in self.values.items())
 
     def scores(self) -> dict[int | None, dict[str, Any]]:
@@ -95,7 +95,7 @@ class Trial:
         try:
             return load_config(find_config(self.study.base), [*self.overrides(rung), *own])
         except ConfigError as error:
-            where = f"trial {self.name} ({self.shown}) of {self.study.base}"
+            where = f"trial {self.name} ({self.description}) of {self.study.base}"
             raise ConfigError(f"{where}: {error}") from None
 
     def command(self, rung: int | None = None) -> str:
