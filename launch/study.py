@@ -102,18 +102,18 @@ def report(
 
     heron report studies/negatives
     """
-    from heron.launch.studies.forecast import Assumed, section
+    from heron.launch.studies.forecast import Assumptions, section
     from heron.launch.studies.report import Report, shown
     from heron.launch.studies.results import read_results
 
     results = read_results(study)
     made = Report.of(results, x, y)
     out = out or study / "report"
-    assumed = Assumed(link_gbps, latency_us, overlap, global_batch)
+    assumptions = Assumptions(link_gbps, latency_us, overlap, global_batch)
     forecast = scaling = ""
     if len(results.done) and (points or "workers" in results.varied):
         studies = [results, *map(read_results, points)]
-        forecast, scaling = section(studies, assumed, measure_contrast)
+        forecast, scaling = section(studies, assumptions, measure_contrast)
     path = made.write(out, forecast)
     say_table(*shown(results, made.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
