@@ -32,7 +32,7 @@ def study(
     heron study negatives --small seed=0
     heron study workers-fixed-batch --address auto --out studies/workers
     """
-    from heron.launch.studies.ledger import Ledger, alone
+    from heron.launch.studies.ledger import Ledger, exclusive
     from heron.launch.studies.study import load_study
     from heron.launch.studies.trials import plan, refuse_missing_data
 
@@ -50,14 +50,14 @@ def study(
         except ConfigError as fault:
             print(f"not there yet: {fault}")
         return 0
-    from heron.launch.studies.cluster import joined
+    from heron.launch.studies.cluster import connected
     from heron.launch.studies.drive import drive
     from heron.launch.studies.live import live
     from heron.launch.studies.report import shown
     from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
 
-    with alone(out):
+    with exclusive(out):
         ledger = Ledger(asked, out)
         if retry_failed:
             ledger.forget_failed()
@@ -67,7 +67,7 @@ def study(
         if not ended:
             if not (asked.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
-            with joined(address), live(trials, ledger):
+            with connected(address), live(trials, ledger):
                 ended = drive(trials, ledger)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score

@@ -177,9 +177,7 @@ class Forecast:
         model = self.model
         alone = sum(p.setting.world == 1 for p in self.points)
         from_one, from_memory = f"one process, {alone} settings", "peak memory of the same"
-        from_timing = (
-            from_one if self.pair is None else "the objective alone, timed on this machine"
-        )
+        timed = "the objective alone, timed on this machine"
         from_several = f"several, {len(self.points) - alone} settings, in rings"
         gbps = 8e-9 / model.per_byte if model.per_byte else 0.0
         rates = [

@@ -170,7 +170,7 @@ class Workload:
         }
 
     def setting(self, trial: pd.Series) -> Setting:
-        """Returns the setting of a trial; rows count as labelled unless a stream has a fixed size."""
+        """Returns a trial's setting; all rows are labelled unless a stream has a fixed size."""
         batch, rows = self.config.data.batch, int(trial[BATCH])
         labelled = rows
         if isinstance(batch.labelled, int):

@@ -21,7 +21,7 @@ from heron.launch.studies.results import (
 )
 from heron.launch.studies.study import dump_study, load_study
 from heron.launch.studies.text import markdown, mean_std, number
-from heron.launch.studies.worker import _why
+from heron.launch.studies.worker import _failure_reason
 from heron.pipeline.config.errors import StudyError
 from heron.shards.artefact import sha256
 from tests.studies import made
@@ -367,4 +367,4 @@ def test_workers_that_failed_without_a_word_are_named(tmp_path: Path) -> None:
     class Failed(Exception):
         worker_failures: ClassVar = {1: KeyError(), 2: OSError("gone")}
 
-    assert _why(tmp_path, Failed()) == f"rank 1: KeyError; see {tmp_path}/log-1.txt"
+    assert _failure_reason(tmp_path, Failed()) == f"rank 1: KeyError; see {tmp_path}/log-1.txt"
