@@ -53,7 +53,7 @@ def study(
     from heron.launch.studies.cluster import connected
     from heron.launch.studies.drive import drive
     from heron.launch.studies.live import live
-    from heron.launch.studies.report import shown
+    from heron.launch.studies.report import readable_table
     from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
 
@@ -71,7 +71,7 @@ def study(
                 ended = drive(trials, ledger)
     if ledger.rows:
         results, score = read_results(out), asked.measure.score
-        rows = shown(results, [*asked.measure.y, *([score] if score else [])])
+        rows = readable_table(results, [*asked.measure.y, *([score] if score else [])])
         say_table(*rows, piped=markdown(*rows))
         if score and (found := best(results, score)):
             print(f"best by the mean over repeats: {found.describe(score)}")
@@ -103,7 +103,7 @@ def report(
     heron report studies/negatives
     """
     from heron.launch.studies.forecast import Assumptions, section
-    from heron.launch.studies.report import Report, shown
+    from heron.launch.studies.report import Report, readable_table
     from heron.launch.studies.results import read_results
 
     results = read_results(study)
@@ -115,7 +115,7 @@ def report(
         studies = [results, *map(read_results, points)]
         forecast, scaling = section(studies, assumptions, measure_contrast)
     path = made.write(out, forecast)
-    say_table(*shown(results, made.ys), piped=(out / "table.md").read_text() + "\n")
+    say_table(*readable_table(results, made.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
         (out / "scaling.md").write_text(scaling)
         say_markdown(scaling + "\n")

@@ -153,5 +153,5 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         shutil.rmtree(run / MINED, ignore_errors=True)
         if mined.is_dir():
             shutil.copytree(mined, run / MINED)
-        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)
+        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are obsolete
         write_rows(run / LINEAGE, [*read_lines(run / LINEAGE, Takeover), line])

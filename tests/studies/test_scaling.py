@@ -339,7 +339,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
         return objective(batch)
 
     monkeypatch.setattr("heron.launch.studies.contrast._clock", lambda device: clock["now"])
-    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
@@ -353,7 +353,7 @@ def test_a_feature_of_one_number_is_timed_too(
     """Such as the scale of CLIP's logits, beside vectors."""
     objective = Objective(Terms.model_validate({"clip": {}}).terms())
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
-    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", objective)
     assert time_pair(workload, Setting(1, 6, 14)) >= 0
