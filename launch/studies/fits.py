@@ -57,8 +57,8 @@ def fit(kind: str, curve: pd.Series) -> Law | str:
         a, b, slopes = float(np.exp(coefficients[0])), coefficients[1], np.diff(y) / np.diff(x)
         description = (
             f"{number(a, 3)} · x^{b:.3f}; {LEVEL:.0%} interval of the exponent "
-            f"{b - half_widths[1]:.3f} to {b + half_widths[1]:.3f} ({method}); between the last two "
-            f"points the exponent is {slopes[-1]:.3f}"
+            f"{b - half_widths[1]:.3f} to {b + half_widths[1]:.3f} ({method}); between the last "
+            f"two points the exponent is {slopes[-1]:.3f}"
         )
         return Law(f"x^{b:.2f}", description, lambda x: a * x**b, coefficients, half_widths)
     terms = zip(coefficients, half_widths, ("", " x", " x²")[: degree + 1], strict=True)

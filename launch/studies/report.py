@@ -118,8 +118,8 @@ class Report:
         names = rows["curve"].unique()
         if len(names) > figures.MAX_CURVES:
             yield text.paragraph(
-                f"{len(names)} curves, of which the first {figures.MAX_CURVES} are drawn; the table "
-                "has all."
+                f"{len(names)} curves, of which the first {figures.MAX_CURVES} are drawn; the "
+                "table has all."
             )
         drawn = rows[rows["curve"].isin(names[: figures.MAX_CURVES])]
         lines: dict[str, figures.Lines] = {}
