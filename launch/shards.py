@@ -129,13 +129,12 @@ def write_protocol(
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    opened.MOST_BYTES = LARGEST  # memory is printed below
+    opened.MOST_BYTES = LARGEST  # no limit: the amount is printed
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
-    print(
-        f"{rows:,} rows of {reader.store}: about {rows * row_bytes / 2**30:.1f} GiB of memory or more"
-    )
+    gib = rows * row_bytes / 2**30
+    print(f"{rows:,} rows of {reader.store}: about {gib:.1f} GiB of memory or more")
     written = write_roles(reader, roles_of(reader, data), data, folder)
     print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
 
