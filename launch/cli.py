@@ -1,6 +1,7 @@
 """The command line: `heron VERB`."""
 
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -50,11 +51,18 @@ VERBS = Group(
     },
 )
 STDOUT = 1  # its file descriptor
+SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its status; an expected error prints one line, with status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if SURROGATE.search(word):
+            say_fault(
+                "error", f"argument {ascii(word)} is not UTF-8; expected text or a path in UTF-8"
+            )
+            return 2
     if words == ["--version"]:
         print(f"heron {__version__}")
         return 0
