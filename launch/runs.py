@@ -25,7 +25,6 @@ from heron.shards.terminal import say_table
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MAX_RUNS = 20_000  # runs that are listed
-MAX_DEPTH = 8  # folders within folders
 RUN_FILES = (
     START,
     "metrics.jsonl",
@@ -194,7 +193,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise StudyError(f"{folder} is no folder; expected one that runs lie in: see run.dir")
-    all_runs = (run for folder in folders for run in _runs_below(folder, MAX_DEPTH))
+    all_runs = (run for folder in folders for run in _runs_below(folder))
     found = list(islice(all_runs, MAX_RUNS + 1))
     if len(found) > MAX_RUNS:
         raise StudyError(
@@ -204,18 +203,21 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            is_folder = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
-    except OSError:
-        is_folder = {}
-    is_run = "config.yaml" in is_folder and any(name in is_folder for name in RUN_FILES)
-    if is_run:
-        yield folder
-    for name in sorted(name for name in is_folder if is_folder[name] and levels):
-        if not name.startswith((".", *RUN_SUBFOLDERS) if is_run else "."):
-            yield from _runs_below(folder / name, levels - 1)
+def _runs_below(folder: Path) -> Iterator[Path]:
+    to_visit = [folder]
+    while to_visit:
+        folder = to_visit.pop()
+        try:
+            with os.scandir(folder) as entries:
+                is_folder = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+        except OSError:
+            continue
+        is_run = "config.yaml" in is_folder and any(name in is_folder for name in RUN_FILES)
+        if is_run:
+            yield folder
+        skipped = (".", *RUN_SUBFOLDERS) if is_run else "."
+        names = (name for name in is_folder if is_folder[name] and not name.startswith(skipped))
+        to_visit += [folder / name for name in sorted(names, reverse=True)]
 
 
 def read_run(folder: Path) -> Run:
