@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 import pandas as pd
 
+from heron.launch.arguments import UsageError
 from heron.launch.studies import figures, text
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.results import Results
@@ -42,12 +44,34 @@ class Assumptions:
         return replace(model, latency=1e-6 * self.latency_us, per_byte=8e-9 / self.link_gbps)
 
     def setting(self, base: Setting, world: int) -> Setting:
-        """Returns `base` on `world` processes: as many rows per process, or the global batch."""
+        """Returns `base` on `world` processes: as many rows per process, or the global batch.
+
+        Raises a UsageError for a global batch without rows of a stream that `base` has.
+        """
         if self.global_batch is None:
             labelled, unlabelled = base.labelled // base.world, base.unlabelled // base.world
             return Setting(world, labelled * world, unlabelled * world, base.stage)
-        labelled = round(self.global_batch * base.labelled / base.rows)
-        return Setting(world, labelled, self.global_batch - labelled, base.stage)
+        labelled, unlabelled = _split(self.global_batch, base)
+        return Setting(world, labelled, unlabelled, base.stage)
+
+
+def _split(rows: int, base: Setting) -> tuple[int, int]:
+    """Returns the labelled and the unlabelled of some rows, in the proportion of `base`."""
+
+    def streams(rows: int) -> dict[str, int]:
+        labelled = round(rows * base.labelled / base.rows)
+        return {"labelled": labelled, "unlabelled": rows - labelled}
+
+    needed = [name for name in ("labelled", "unlabelled") if getattr(base, name)]
+    for name in needed:
+        if not streams(rows)[name]:
+            minimum = next(n for n in count(rows) if all(streams(n)[s] for s in needed))
+            raise UsageError(
+                f"--global-batch {rows} leaves no row of the {name} stream, as the study has "
+                f"{base.labelled:,} labelled and {base.unlabelled:,} unlabelled rows; expected "
+                f"{minimum:,} or more"
+            )
+    return streams(rows)["labelled"], streams(rows)["unlabelled"]
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from heron.launch.arguments import UsageError
 from heron.launch.cli import main
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.forecast import Assumptions, Forecast, section
@@ -231,6 +232,24 @@ def test_a_fixed_batch_ends_where_its_rows_do(
     assert list(found.table["processes"]) == [8, 16, 32, 64]
     assert set(found.table["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
+
+
+def test_a_global_batch_without_rows_of_a_stream_is_refused(
+    tmp_path: Path, run: Path, workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It rounded the labelled stream to nothing, and the table was of another experiment."""
+    folder = studies(tmp_path / "study", run, workload)
+    assert main(["report", str(folder), "--global-batch", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --global-batch 1 leaves no row of the labelled stream")
+    assert error.count("\n") == 1 and not (folder / "report").exists()
+    base = Setting(4, 1, 99)
+    with pytest.raises(UsageError, match="no row of the labelled stream.* expected 51 or more"):
+        Assumptions(global_batch=50).setting(base, 8)
+    with pytest.raises(UsageError, match="no row of the unlabelled stream.* expected 51 or more"):
+        Assumptions(global_batch=49).setting(Setting(4, 99, 1), 8)
+    assert Assumptions(global_batch=51).setting(base, 8) == Setting(8, 1, 50)
+    assert Assumptions(global_batch=1).setting(Setting(4, 0, 100), 8) == Setting(8, 0, 1)
 
 
 def test_other_experiments_are_left_out(tmp_path: Path, run: Path, workload: Workload) -> None:
