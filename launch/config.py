@@ -11,7 +11,7 @@ COLUMNS = 100
 
 
 def config(
-    *given: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
+    *arguments: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
     method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
 ) -> None:
     """Shows every key with its type, default and meaning, or the values of an experiment.
@@ -26,8 +26,8 @@ def config(
     from heron.pipeline.config.experiment import Config, dump_config, load_config
     from heron.pipeline.config.shipped import find_config
 
-    overrides = [word for word in given if "=" in word]
-    words = [word for word in given if "=" not in word]
+    overrides = [word for word in arguments if "=" in word]
+    words = [word for word in arguments if "=" not in word]
     file = None
     if words:
         top_key, _, rest = words[0].partition(".")

@@ -55,8 +55,8 @@ def read_facts(data: str) -> Facts:
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}
     split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
-    others = (name for name in ("test", "val", "valid", "dev") if name != split)
-    test = next((name for name in others if splits.get(name)), None)
+    test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
+    test = next((name for name in test_names if splits.get(name)), None)
     labelled, scorable = 0, True
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
@@ -69,9 +69,7 @@ def read_facts(data: str) -> Facts:
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
         raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
-    min_labelled = (
-        2 if test or not scorable else 3
-    )  # two in a batch, and one for the test if need be
+    min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
     if 0 < labelled < min_labelled:
         raise ConfigError(
             f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
@@ -93,7 +91,7 @@ def batch_of(rows: int) -> int:
 
 def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
     """Returns the lines of the data section, and the number of steps of an epoch."""
-    labelled, others = facts.labelled, facts.unlabelled
+    labelled, other_rows = facts.labelled, facts.unlabelled
     protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
     why = "all labels are used, and the test split is scored"
     if facts.kind == "none":
@@ -103,13 +101,13 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
     elif facts.test is None:
         for_training = labelled - max(1, labelled // TEST_EVERY)
         protocol = {"labelled": for_training, "stratified": True, "test": "unlabelled"}
-        labelled, others = for_training, others + facts.labelled - for_training
+        labelled, other_rows = for_training, other_rows + facts.labelled - for_training
         why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
     batch = {"labelled": batch_of(labelled) if labelled else 0, "unlabelled": 0}
     if facts.kind in ("none", "multi_label") or _is_herocon(facts):
-        batch["unlabelled"] = batch_of(others) if others > 1 else 0
-    sizes = f"of {labelled:,} labelled and {others:,} other rows"
-    epoch = "labelled" if batch["unlabelled"] == 0 or labelled > others else "unlabelled"
+        batch["unlabelled"] = batch_of(other_rows) if other_rows > 1 else 0
+    sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
+    epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
     lines: list[Line] = [
         ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
         ("  path", path, ""),
@@ -126,7 +124,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         lines.append(("  standardise", True, "columns of several units count alike"))
     if any(-1 in view.shape for view in facts.views if view.kind == "image"):
         lines.append(("  decode_size", MAX_SIDE * 4 // 3, "the pictures have several sizes"))
-    rows = labelled if epoch == "labelled" else others
+    rows = labelled if epoch == "labelled" else other_rows
     return lines, max(1, rows // max(1, batch[epoch]))
 
 

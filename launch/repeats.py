@@ -52,15 +52,15 @@ def paired(a: pd.Series, b: pd.Series) -> Paired | None:
 
     A repeat that is missing or NaN in either is left out.
     """
-    both = pd.concat([a, b], axis=1, join="inner").dropna().to_numpy(float)
-    if len(both) < 2:
+    scores = pd.concat([a, b], axis=1, join="inner").dropna().to_numpy(float)
+    if len(scores) < 2:
         return None
-    differences = both[:, 0] - both[:, 1]
+    differences = scores[:, 0] - scores[:, 1]
     t = p = math.nan
-    if np.ptp(differences) > TOLERANCE * np.abs(both).max():
-        t, p = map(float, ttest_rel(both[:, 0], both[:, 1]))
+    if np.ptp(differences) > TOLERANCE * np.abs(scores).max():
+        t, p = map(float, ttest_rel(scores[:, 0], scores[:, 1]))
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
-    return Paired(len(both), mean, std, t, p)
+    return Paired(len(scores), mean, std, t, p)
 
 
 @dataclass(frozen=True)

@@ -109,26 +109,26 @@ def runs(
     """
     roots = list(folders) or [Path("runs")]
     conditions = parse_conditions(where) if where else []
-    found = [read_run(path) for path in dict.fromkeys(find_runs(roots))]
-    columns = {key for run in found for key in run} | {*COLUMNS}
+    selected = [read_run(path) for path in dict.fromkeys(find_runs(roots))]
+    columns = {key for run in selected for key in run} | {*COLUMNS}
     requested = {sort, best or sort, *(condition.key for condition in conditions)}
     needs_configs = compare or not requested <= columns  # reading them takes the longest
-    for run in found:
+    for run in selected:
         run["config"] = read_config(Path(run["folder"])) if needs_configs else {}
-    keys = columns | {key for run in found for key in run["config"]}
-    if found and (unknown := sorted(requested - keys)):
+    keys = columns | {key for run in selected for key in run["config"]}
+    if selected and (unknown := sorted(requested - keys)):
         names = sorted(filter(str.isprintable, keys))
         raise StudyError(f"no run has {unknown[0]!r}; {suggest(unknown[0], names)}")
-    found = [run for run in found if all(condition.holds(run) for condition in conditions)]
+    selected = [run for run in selected if all(condition.holds(run) for condition in conditions)]
     if living:
-        found = [run for run in found if run["state"] == "living"]
+        selected = [run for run in selected if run["state"] == "living"]
     if best:
-        found = _best_run(found, best)
-    if compare and len(found) < 2:
-        raise UsageError(f"--compare found {len(found)} runs; expected two or more")
-    found.sort(key=lambda run: _sort_key(_values(run).get(sort)))
+        selected = _best_run(selected, best)
+    if compare and len(selected) < 2:
+        raise UsageError(f"--compare found {len(selected)} runs; expected two or more")
+    selected.sort(key=lambda run: _sort_key(_values(run).get(sort)))
     if compare:
-        by_run = _differing(found)
+        by_run = _differing(selected)
         differing = list(next(iter(by_run.values()), {}))
         lines = [
             [key, *(_format_cell(values, key) for values in by_run.values())] for key in differing
@@ -138,14 +138,14 @@ def runs(
         else:
             say_table(["", *by_run], lines)
     elif json:
-        rows = [{key: run[key] for key in run if key != "config"} for run in found]
+        rows = [{key: run[key] for key in run if key != "config"} for run in selected]
         print(dumps(rows, indent=1))
-    elif found:
+    elif selected:
         names = [*FIRST_COLUMNS, best or DEFAULT_SCORE]
         names += [sort] if sort not in LAST_COLUMNS else []
-        names += [*LAST_COLUMNS, "fault"] if any(run["fault"] for run in found) else LAST_COLUMNS
+        names += [*LAST_COLUMNS, "fault"] if any(run["fault"] for run in selected) else LAST_COLUMNS
         heads = list(dict.fromkeys(names))
-        say_table(heads, [[_format_cell(_values(run), key) for key in heads] for run in found])
+        say_table(heads, [[_format_cell(_values(run), key) for key in heads] for run in selected])
     else:
         print(f"no runs in {', '.join(map(str, roots))}")
     return 0
@@ -194,13 +194,13 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
         if not folder.is_dir():
             raise StudyError(f"{folder} is no folder; expected one that runs lie in: see run.dir")
     all_runs = (run for folder in folders for run in _runs_below(folder))
-    found = list(islice(all_runs, MAX_RUNS + 1))
-    if len(found) > MAX_RUNS:
+    run_folders = list(islice(all_runs, MAX_RUNS + 1))
+    if len(run_folders) > MAX_RUNS:
         raise StudyError(
             f"more than {MAX_RUNS:,} runs are in {', '.join(map(str, folders))}; expected no more: "
             "name the folders further down"
         )
-    return found
+    return run_folders
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:
@@ -318,18 +318,20 @@ def _values(run: Run) -> Run:
     return values
 
 
-def _best_run(found: list[Run], score: str) -> list[Run]:
+def _best_run(candidates: list[Run], score: str) -> list[Run]:
     """Returns the ended run with the best value of a score, in a list; empty if there is none."""
     from heron.launch.studies.results import lower_is_better
 
-    ended = [r for r in found if r["state"] == "ended" and isinstance(r.get(score), int | float)]
+    ended = [
+        r for r in candidates if r["state"] == "ended" and isinstance(r.get(score), int | float)
+    ]
     choose = min if lower_is_better(score) else max
     return [choose(ended, key=lambda run: float(run[score]))] if ended else []
 
 
-def _differing(found: Sequence[Run]) -> dict[str, Run]:
+def _differing(selected: Sequence[Run]) -> dict[str, Run]:
     """Returns, by run, its results and the configuration keys whose values differ between runs."""
-    configs = [run["config"] for run in found]
+    configs = [run["config"] for run in selected]
     keys = dict.fromkeys(key for config in configs for key in config if key != "run.dir")
     differ = [k for k in keys if any(c.get(k, ...) != configs[0].get(k, ...) for c in configs)]
     not_compared = {
@@ -342,10 +344,12 @@ def _differing(found: Sequence[Run]) -> dict[str, Run]:
         "fingerprint",
         "fault",
     }
-    results = dict.fromkeys(k for run in found for k in (*COLUMNS, *run) if k not in not_compared)
+    results = dict.fromkeys(
+        k for run in selected for k in (*COLUMNS, *run) if k not in not_compared
+    )
     return {
         run["name"]: {k: run["config"].get(k) for k in differ} | {k: run.get(k) for k in results}
-        for run in found
+        for run in selected
     }
 
 

@@ -73,10 +73,12 @@ def status(trials: Sequence[Trial], ledger: Ledger, started: float, before: floa
         values |= (row["measured"] or {}) | (row["result"] or {})
         cells = [_cell(values, key) for key in ("steps", score, "loss", "peak_memory_bytes")]
         table.add_row(name, row["status"], *cells, trial.current().description, style="dim")
-    shown = [
-        one for one in under_way if one[1]["state"] == "living" or one[0].name in ledger.started
+    running = [
+        (trial, run)
+        for trial, run in under_way
+        if run["state"] == "living" or trial.name in ledger.started
     ]
-    for trial, run in shown[:MAX_RUNNING]:
+    for trial, run in running[:MAX_RUNNING]:
         idle = "waits" if run["step"] else "starts"
         state = "runs" if run["state"] == "living" else idle
         step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else _cell(run, "step")

@@ -18,7 +18,6 @@ MPICH", section 4; Patarasuk and Yuan 2009 for the ring):
 With recursive doubling, and with trees, W is the same and log2 P takes the place of P - 1 in S.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -102,12 +101,11 @@ class Workload:
         """
         try:
             checkpoint = locate(run)
-            shapes = Signature.read(checkpoint).shapes
-            labels = int(json.loads((checkpoint / "model.json").read_text())["labels"])
+            signature = Signature.read(checkpoint)
             config = load_run_config(checkpoint / "config.yaml")
-        except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:
+        except (CheckpointError, ConfigError, OSError, ValueError) as error:
             raise StudyError(f"{run}: its step cannot be told: {error}") from None
-        workload = cls(config, shapes, labels)
+        workload = cls(config, signature.shapes, signature.labels)
         terms = workload.objective.terms
         with_memory = [n for n, term in terms.items() if type(term).memory is not Term.memory]
         if with_memory:

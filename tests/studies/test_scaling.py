@@ -290,6 +290,15 @@ def test_no_checkpoint_no_model(tmp_path: Path) -> None:
     assert "001: its step cannot be told" in table and "no complete checkpoint" in table
 
 
+def test_a_signature_that_is_a_list_is_named(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    (path,) = copy.glob("checkpoints/step-*/model.json")
+    path.write_text("[1]")
+    seal_files(path.parent)
+    with pytest.raises(StudyError, match=r"model.json cannot be read: .* found \[1\]; expected"):
+        Workload.of_run(copy)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
