@@ -19,95 +19,83 @@ def _pretrain(*words: str) -> str:
     return shlex.join(["heron", "pretrain", *words])
 
 
-def _with_options(words: Sequence[str], arguments: Arguments, *names: str) -> str:
+def _with_options(words: Sequence[str], args: Arguments, *names: str) -> str:
     """Returns the command of some words, with those of the named options that have a value."""
     options: list[str] = []
-    for name in (name for name in names if arguments[name]):
-        value = arguments[name]
+    for name in (name for name in names if args[name]):
+        value = args[name]
         values = value if isinstance(value, list | tuple) else [] if value is True else [value]
         options += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join([*words, *options])
 
 
-def _after_pretrain(arguments: Arguments) -> list[str]:
-    if arguments["status"] == STOPPED:
-        again = [word for word in arguments["overrides"] if not word.startswith("run.resume=")]
-        words = ["heron", "pretrain", arguments["config"], *again, "run.resume=auto"]
-        return [_with_options(words, arguments, "method", "processes", "accelerate")]
+def _after_pretrain(args: Arguments) -> list[str]:
+    if args["status"] == STOPPED:
+        again = [word for word in args["overrides"] if not word.startswith("run.resume=")]
+        words = ["heron", "pretrain", args["config"], *again, "run.resume=auto"]
+        return [_with_options(words, args, "method", "processes", "accelerate")]
     from heron.pipeline.config.experiment import load_config
 
-    config = load_config(
-        find_config(arguments["config"]), arguments["overrides"], arguments["method"]
-    )
+    config = load_config(find_config(args["config"]), args["overrides"], args["method"])
     run = {"run": Path(config.run.dir)}
     return [_fill("heron embed {run} --out embeddings/{run.name}", run)]
 
 
-def _after_tune(arguments: Arguments) -> list[str]:
-    out = arguments["out"] or compare.folder_of(arguments["config"], "tune")
-    paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(arguments["methods"])]
+def _after_tune(args: Arguments) -> list[str]:
+    out = args["out"] or compare.folder_of(args["config"], "tune")
+    paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(args["methods"])]
     return [shlex.join(["heron", "pretrain", path]) for path in paths]
 
 
-def _after_study(arguments: Arguments) -> list[str]:
-    if arguments["dry_run"]:
-        words = ["heron", "study", str(arguments["study"]), *arguments["overrides"]]
-        return [_with_options(words, arguments, "out", "small", "address", "retry_failed")]
-    out = arguments["out"] or study.folder_of(arguments["study"], arguments["small"])
+def _after_study(args: Arguments) -> list[str]:
+    if args["dry_run"]:
+        words = ["heron", "study", str(args["study"]), *args["overrides"]]
+        return [_with_options(words, args, "out", "small", "address", "retry_failed")]
+    out = args["out"] or study.folder_of(args["study"], args["small"])
     return [shlex.join(["heron", "report", str(out)])]
 
 
-def _after_report(arguments: Arguments) -> list[str]:
+def _after_report(args: Arguments) -> list[str]:
     from heron.launch.studies.results import best, read_results
 
-    results = read_results(arguments["study"])
+    results = read_results(args["study"])
     best_setting = best(results, results.study.measure.score or results.study.measure.y[0])
     return [str(results.table.loc[best_setting.trials[0], "command"])] if best_setting else []
 
 
-def _after_reproduce(arguments: Arguments) -> list[str]:
-    if arguments["dry_run"]:
-        words = ["heron", "reproduce", arguments["table"], *arguments["overrides"]]
-        return [_with_options(words, arguments, "runs", "first", "only", "out")]
-    return [
-        shlex.join(
-            ["heron", "runs", str(arguments["out"] or reproduce.folder_of(arguments["table"]))]
-        )
-    ]
+def _after_reproduce(args: Arguments) -> list[str]:
+    if args["dry_run"]:
+        words = ["heron", "reproduce", args["table"], *args["overrides"]]
+        return [_with_options(words, args, "runs", "first", "only", "out")]
+    return [shlex.join(["heron", "runs", str(args["out"] or reproduce.folder_of(args["table"]))])]
 
 
 # A template that the verb's arguments fill, or a function of them that returns one, or commands.
 NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
-    "shards build": lambda arguments: (
-        [_pretrain(arguments["source"], f"data.path={as_typed(str(arguments['out']))}")]
-        if arguments["source"] in names_in(CONFIGS)
+    "shards build": lambda args: (
+        [_pretrain(args["source"], f"data.path={as_typed(str(args['out']))}")]
+        if args["source"] in names_in(CONFIGS)
         else "heron init {out}"
     ),
     "shards index": "heron init {folder}",
     "shards verify": "heron shards show {folder}",
     "shards show": "heron init {folder}",
-    "shards protocol": lambda arguments: [
-        _pretrain(
-            arguments["config"],
-            *arguments["overrides"],
-            f"data.roles={as_typed(str(arguments['folder']))}",
-        )
+    "shards protocol": lambda args: [
+        _pretrain(args["config"], *args["overrides"], f"data.roles={as_typed(str(args['folder']))}")
     ],
     "init": "heron pretrain {out}",
     "pretrain": _after_pretrain,
     "embed": "heron index {out} --out indexes/{out.name}",
     "index": "heron serve {out}",
-    "query": lambda arguments: "heron serve {index}" if arguments["format"] == "table" else "",
-    "negatives": lambda arguments: (
+    "query": lambda args: "heron serve {index}" if args["format"] == "table" else "",
+    "negatives": lambda args: (
         "heron serve {index}"
-        if arguments["index"]
+        if args["index"]
         else "heron index {embeddings} --out indexes/{embeddings.name}"
     ),
-    "save": lambda arguments: "heron export {out} --out {out.name}.pt2" if arguments["out"] else "",
+    "save": lambda args: "heron export {out} --out {out.name}.pt2" if args["out"] else "",
     "tune": _after_tune,
-    "compare": lambda arguments: [
-        shlex.join(["heron", "tune", arguments["config"], *arguments["overrides"]])
-    ],
+    "compare": lambda args: [shlex.join(["heron", "tune", args["config"], *args["overrides"]])],
     "study": _after_study,
     "report": _after_report,
     "reproduce": _after_reproduce,
@@ -117,9 +105,9 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
 }
 
 
-def _fill(text: str, arguments: Arguments) -> str:
+def _fill(text: str, args: Arguments) -> str:
     """Returns a template with the arguments filled in, each word quoted for a shell."""
-    return shlex.join(word.format_map(arguments) for word in text.split())
+    return shlex.join(word.format_map(args) for word in text.split())
 
 
 def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
@@ -133,9 +121,9 @@ def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
     verb_key = verb.rpartition(" ")[0] if verb.startswith("shards build") else verb
     bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
     bound.apply_defaults()
-    arguments = bound.arguments | {"status": status, "source": verb.rpartition(" ")[2]}
+    args = bound.arguments | {"status": status, "source": verb.rpartition(" ")[2]}
     template = NEXT[verb_key]
-    suggestion = template if isinstance(template, str) else template(arguments)
+    suggestion = template if isinstance(template, str) else template(args)
     if not suggestion:
         return []
-    return suggestion if isinstance(suggestion, list) else [_fill(suggestion, arguments)]
+    return suggestion if isinstance(suggestion, list) else [_fill(suggestion, args)]

@@ -25,20 +25,9 @@ from heron.shards.terminal import say_table
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MAX_RUNS = 20_000  # runs that are listed
-RUN_FILES = (
-    START,
-    "metrics.jsonl",
-    "result.json",
-    LOCK,
-)  # a run has one of them beside its config.yaml
+RUN_FILES = START, "metrics.jsonl", "result.json", LOCK  # a run has config.yaml and one of them
 SCORE_PREFIXES = b"test/", b"validation/"  # of the names of scores in metrics.jsonl
-RUN_SUBFOLDERS = (
-    "checkpoints",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "dvclive",
-)  # of a run; not searched for runs
+RUN_SUBFOLDERS = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # hold no runs
 FIRST_COLUMNS = "name", "state", "step", "steps", "loss"
 LAST_COLUMNS = "started", "seconds", "host", "version", "fingerprint"
 COLUMNS = *FIRST_COLUMNS, *LAST_COLUMNS, "fault"

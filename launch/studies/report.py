@@ -32,7 +32,7 @@ EXTRA_COLUMNS = (
     "samples_per_s",
     "data_wait_s",
     "peak_memory_bytes",
-)  # columns of the table besides the requested ones
+)  # besides the requested ones
 MAX_COMPARED = 30  # settings compared with the best, so that the page stays readable
 
 
