@@ -27,12 +27,8 @@ from heron.pipeline.report.pages import figure, render
 
 TIMES = ("step_s", "train_seconds", "seconds")
 SQUARE = "x² (HeroCon, Figure 4b)"
-EXTRA_COLUMNS = (
-    "step_s",
-    "samples_per_s",
-    "data_wait_s",
-    "peak_memory_bytes",
-)  # besides the requested ones
+# Columns of the table besides the requested ones.
+EXTRA_COLUMNS = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")
 MAX_COMPARED = 30  # settings compared with the best, so that the page stays readable
 
 
