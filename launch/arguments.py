@@ -1,7 +1,7 @@
-"""The arguments of a verb: those of the function that does it, read from its signature.
+"""Parses the arguments of a verb, by the signature of the function that implements it.
 
-Positional parameters are arguments, `*overrides` are words that may stand anywhere, keyword
-parameters are options. `Annotated[int, "what it means"]` gives the text of `--help`.
+Positional parameters become arguments, `*overrides` words that may stand anywhere, and keyword-only
+parameters options. `Annotated[int, "what it means"]` gives the text of `--help`.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from heron.shards.terminal import say_fault
 
 
 class UsageError(Exception):
-    """Arguments that are right alone and do not fit each other."""
+    """Arguments that are valid alone but not together."""
 
 
 class Verb(NamedTuple):
     """A verb of the command line."""
 
     function: Callable[..., int | None]  # does the work; returns the exit status, None for 0
-    model: type[BaseModel] | None = None  # of further options, which the function gets as keywords
-    about: str = ""  # what it does, and examples, a line each; empty: the function's docstring
+    model: type[BaseModel] | None = None  # further options, passed to the function as keywords
+    about: str = ""  # description and example lines; empty: the function's docstring
 
 
 class Group(NamedTuple):
-    """Verbs by their names, and what they have in common."""
+    """Verbs by name, with a common description."""
 
     about: str
     verbs: Mapping[str, "Verb | Group"]
@@ -51,23 +51,23 @@ def _key_and_value(text: str) -> str:
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
-UNKNOWN = "unrecognized arguments: "  # begins what argparse says of them
+UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that shows its texts as they are written, and a fault as one line."""
+    """A parser that prints its texts verbatim, and an error as one line."""
 
     def __init__(self, prog: str, about: str, examples: str) -> None:
-        """Begins with no argument but `--help`."""
+        """Sets up a parser with `--help` only."""
         epilog = f"examples:\n{examples}" if examples else None
-        as_written = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, None, about, epilog, formatter_class=as_written)
+        verbatim = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, about, epilog, formatter_class=verbatim)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with status 2; an option that is not known is told its nearest."""
-        if message.startswith(UNKNOWN):
-            option = message.removeprefix(UNKNOWN).partition(" ")[0].partition("=")[0]
+        """Ends the program with status 2; for an unknown option, suggests a similar one."""
+        if message.startswith(UNRECOGNIZED):
+            option = message.removeprefix(UNRECOGNIZED).partition(" ")[0].partition("=")[0]
             if near := get_close_matches(option, self._option_string_actions, 1, 0.75):
                 message += f"; did you mean {near[0]}?"
         say_fault("error", f"{message} (see `{self.prog} --help`)")
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def describe(verb: Verb | Group) -> tuple[str, str]:
-    """Returns what a verb or a group of verbs does, and its examples."""
+    """Returns the description of a verb or group, and its examples."""
     if isinstance(verb, Group):
         return verb.about, "\n".join(filter(None, (describe(v)[1] for v in verb.verbs.values())))
     lines = inspect.cleandoc(verb.about or verb.function.__doc__ or "").splitlines()
@@ -85,9 +85,9 @@ def describe(verb: Verb | Group) -> tuple[str, str]:
 
 
 def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
-    """Returns what the first word names; ends the program where there is no such verb."""
+    """Returns the verb or group that the first word names; ends the program if there is none."""
     about, examples = describe(group)
-    summaries = {name: describe(one)[0].partition("\n")[0] for name, one in group.verbs.items()}
+    summaries = {name: describe(verb)[0].partition("\n")[0] for name, verb in group.verbs.items()}
     listed = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
     parser = Parser(prog, f"{about}\n\n{listed}", examples)
     parser.add_argument("name", metavar=group.noun.upper(), help="one of those above")
@@ -105,49 +105,49 @@ def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
 def parser_of(prog: str, verb: Verb) -> Parser:
     """Returns the parser of a verb's arguments and options."""
     parser = Parser(prog, *describe(verb))
-    for one in inspect.signature(verb.function).parameters.values():
-        default = PydanticUndefined if one.default is one.empty else one.default
-        field = FieldInfo.from_annotated_attribute(one.annotation, default)
-        if one.kind is one.VAR_KEYWORD:
+    for parameter in inspect.signature(verb.function).parameters.values():
+        default = PydanticUndefined if parameter.default is parameter.empty else parameter.default
+        field = FieldInfo.from_annotated_attribute(parameter.annotation, default)
+        if parameter.kind is parameter.VAR_KEYWORD:
             for name, option in verb.model.model_fields.items() if verb.model else ():
                 _add_option(parser, name, option)
-        elif one.kind is one.KEYWORD_ONLY and field.annotation is bool:
-            flag = f"--{one.name.replace('_', '-')}"
+        elif parameter.kind is parameter.KEYWORD_ONLY and field.annotation is bool:
+            flag = f"--{parameter.name.replace('_', '-')}"
             parser.add_argument(flag, action="store_true", help=_help(field))
-        elif one.kind is one.KEYWORD_ONLY:
-            _add_option(parser, one.name, field)
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            _add_option(parser, parameter.name, field)
         else:
-            nargs = "*" if one.kind is one.VAR_POSITIONAL else None
-            convert, metavar = _converter(one.annotation), one.name.upper()
+            nargs = "*" if parameter.kind is parameter.VAR_POSITIONAL else None
+            convert, metavar = _converter(parameter.annotation), parameter.name.upper()
             parser.add_argument(
-                one.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)
+                parameter.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)
             )
     return parser
 
 
 def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | None]:
-    """Returns the call that the words ask for; ends the program where they do not fit."""
-    given = vars(parser_of(prog, verb).parse_intermixed_args(words))
+    """Returns the call of the verb with parsed arguments; ends the program if they are invalid."""
+    values = vars(parser_of(prog, verb).parse_intermixed_args(words))
     parameters = inspect.signature(verb.function).parameters.values()
-    arguments = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    several = [given.pop(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL]
-    return partial(verb.function, *arguments, *chain(*several), **given)
+    positional = [values.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    variadic = [values.pop(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL]
+    return partial(verb.function, *positional, *chain(*variadic), **values)
 
 
 def _add_option(parser: Parser, name: str, field: FieldInfo) -> None:
-    """Adds an option with a value; where it is not given, the function has its own default."""
+    """Adds an option with a value; without it, the function's own default applies."""
     optional = get_origin(field.annotation) in (Union, UnionType)
     kinds = get_args(field.annotation) if optional else (field.annotation,)
     items = [get_args(kind)[0] for kind in kinds if get_origin(kind) in (list, tuple)]
     literals = [kind for kind in (*kinds, *items) if get_origin(kind) is Literal]
-    each = any(one is ONE_EACH for one in field.metadata)
+    is_repeated = any(item is ONE_EACH for item in field.metadata)
     choices = [value for kind in literals for value in get_args(kind)]
     has_default = field.default not in (None, "", (), PydanticUndefined)
     parser.add_argument(
         f"--{name.replace('_', '-')}",
         dest=name,
-        action="append" if each else "extend" if items else "store",
-        nargs="+" if items and not each else None,
+        action="append" if is_repeated else "extend" if items else "store",
+        nargs="+" if items and not is_repeated else None,
         type=_converter(items[0] if items else Annotated[field.annotation, field]),
         choices=choices or None,
         required=field.is_required(),
@@ -158,12 +158,12 @@ def _add_option(parser: Parser, name: str, field: FieldInfo) -> None:
 
 
 def _help(field: FieldInfo) -> str:
-    text = next((one for one in field.metadata if isinstance(one, str)), field.description or "")
+    text = next((item for item in field.metadata if isinstance(item, str)), field.description or "")
     return text.replace("%", "%%")
 
 
 def _converter(annotation: Any) -> Callable[[str], Any]:
-    """Returns what makes a text of the command line a value of a type, within its bounds."""
+    """Returns a function that converts text to a value of a type and checks it."""
     adapter = TypeAdapter(annotation)
 
     def convert(text: str) -> Any:
@@ -175,7 +175,7 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
         except ValidationError as error:
             fault = error.errors()[0]
         message = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] != "value_error":  # ours names what was found
+        if fault["type"] != "value_error":  # Heron's own messages name it themselves
             message = f"found {text!r}; {message[:1].lower()}{message[1:]}"
         raise argparse.ArgumentTypeError(message)
 

@@ -1,6 +1,7 @@
-"""The command line: `heron VERB`, one verb a job."""
+"""The command line: `heron VERB`."""
 
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -50,11 +51,18 @@ VERBS = Group(
     },
 )
 STDOUT = 1  # its file descriptor
+SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; what can be expected to go wrong is a line on stderr and status 1."""
+    """Runs one verb and returns its status; an expected error prints one line, with status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if SURROGATE.search(word):
+            say_fault(
+                "error", f"argument {ascii(word)} is not UTF-8; expected text or a path in UTF-8"
+            )
+            return 2
     if words == ["--version"]:
         print(f"heron {__version__}")
         return 0
@@ -70,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = call() or 0
         sys.stdout.flush()
         for command in next_commands(prog.removeprefix("heron "), call, status):
-            print(f"next: {command}", file=sys.stderr)  # whole on a terminal too: one copies it
+            print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
     except UsageError as fault:
         say_fault("error", f"{fault} (see `{prog} --help`)")
         return 2
@@ -88,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether the reader of the output has gone, as in `heron ... | head`."""
+    """Returns whether the reader of the output has gone, as in `heron ... | head`."""
     output = select.poll()
-    output.register(STDOUT, 0)  # poll reports POLLERR whether it is asked for or not
+    output.register(STDOUT, 0)  # poll reports POLLERR without being asked
     if closed := any(event & select.POLLERR for _, event in output.poll(0)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # or Python fails again as it exits
     return closed

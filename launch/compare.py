@@ -1,4 +1,4 @@
-"""`heron compare | tune`: what methods reach on the same rows, each searched equally."""
+"""`heron compare | tune`: the scores of methods on the same rows, each given the same search."""
 
 import shlex
 from collections import defaultdict
@@ -16,7 +16,7 @@ from heron.shards.atomic import save_json
 from heron.shards.terminal import say_markdown, say_table
 
 if TYPE_CHECKING:
-    from heron.launch.tuning.search import Asked
+    from heron.launch.tuning.search import SearchSettings
     from heron.pipeline.data.reader import Reader
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
@@ -46,53 +46,60 @@ def compare(
 ) -> None:
     """Says whether pretraining helps on your data: methods, tuned alike, on the same rows.
 
-    In each fold every method has as many trials, chosen among by validation rows that are a share
-    of its labelled ones; the test rows are read once, of what was chosen. The same command goes on
-    where it was stopped, and with more --folds keeps those that it has.
+    In each fold every method has the same number of trials, of which the validation rows, a share
+    of the labelled ones, choose the best; only that one reads the test rows, once. The same command
+    goes on where it was stopped, and with more --folds keeps those that it has.
 
     heron compare --config scene --methods dnn herocon simclr --trials 8
     """
-    asked, reader = _asked(config, overrides, space, trials, seed, score, out, "compare")
+    settings, reader = _search_settings(
+        config, overrides, space, trials, seed, score, out, "compare"
+    )
     from heron.launch.tuning.comparison import (
         Comparison,
         FoldResult,
-        kept,
+        load_or_compute,
         score_method,
         score_raw,
         shared_rows,
     )
     from heron.pipeline.data.protocol import assign
 
-    # All of them before the first run, so that one that is refused costs no run.
+    # All are checked before the first run, so that an invalid one costs no run.
     experiments = {
-        fold: {name: asked.experiment(name, fold) for name in methods}
+        fold: {name: settings.experiment(name, fold) for name in methods}
         for fold in range(first, first + folds)
     }
     baselines = tuple(dict.fromkeys(baselines))
     rows, roles = defaultdict[str, list[FoldResult]](list), []
     for fold, by_method in experiments.items():
-        for name, own in by_method.items():
-            folder = asked.out / f"fold-{fold}" / name
-            work = partial(score_method, asked, own, name, folder, baselines)
-            for row in kept(asked, reader, own, f"{name}-{fold}", baselines, work):
-                rows[row.name].append(row)
-        own = by_method[methods[0]]
+        results: list[FoldResult] = []
+        for name, experiment in by_method.items():
+            folder = settings.out / f"fold-{fold}" / name
+            work = partial(score_method, settings, experiment, name, folder, baselines)
+            results += load_or_compute(
+                settings, reader, experiment, f"{name}-{fold}", baselines, work
+            )
+        experiment = by_method[methods[0]]
         for kind in baselines:
-            work = partial(score_raw, asked, own, kind)
-            for row in kept(asked, reader, own, f"{kind}-raw-{fold}", (kind,), work):
-                rows[row.name].append(row)
-        roles.append(assign(reader, own.data.split, own.data.protocol))
+            work = partial(score_raw, settings, experiment, kind)
+            results += load_or_compute(
+                settings, reader, experiment, f"{kind}-raw-{fold}", (kind,), work
+            )
+        for result in results:
+            rows[result.name].append(result)
+        roles.append(assign(reader, experiment.data.split, experiment.data.protocol))
     comparison = Comparison(
         f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
         f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
         f"{trials} trials of each",
-        asked.score,
+        settings.score,
         reader.manifest.labels.kind != "multi_label",
         [*experiments],
         rows,
-        shared_rows([one.labelled for one in roles], [one.test for one in roles]),
+        shared_rows([r.labelled for r in roles], [r.test for r in roles]),
     )
-    say_markdown(comparison.write(asked.out))
+    say_markdown(comparison.write(settings.out))
 
 
 def tune(
@@ -107,39 +114,39 @@ def tune(
 ) -> None:
     """Searches rate, dropout, weights and temperatures by validation rows, equally for each method.
 
-    It writes each method's best experiment as OUT/METHOD.yaml, whose run scores the test rows; none
-    is read before. The same command goes on where it was stopped.
+    It writes each method's best experiment as OUT/METHOD.yaml, whose run scores the test rows; no
+    test row is read before. The same command goes on where it was stopped.
 
     heron tune scene --methods dnn herocon --trials 16
     """
-    asked, _ = _asked(config, overrides, space, trials, seed, score, out, "tune")
+    settings, _ = _search_settings(config, overrides, space, trials, seed, score, out, "tune")
     from heron.launch.tuning.search import search
     from heron.pipeline.config.experiment import dump_config, parse_config
 
     lines = list[list[str]]()
-    # All of them before the first run, so that one that is refused costs no run.
-    for name, own in {name: asked.experiment(name, None) for name in methods}.items():
-        best, rows = search(asked, own, asked.out / name)
+    # All are checked before the first run, so that an invalid one costs no run.
+    experiments = {name: settings.experiment(name, None) for name in methods}
+    for name, experiment in experiments.items():
+        best, rows = search(settings, experiment, settings.out / name)
         tree = best.config.model_dump(mode="json")
-        tree["run"] = {"dir": str(asked.out / f"{name}-best"), "resume": "never"}
+        tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
         tree["evaluate"]["test"] = True
-        path, chosen = asked.out / f"{name}.yaml", dump_config(parse_config(tree))
+        path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
         command = shlex.join(["heron", "pretrain", str(path)])
-        path.write_text(f"# {best.shown}; {command}\n{chosen}")
-        save_json(asked.out / f"{name}.json", {"score": asked.score, "trials": rows})
-        reached = rows[best.number]["validation"]
-        standing = rows[0]["validation"]
-        as_it_stands = "nan" if standing is None else f"{standing:.4f}"
-        lines.append([name, as_it_stands, f"{reached:.4f}", best.shown])
-    say_table(["", f"{asked.score} as it stands", "best", "with"], lines, headed=False)
+        path.write_text(f"# {best.description}; {command}\n{chosen}")
+        save_json(settings.out / f"{name}.json", {"score": settings.score, "trials": rows})
+        best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
+        as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
+        lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
+    say_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 
-def folder_of(config: str, what: str) -> Path:
-    """Returns where a search goes if nothing else is said."""
-    return Path("runs") / f"{find_config(config).stem}-{what}"
+def folder_of(config: str, verb: str) -> Path:
+    """Returns the default folder of a search."""
+    return Path("runs") / f"{find_config(config).stem}-{verb}"
 
 
-def _asked(
+def _search_settings(
     config: str,
     overrides: Sequence[str],
     space: Path,
@@ -147,10 +154,10 @@ def _asked(
     seed: int,
     score: str | None,
     out: Path | None,
-    what: str,
-) -> "tuple[Asked, Reader]":
-    """Returns what is searched, and the data set, which is built where it is not there."""
-    from heron.launch.tuning.search import Asked, load_space
+    verb: str,
+) -> "tuple[SearchSettings, Reader]":
+    """Returns the settings of a search, and its data set, which is built where it is missing."""
+    from heron.launch.tuning.search import SearchSettings, load_space
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.data.dataset import build_data, open_reader
 
@@ -167,7 +174,7 @@ def _asked(
     if (kind := reader.manifest.labels.kind) == "none":
         raise ConfigError(f"{data.path} has no labels; expected some: without, nothing is compared")
     score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
-    folder = out or folder_of(config, what)
-    asked = Asked(path, overrides, load_space(space), trials, seed, score, folder)
+    folder = out or folder_of(config, verb)
+    settings = SearchSettings(path, overrides, load_space(space), trials, seed, score, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return asked, reader
+    return settings, reader

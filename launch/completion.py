@@ -1,10 +1,10 @@
-"""`heron completion`: what a shell needs to complete verbs, options and shipped names."""
+"""`heron completion`: shell completion of verbs, options and shipped names."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from heron.launch.arguments import Group, parser_of
-from heron.launch.reproduce import KNOWN
+from heron.launch.reproduce import TABLE_NAMES
 from heron.pipeline.config.shipped import ACCELERATE, CONFIGS, STUDIES, names_in
 
 BASH = """\
@@ -38,31 +38,31 @@ function __heron
   __heron_words "$path" | string split " "
 end
 complete -c heron -a "(__heron)\""""
-SHIPPED = {  # what comes with Heron by name, where a verb takes it
+SHIPPED = {  # names that ship with Heron, by the verb that takes them
     "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
     "config": names_in(CONFIGS),
     "study": names_in(STUDIES),
-    "reproduce": KNOWN,
+    "reproduce": TABLE_NAMES,
     "completion": ["bash", "zsh", "fish"],
 }
 
 
 def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yields, for the words of every verb, what may follow them."""
+    """Yields each path of verbs, with the words that may follow it."""
     yield path, [*group.verbs, *([] if path else ["--version"])]
     for name, verb in group.verbs.items():
-        longer = f"{path} {name}".strip()
+        verb_path = f"{path} {name}".strip()
         if isinstance(verb, Group):
-            yield from words_by_path(verb, longer)
+            yield from words_by_path(verb, verb_path)
             continue
-        actions = parser_of(f"heron {longer}", verb)._actions
-        options = [option for one in actions for option in one.option_strings]
+        actions = parser_of(f"heron {verb_path}", verb)._actions
+        options = [option for action in actions for option in action.option_strings]
         long = [option for option in options if option.startswith("--")]
-        yield longer, [*long, *SHIPPED.get(longer, [])]
+        yield verb_path, [*long, *SHIPPED.get(verb_path, [])]
 
 
 def script(shell: str, verbs: Group) -> str:
-    """Returns the script for a shell, which completes file names elsewhere."""
+    """Returns the script for a shell; where no words follow, it completes file names."""
     case = "    case '{}'\n      echo {}" if shell == "fish" else "    '{}') echo '{}' ;;"
     cases = "\n".join(case.format(path, " ".join(words)) for path, words in words_by_path(verbs))
     if shell == "fish":

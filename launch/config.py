@@ -11,10 +11,10 @@ COLUMNS = 100
 
 
 def config(
-    *given: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
+    *arguments: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
     method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
 ) -> None:
-    """Shows every key with its type, default and meaning, or what the keys of an experiment are.
+    """Shows every key with its type, default and meaning, or the values of an experiment.
 
     heron config train.precision
     heron config --help data.protocol
@@ -26,12 +26,12 @@ def config(
     from heron.pipeline.config.experiment import Config, dump_config, load_config
     from heron.pipeline.config.shipped import find_config
 
-    overrides = [word for word in given if "=" in word]
-    words = [word for word in given if "=" not in word]
+    overrides = [word for word in arguments if "=" in word]
+    words = [word for word in arguments if "=" not in word]
     file = None
     if words:
-        first, _, rest = words[0].partition(".")
-        if first not in Config.model_fields or rest in ("yaml", "yml"):  # it is no key
+        top_key, _, rest = words[0].partition(".")
+        if top_key not in Config.model_fields or rest in ("yaml", "yml"):  # not a key
             file = find_config(words.pop(0))
     if len(words) > 1:
         raise UsageError(f"found {' '.join(words)}; expected one experiment and one key at most")
@@ -44,17 +44,17 @@ def config(
             print(textwrap.indent(textwrap.fill(row.meaning, COLUMNS - 4), "    "))
         return
     resolved = load_config(file, overrides, method)
-    print(_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))
+    print(_yaml_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))
 
 
-def _at(tree: Any, key: str) -> str:
-    """Returns the YAML of a part of an experiment; ConfigError where it has no such part."""
+def _yaml_at(tree: Any, key: str) -> str:
+    """Returns the YAML of a key of an experiment; ConfigError if it has no such key."""
     for name in key.split("."):
         tree = dict(enumerate(tree)) if isinstance(tree, list) else tree
-        inside = {str(at): one for at, one in tree.items()} if isinstance(tree, dict) else {}
-        if name not in inside:
-            known = ", ".join(inside) or "no key below it"
-            raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {known}")
-        tree = inside[name]
+        children = {str(k): value for k, value in tree.items()} if isinstance(tree, dict) else {}
+        if name not in children:
+            keys = ", ".join(children) or "no key below it"
+            raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {keys}")
+        tree = children[name]
     text = dump_yaml(tree)
     return text.removesuffix("...\n").rstrip()

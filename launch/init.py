@@ -1,4 +1,4 @@
-"""`heron init`: a first experiment for a data set, chosen by what its manifest says."""
+"""`heron init`: a first experiment for a data set, chosen by its manifest."""
 
 import math
 from collections.abc import Sequence
@@ -12,68 +12,68 @@ from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.show import read_index
 from heron.shards.store import open_store
 
-STEPS = 1500  # about so many a first run takes
-LEAST, MOST = 5, 200  # epochs
+STEPS = 1500  # of a first run, about
+MIN_EPOCHS, MAX_EPOCHS = 5, 200
 LARGEST_BATCH = 256
-SIDE = 96  # larger pictures are resized to this
+MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
-TESTED = 5  # where there is no test split, one row in so many is kept for the test
-Line = tuple[str, Any, str]  # a key's name with its indent, its value, and why
+TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
+Line = tuple[str, Any, str]  # an indented key, its value, and the reason
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices are made by."""
+    """The facts about a data set that the choices depend on."""
 
     manifest: Manifest
-    views: list[View]  # that the model sees: all; of labels that are complementary, one
-    split: str  # that is trained on
-    test: str | None  # split that is tested on, if there is one
+    views: list[View]  # that the model sees: all, or one with complementary labels
+    split: str  # for training
+    test: str | None  # split for the test, if there is one
     labelled: int  # rows of the split with a label
     unlabelled: int
-    scorable: bool  # whether labels say what every row is, so that rows of the split can be tested
+    scorable: bool  # whether labels determine each row's class, so that the split can be tested
 
     @property
     def kind(self) -> str:
-        """The kind of the labels, `none` where no row that is trained on has one."""
+        """The kind of the labels, `none` if no training row has one."""
         return self.manifest.labels.kind if self.labelled else "none"
 
     @property
     def mixed(self) -> bool:
-        """Whether views are of several kinds, which need an encoder each."""
+        """Whether views are of several kinds, which need one encoder each."""
         return len({view.kind for view in self.views}) > 1
 
     @property
-    def alone(self) -> bool:
-        """Whether one stored view is seen twice."""
+    def single_view(self) -> bool:
+        """Whether there is a single stored view, which is then seen twice."""
         return len(self.views) == 1
 
 
 def read_facts(data: str) -> Facts:
-    """Reads the manifest and the labels of a data set; ConfigError where it has too few rows."""
+    """Reads the manifest and the labels of a data set; ConfigError if it has too few rows."""
     store = open_store(data)
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}
     split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
-    others = (name for name in ("test", "val", "valid", "dev") if name != split)
-    test = next((name for name in others if splits.get(name)), None)
+    test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
+    test = next((name for name in test_names if splits.get(name)), None)
     labelled, scorable = 0, True
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
-        known = labels[manifest.labels.known(labels)]
-        labelled += len(known)
-        if manifest.labels.kind == "complementary":  # several classes may be left
-            scorable &= bool((known.sum(1) == len(manifest.labels.names) - 1).all())
+        label_rows = labels[manifest.labels.known(labels)]
+        labelled += len(label_rows)
+        if manifest.labels.kind == "complementary":  # rows may leave several classes
+            scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
     views = manifest.views
     if manifest.labels.kind == "complementary":
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
         raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
-    fewest = 2 if test or not scorable else 3  # two in a batch, and else one that is kept
-    if 0 < labelled < fewest:
+    min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
+    if 0 < labelled < min_labelled:
         raise ConfigError(
             f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
-            f"none, or {fewest} or more to train on and to test: label more"
+            f"none, or {min_labelled} or more to train on and to test: label more"
         )
     unlabelled = splits[split] - labelled
     if not (scorable or test or unlabelled):
@@ -85,13 +85,13 @@ def read_facts(data: str) -> Facts:
 
 
 def batch_of(rows: int) -> int:
-    """Returns the rows of a batch: an eighth of all or so, a power of two."""
+    """Returns the size of a batch: about an eighth of the rows, as a power of two."""
     return min(rows, max(16, min(LARGEST_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
 
 
 def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
-    """Returns the lines of the data, and how many steps an epoch has."""
-    known, others = facts.labelled, facts.unlabelled
+    """Returns the lines of the data section, and the number of steps of an epoch."""
+    labelled, other_rows = facts.labelled, facts.unlabelled
     protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
     why = "all labels are used, and the test split is scored"
     if facts.kind == "none":
@@ -99,15 +99,15 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
     elif facts.test is None and not facts.scorable:
         protocol, why = {"labelled": "all", "test": "unlabelled"}, "no label says what a row is"
     elif facts.test is None:
-        kept = known - max(1, known // TESTED)
-        protocol = {"labelled": kept, "stratified": True, "test": "unlabelled"}
-        known, others = kept, others + facts.labelled - kept
-        why = f"no test split: one labelled row in {TESTED} is kept for the test"
-    batch = {"labelled": batch_of(known) if known else 0, "unlabelled": 0}
+        for_training = labelled - max(1, labelled // TEST_EVERY)
+        protocol = {"labelled": for_training, "stratified": True, "test": "unlabelled"}
+        labelled, other_rows = for_training, other_rows + facts.labelled - for_training
+        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
+    batch = {"labelled": batch_of(labelled) if labelled else 0, "unlabelled": 0}
     if facts.kind in ("none", "multi_label") or _is_herocon(facts):
-        batch["unlabelled"] = batch_of(others) if others > 1 else 0
-    sizes = f"of {known:,} labelled and {others:,} other rows"
-    epoch = "labelled" if batch["unlabelled"] == 0 or known > others else "unlabelled"
+        batch["unlabelled"] = batch_of(other_rows) if other_rows > 1 else 0
+    sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
+    epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
     lines: list[Line] = [
         ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
         ("  path", path, ""),
@@ -117,36 +117,42 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         ("  epoch", epoch, "a pass over the larger of the streams"),
         ("  views", None, _why_views(facts)),
     ]
-    for view in facts.views * (2 if facts.alone else 1):
-        lines.append(("    -", {"stored": view.name} | _augmented(facts, view), ""))
+    for view in facts.views * (2 if facts.single_view else 1):
+        lines.append(("    -", {"stored": view.name} | _view_options(facts, view), ""))
     vectors = [view for view in facts.views if view.kind == "vector"]
     if vectors and all(view.mean for view in vectors):
         lines.append(("  standardise", True, "columns of several units count alike"))
     if any(-1 in view.shape for view in facts.views if view.kind == "image"):
-        lines.append(("  decode_size", SIDE * 4 // 3, "the pictures have several sizes"))
-    rows = known if epoch == "labelled" else others
+        lines.append(("  decode_size", MAX_SIDE * 4 // 3, "the pictures have several sizes"))
+    rows = labelled if epoch == "labelled" else other_rows
     return lines, max(1, rows // max(1, batch[epoch]))
 
 
 def _why_views(facts: Facts) -> str:
     left_out = [view.name for view in facts.manifest.views if view not in facts.views]
-    why = "one view, seen twice: augmentation makes the pair" if facts.alone else "a pair a sample"
+    why = (
+        "one view, seen twice: augmentation makes the pair"
+        if facts.single_view
+        else "a pair a sample"
+    )
     return f"{why}; left out: {', '.join(left_out)}" if left_out else why
 
 
-def _augmented(facts: Facts, view: View) -> dict[str, Any]:
+def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     if view.kind == "text":
         return {"tokens": TOKENS}
     if view.kind == "graph":
         return {"augment": ["drop_nodes"]}
     if view.kind != "image":
-        return {"augment": [{"noise": {"std": 0.1}}]} if facts.alone else {}
+        return {"augment": [{"noise": {"std": 0.1}}]} if facts.single_view else {}
     crop: dict[str, Any] = {
-        "crop": {"area": [0.4, 1.0] if facts.alone else [0.8, 1.0], "flip": 0.0}
+        "crop": {"area": [0.4, 1.0] if facts.single_view else [0.8, 1.0], "flip": 0.0}
     }
     colour = [{"color": {"strength": 0.2, "hue": 0.05, "grey": 0.0}}]
-    steps = [crop, *(colour if facts.alone and view.shape[-1] == 3 else [])]
-    size: dict[str, Any] = {"size": SIDE} if -1 in view.shape or max(view.shape[:2]) > SIDE else {}
+    steps = [crop, *(colour if facts.single_view and view.shape[-1] == 3 else [])]
+    size: dict[str, Any] = (
+        {"size": MAX_SIDE} if -1 in view.shape or max(view.shape[:2]) > MAX_SIDE else {}
+    )
     return size | {"augment": steps}
 
 
@@ -161,7 +167,7 @@ def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
     if views[0].kind == "graph":
         return {"kind": "gin", "width": 32, "layers": 3}, 96, "what published figures have"
     if views[0].kind == "image":
-        side = max(SIDE if -1 in v.shape else min(SIDE, *v.shape[:2]) for v in views)
+        side = max(MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views)
         stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
         channels = [16 * 2**n for n in range(stages)]
         encoder: dict[str, Any] = {"kind": "convnet", "channels": channels}
@@ -177,14 +183,14 @@ def _model(facts: Facts) -> list[Line]:
     lines: list[Line] = [("model", None, "")]
     if facts.mixed:
         lines.append(("  encoders", None, "views of several kinds: one each"))
-        made = [(view.name, *_encoder([view])) for view in facts.views]
-        lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in made]
-        width = min(width for _, _, width, _ in made)
+        encoders = [(view.name, *_encoder([view])) for view in facts.views]
+        lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in encoders]
+        width = min(width for _, _, width, _ in encoders)
     else:
         encoder, width, why = _encoder(facts.views)
         lines.append(("  encoder", encoder, why))
     lines.append(("  projection_width", width, "of what the loss compares"))
-    if facts.alone:
+    if facts.single_view:
         lines += [
             ("  shared_encoder", True, "both views are of one kind"),
             ("  shared_projector", True, ""),
@@ -194,7 +200,7 @@ def _model(facts: Facts) -> list[Line]:
 
 
 def _is_herocon(facts: Facts) -> bool:
-    return facts.kind == "multi_class" and (facts.unlabelled > 1 or not facts.alone)
+    return facts.kind == "multi_class" and (facts.unlabelled > 1 or not facts.single_view)
 
 
 def _objective(facts: Facts) -> list[Line]:
@@ -223,13 +229,16 @@ def _objective(facts: Facts) -> list[Line]:
         why, terms = "CLIP's loss: no row has a label, and views find each other", {"clip": {}}
     else:
         why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
-    return [("objective", None, why), *((f"  {name}", given, "") for name, given in terms.items())]
+    return [
+        ("objective", None, why),
+        *((f"  {name}", options, "") for name, options in terms.items()),
+    ]
 
 
 def experiment(path: str, facts: Facts, name: str) -> str:
     """Returns a commented experiment, as YAML."""
     data, steps = _data(path, facts)
-    epochs = max(LEAST, min(MOST, round(STEPS / steps)))
+    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / steps)))
     optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [
         ("seed", 0, "another number draws other weights and batches"),
@@ -241,15 +250,14 @@ def experiment(path: str, facts: Facts, name: str) -> str:
         ("train", {"epochs": epochs, "evaluate_every_epochs": max(1, epochs // 4)},
          f"some {epochs * steps:,} steps"),
     ]  # fmt: skip
-    return "".join(map(_written, lines))
+    return "".join(map(_format_line, lines))
 
 
-def _written(line: Line) -> str:
+def _format_line(line: Line) -> str:
     key, value, why = line
-    plain = "" if value is None else as_typed(value)
-    named = key if key.endswith("-") else f"{key}:"
-    text = f"{named} {plain}".rstrip()
-    why = why if why.isprintable() else ascii(why)  # a line end in it would begin a key
+    head = key if key.endswith("-") else f"{key}:"
+    text = f"{head} {'' if value is None else as_typed(value)}".rstrip()
+    why = why if why.isprintable() else ascii(why)  # a line break in it would begin a key
     return f"{text}  # {why}\n" if why else f"{text}\n"
 
 
@@ -258,7 +266,7 @@ def init(
     *,
     out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
 ) -> None:
-    """Writes a first experiment for a data set, whose comments say why each value is there.
+    """Writes a first experiment for a data set, with comments that give the reason of each value.
 
     heron init data/mine
     heron init data/mine --out mine.yaml

@@ -1,4 +1,4 @@
-"""`heron predict | save | export`: what a trained model says of rows, and the model as files."""
+"""`heron predict | save | export`: predictions of a trained model, and the model as files."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -64,11 +64,11 @@ def predict(
     split: Annotated[str | None, "rows of one split (default: all)"] = None,
     role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
 ) -> None:
-    """Predicts rows of a data set: a line a row, with a probability for each label.
+    """Predicts rows of a data set: a line per row, with a probability for each label.
 
-    Columns are the row's number, its key, and the labels by their names. The numbers are those that
-    the run's scores are of: the classifier's or, where there is none, those of a linear probe on
-    the labelled rows of the run's own data set.
+    Columns are the row's number, its key, and the labels by name. The probabilities are those that
+    the run is scored by: the classifier's or, where there is none, those of a linear probe on the
+    labelled rows of the run's own data set.
 
     heron predict runs/faces --role test --out predictions.csv
     heron predict runs/faces --data data/new --out predictions.parquet
@@ -79,15 +79,15 @@ def predict(
 
     from heron.pipeline.retrieval.predict import predict_rows
 
-    keys, found, labels = predict_rows(run, overrides, data, split, role)
+    keys, predictions, labels = predict_rows(run, overrides, data, split, role)
     names = [f"label {name}" if name in COLUMNS else name for name in labels]
-    if found.probability is None:
+    if predictions.probability is None:
         raise InputError(
             "the model has no classifier, and no labelled row trains a probe; expected a run with "
             "one of them, such as a term bce or cross_entropy"
         )
-    table = pd.DataFrame(found.probability, columns=names)
-    table.insert(0, "row", found.rows)
+    table = pd.DataFrame(predictions.probability, columns=names)
+    table.insert(0, "row", predictions.rows)
     table.insert(1, "key", list(keys))
     with atomic_write(out) as stream:
         if out.suffix == ".csv":

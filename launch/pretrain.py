@@ -56,9 +56,9 @@ def pretrain(
 
 
 def launchers(out: Annotated[Path, "folder to make"]) -> None:
-    """Copies what starts the main job on several machines, for you to edit.
+    """Copies the files that start the main job on several machines, for you to edit.
 
-    That is a script for SLURM, one for hosts without a scheduler, and accelerate's configurations.
+    They are a script for SLURM, one for hosts without a scheduler, and accelerate's configurations.
 
     heron launchers cluster
     """
@@ -71,79 +71,79 @@ def launchers(out: Annotated[Path, "folder to make"]) -> None:
 
 
 def environments(configuration: Path, processes: int | None) -> list[dict[str, str]]:
-    """Returns the environment of each process that accelerate's configuration asks for.
+    """Returns the environment of each process that accelerate's configuration would start.
 
-    Raises a TrainingError where it is none, asks for several machines, or would start fewer
-    processes than are asked for.
+    Raises a TrainingError if it is no such configuration, needs several machines, or would start
+    fewer processes than requested.
     """
     import yaml
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch
 
-    number = [] if processes is None else ["--num_processes", str(processes)]
-    words = ["--config_file", str(configuration), *number, "--module", JOB]
+    count_option = [] if processes is None else ["--num_processes", str(processes)]
+    words = ["--config_file", str(configuration), *count_option, "--module", JOB]
     try:
-        asked, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+        args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise TrainingError(
             f"{configuration} is no configuration that accelerate reads "
             f"({' '.join(str(error).split())}); expected one that `accelerate config` or "
             "`heron launchers` writes"
         ) from None
-    if asked.num_machines > 1:
+    if args.num_machines > 1:
         raise TrainingError(
-            f"{configuration} asks for {asked.num_machines} machines; expected one: of several, "
+            f"{configuration} asks for {args.num_machines} machines; expected one: of several, "
             "take hosts/pretrain.sh or slurm/pretrain.sbatch of `heron launchers FOLDER`"
         )
-    if asked.num_processes < 1:
+    if args.num_processes < 1:
         raise TrainingError(
-            f"{configuration} asks for {asked.num_processes} processes; expected 1 or more"
+            f"{configuration} asks for {args.num_processes} processes; expected 1 or more"
         )
-    if asked.use_deepspeed:
-        asked.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
-        _, common = launch.prepare_deepspeed_cmd_env(asked)
-    elif asked.multi_gpu or asked.use_fsdp:
-        common = launch.prepare_multi_gpu_env(asked)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        _, common = launch.prepare_deepspeed_cmd_env(args)
+    elif args.multi_gpu or args.use_fsdp:
+        common = launch.prepare_multi_gpu_env(args)
     else:
-        if asked.num_processes > 1:
+        if args.num_processes > 1:
             raise TrainingError(
-                f"asked for {asked.num_processes} processes, of which {configuration} starts one; "
+                f"asked for {args.num_processes} processes, of which {configuration} starts one; "
                 "expected --processes 1, or a configuration for several: take cpu, ddp or fsdp"
             )
-        _, common = launch.prepare_simple_launcher_cmd_env(asked)
+        _, common = launch.prepare_simple_launcher_cmd_env(args)
         return [common]
-    several = str(asked.num_processes)
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked.main_process_port)}
-    common |= {"WORLD_SIZE": several, "LOCAL_WORLD_SIZE": several}
-    ranks = map(str, range(asked.num_processes))
+    world_size = str(args.num_processes)
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(args.main_process_port)}
+    common |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    ranks = map(str, range(args.num_processes))
     return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
 
 
 def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs the main job in a process of each environment, and waits for all of them.
+    """Runs the main job in one process per environment, and waits for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop; a second Ctrl-C kills them. The
-    status is the highest of a process; 128 more than the signal's number where one killed it.
-    `accelerate launch` would end with status 1 whatever that of its processes was, and kill those
-    that are still saving 30 s after a SIGTERM.
+    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop; a second Ctrl-C kills them. Returns
+    the highest status of a process, which is 128 plus the signal's number for one that was killed.
+    `accelerate launch` would return 1 whatever the status of its processes, and kill those that
+    are still saving 30 s after a SIGTERM.
     """
-    told, interrupts = False, 0
+    stopping, interrupts = False, 0
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        nonlocal told, interrupts
-        told, interrupts = True, interrupts + (number == signal.SIGINT)
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping, interrupts
+        stopping, interrupts = True, interrupts + (number == signal.SIGINT)
 
-    # The processes ignore signals until they listen themselves: else one would kill them.
-    before = {one: signal.signal(one, signal.SIG_IGN) for one in SIGNALS}
-    command = [sys.executable, "-P", "-m", JOB, *words]  # -P: no package of the working folder
+    # The processes inherit this, so that no signal kills them before they set handlers.
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    command = [sys.executable, "-P", "-m", JOB, *words]  # -P: ignore packages in the working folder
     children: list[subprocess.Popen[bytes]] = []
     try:
         for environment in environments:
             children.append(subprocess.Popen(command, env={**os.environ, **environment}))
-        for one in SIGNALS:
-            signal.signal(one, tell)
+        for number in SIGNALS:
+            signal.signal(number, stop)
         while running := [child for child in children if child.poll() is None]:
-            if told:  # again and again, for one that did not listen yet
+            if stopping:  # repeatedly, as a process may not have its handlers yet
                 for child in running:
                     child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
             time.sleep(POLL_S)
@@ -153,8 +153,8 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
             child.wait()
         raise
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if interrupts > 1:
         return INTERRUPTED
     codes = [child.returncode for child in children]

@@ -1,4 +1,4 @@
-"""Statistics over repeats: folds or seeds that several methods have in common."""
+"""Statistics over repeats: folds or seeds that methods have in common."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.stats import t as t_distribution
 from scipy.stats import ttest_rel
 
-SAME = 1e-12  # of the scores: differences that vary by less do not vary
+TOLERANCE = 1e-12  # relative to the scores: differences that vary by less count as constant
 
 
 def describe(scores: Any) -> Any:
@@ -29,10 +29,10 @@ def mean_std(mean: float, std: float | None) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """One method less another over `n` repeats that both have: Student's paired t-test.
+    """Student's paired t-test of one method minus another over the `n` repeats of both.
 
-    `difference` and `std` (n - 1 below) are of the differences; `t` has n - 1 degrees of freedom,
-    `p` is two-sided, and both are NaN where no difference varies.
+    `difference` is the mean of the differences and `std` (n - 1 below) their deviation; `t` has
+    n - 1 degrees of freedom and `p` is two-sided, both NaN if the differences are constant.
     """
 
     n: int
@@ -47,25 +47,25 @@ class Paired:
         return [f"{self.difference:+.4f}", *test]
 
 
-def paired(ours: pd.Series, theirs: pd.Series) -> Paired | None:
-    """Returns ours less theirs, scores indexed by repeat; None of fewer than two in common.
+def paired(a: pd.Series, b: pd.Series) -> Paired | None:
+    """Returns the test of a minus b, scores indexed by repeat; None for fewer than two in common.
 
-    A repeat that either lacks, or has NaN of, is left out.
+    A repeat that is missing or NaN in either is left out.
     """
-    both = pd.concat([ours, theirs], axis=1, join="inner").dropna().to_numpy(float)
-    if len(both) < 2:
+    scores = pd.concat([a, b], axis=1, join="inner").dropna().to_numpy(float)
+    if len(scores) < 2:
         return None
-    differences = both[:, 0] - both[:, 1]
+    differences = scores[:, 0] - scores[:, 1]
     t = p = math.nan
-    if np.ptp(differences) > SAME * np.abs(both).max():
-        t, p = map(float, ttest_rel(both[:, 0], both[:, 1]))
+    if np.ptp(differences) > TOLERANCE * np.abs(scores).max():
+        t, p = map(float, ttest_rel(scores[:, 0], scores[:, 1]))
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
-    return Paired(len(both), mean, std, t, p)
+    return Paired(len(scores), mean, std, t, p)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference over `n` folds, and the ends of its 95 % interval; NaN below two folds."""
+    """A mean difference over `n` folds with its 95 % interval, NaN for fewer than two folds."""
 
     n: int
     mean: float
@@ -74,11 +74,11 @@ class Interval:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        """1 or -1 if the whole interval lies above or below 0, else 0."""
         return int(self.low > 0) - int(self.high < 0)
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """The difference and its interval, as text."""
         if self.n == 0:
             return "not known (no fold has both scores)"
@@ -90,11 +90,11 @@ class Interval:
 def corrected_interval(differences: Any, shared: float) -> Interval:
     """Returns the mean of paired differences over folds that share rows, and its interval.
 
-    The corrected resampled t of Nadeau and Bengio ("Inference for the generalization error",
+    It is the corrected resampled t of Nadeau and Bengio ("Inference for the generalization error",
     Machine Learning 52, 2003): differences of folds that are correlated by `shared` have a mean of
     variance s² (1 / n + shared / (1 - shared)), with Student's t of n - 1 degrees of freedom. With
-    `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled. It lies from 0,
-    for folds apart, to below 1. A fold whose difference is NaN is left out.
+    `shared` = test / (test + labelled) rows that is their 1 / n + test / labelled. `shared` lies
+    from 0, for disjoint folds, to below 1. A fold whose difference is NaN is left out.
     """
     values = np.asarray(differences, float)
     values = values[~np.isnan(values)]

@@ -1,4 +1,4 @@
-"""`heron reproduce TABLE`: run a paper's table over its folds or seeds, beside the published."""
+"""`heron reproduce TABLE`: runs a paper's table over its folds or seeds, and compares."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,21 +21,21 @@ from heron.shards.terminal import say_markdown
 if TYPE_CHECKING:
     import pandas as pd
 
-KNOWN = [*TABLES, *GROUPS]
+TABLE_NAMES = [*TABLES, *GROUPS]
 
 
 def reproduce(
     table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> str:
-    """Runs what is not there yet, of the methods `only` if there are some, and makes the table.
+    """Makes the runs that are missing, of all methods or `only` some, and returns the table.
 
-    Each run has a folder of its own, `out`/METHOD-FOLD, and is kept. The table, and table.md and
-    table.json in `out`, have the methods whose runs are all there.
+    Each run is kept in its own folder, `out`/METHOD-FOLD. The table, and table.md and table.json in
+    `out`, have the methods whose runs are complete.
 
     Raises:
-        ConfigError: a method, an override or a folder's run does not fit, or the data is not
-            there, with how to get it; all before the first run.
-        Stopped: a signal came, and the state of the run under way is saved.
+        ConfigError: a method, an override or an existing run does not fit, or the data is missing,
+            with how to get it; always before the first run.
+        Stopped: a signal came; the state of the current run is saved.
     """
     from heron.launch.tables.measured import write
     from heron.pipeline.pretrain import pretrain
@@ -48,39 +48,39 @@ def reproduce(
 def missing(
     table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Config]:
-    """Returns the runs that are not there yet; raises as `reproduce`."""
+    """Returns the configurations of the runs that are missing; raises as `reproduce` does."""
     for name in only:
         if name not in table.methods:
             hint = "; put key=value before --only" if "=" in name else ""
-            known = ", ".join(table.methods)
-            raise ConfigError(f"the table has no method '{name}'; expected one of {known}{hint}")
-    configs = [  # all of them before the first run, so that one that is refused costs no run
+            methods = ", ".join(table.methods)
+            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}{hint}")
+    configs = [  # all are checked before the first run, so that an invalid one costs no run
         config
         for name in dict.fromkeys(only or table.methods)
         for config in _configs(table, name, out, overrides)
     ]
-    return [one for one in configs if not is_done(one)]
+    return [config for config in configs if not is_done(config)]
 
 
 def _measured(
     table: PublishedTable, out: Path, overrides: Sequence[str]
 ) -> dict[str, "pd.DataFrame"]:
-    """Returns the scores, [folds, scores], of the methods whose runs are all there as asked."""
+    """Returns the scores, [folds, scores], of the methods whose runs are complete."""
     import pandas as pd
 
-    scored = {}
+    scores_of = {}
     for name in table.methods:
         try:
             configs = _configs(table, name, out, overrides)
             if not all(map(is_done, configs)):
                 continue
         except ConfigError:
-            continue  # what is there was run with other overrides
-        asked = [*table.scores.values()]
-        results = [read_result(Path(c.run.dir) / "result.json", asked) for c in configs]
-        scores = {shown: [run[key] for run in results] for shown, key in table.scores.items()}
-        scored[name] = pd.DataFrame(scores, table.folds, dtype=float)
-    return scored
+            continue  # its runs have other overrides
+        score_keys = [*table.scores.values()]
+        results = [read_result(Path(c.run.dir) / "result.json", score_keys) for c in configs]
+        scores = {label: [run[key] for run in results] for label, key in table.scores.items()}
+        scores_of[name] = pd.DataFrame(scores, table.folds, dtype=float)
+    return scores_of
 
 
 def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[str]) -> list[Config]:
@@ -89,21 +89,23 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
     configs = []
     for fold in table.folds:
         folder = as_typed(f"{out}/{name}-{fold}")
-        own = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
-        own += ["run.resume=auto", *([f"seed={fold}"] if table.seeded else [])]
-        refuse_clashes(overrides, [*(one.split("=")[0] for one in own), *method.schedules])
-        path, given = CONFIGS / table.config, [*overrides, *own]
-        config = load_config(path, given, method.name)
+        run_overrides = [*method.overrides, f"data.protocol.fold={fold}", f"run.dir={folder}"]
+        run_overrides += ["run.resume=auto", *([f"seed={fold}"] if table.seeded else [])]
+        refuse_clashes(
+            overrides, [*(override.split("=")[0] for override in run_overrides), *method.schedules]
+        )
+        path, all_overrides = CONFIGS / table.config, [*overrides, *run_overrides]
+        config = load_config(path, all_overrides, method.name)
         if method.schedules:
-            given += method.scheduled(config.train.epochs)
-            config = load_config(path, given, method.name)
+            all_overrides += method.scheduled(config.train.epochs)
+            config = load_config(path, all_overrides, method.name)
         config.data.refuse_missing(table.data)
         configs.append(config)
     return configs
 
 
 def refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
-    """Raises ConfigError where an override is of a key that the table sets, or of a part of it."""
+    """Raises a ConfigError for an override of a key in `own`, or of a key below it."""
     clashes = [
         override
         for override in overrides
@@ -117,70 +119,74 @@ def refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
 
 
 def is_done(config: Config) -> bool:
-    """Whether the run is there; one of another configuration is not taken for it, nor lost."""
+    """Returns whether the run has a result; ConfigError if its folder has another run."""
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    kept = load_run_config(folder / "config.yaml")
-    asked = config.in_precision(kept.train.precision)
-    if kept.model_copy(update={"run": config.run}) != asked:
+    saved = load_run_config(folder / "config.yaml")
+    expected = config.in_precision(saved.train.precision)
+    if saved.model_copy(update={"run": config.run}) != expected:
         raise ConfigError(
             f"{folder} holds a run of another configuration; choose another --out, or remove it"
         )
     return (folder / "result.json").exists()
 
 
-def _lacking(table: PublishedTable, overrides: Sequence[str]) -> str:
-    """Returns what to do where the data of a table is not there, or ""."""
+def _missing_data(table: PublishedTable, overrides: Sequence[str]) -> str:
+    """Returns how to get a table's data if it is missing, else ""."""
     own = next(iter(table.methods.values())).overrides
     data = load_config(CONFIGS / table.config, [*overrides, *own]).data
     return f"{data.path} holds no shards; {table.data}" if data.missing else ""
 
 
-def _known(name: str) -> str:
-    if name not in KNOWN:
-        raise ValueError(f"unknown table {name!r}; {suggest(name, KNOWN)}")
+def _check_table_name(name: str) -> str:
+    if name not in TABLE_NAMES:
+        raise ValueError(f"unknown table {name!r}; {suggest(name, TABLE_NAMES)}")
     return name
 
 
 def folder_of(table: str) -> Path:
-    """Returns where a table's runs go if nothing else is said."""
+    """Returns the default folder of a table's runs."""
     return Path("runs") / f"{table}-table"
 
 
 def run_table(
-    table: Annotated[str, AfterValidator(_known), f"published table: {', '.join(KNOWN)}"],
+    table: Annotated[
+        str, AfterValidator(_check_table_name), f"published table: {', '.join(TABLE_NAMES)}"
+    ],
     *overrides: Annotated[Override, "key=value on every run"],
     runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
     first: Annotated[int, "first of them"] = 0,
     only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
     out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
-    dry_run: Annotated[bool, "name the runs that are not there yet, and stop"] = False,
+    dry_run: Annotated[bool, "list the runs that are missing, and stop"] = False,
 ) -> None:
-    """Runs a published table, and shows what it measures beside what was published.
+    """Runs a published table, and shows its scores beside the published ones.
 
     heron reproduce scene
     """
     folder = out or folder_of(table)
-    asked = {
+    tables = {
         folder / name if table in GROUPS else folder: replace(
             TABLES[name], runs=runs or TABLES[name].runs, first=first
         )
         for name in GROUPS.get(table, (table,))
     }
-    lacking = {place: _lacking(one, overrides) for place, one in asked.items()}
-    if all(lacking.values()) and not (dry_run and table in GROUPS):
-        raise ConfigError("; ".join(lacking.values()))
-    there = {place: one for place, one in asked.items() if not lacking[place]}
+    hints = {path: _missing_data(published, overrides) for path, published in tables.items()}
+    if all(hints.values()) and not (dry_run and table in GROUPS):
+        raise ConfigError("; ".join(hints.values()))
     if dry_run:
-        left = [
+        to_run = [
             config.run.dir
-            for place, one in there.items()
-            for config in missing(one, place, overrides, only)
+            for path, published in tables.items()
+            if not hints[path]
+            for config in missing(published, path, overrides, only)
         ]
-        print("\n".join([*left, f"runs to be made: {len(left)}"]))
+        print("\n".join([*to_run, f"runs to be made: {len(to_run)}"]))
         return
-    for place, one in asked.items():
-        told = lacking[place]
-        text = reproduce(one, place, overrides, only) if not told else f"{one.source}: {told}\n"
+    for path, published in tables.items():
+        if hints[path]:
+            text = f"{published.source}: {hints[path]}\n"
+        else:
+            text = reproduce(published, path, overrides, only)
         say_markdown(text + "\n")

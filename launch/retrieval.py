@@ -30,7 +30,7 @@ Quiet = Annotated[bool, "no progress bar"]
 NoVerify = Annotated[bool, "compare no checksums, only sizes"]
 Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
 Size = Annotated[int, BeforeValidator(bytes_of)]
-LOST_SHOWN = 5  # rows that are named on the terminal; the manifest names all
+LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
 
 
 def embed(
@@ -91,11 +91,11 @@ def index(
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.kinds import in_bytes
 
-    opened = Embeddings.open(embeddings, not no_verify)
-    made = build_index(
-        opened,
+    source = Embeddings.open(embeddings, not no_verify)
+    manifest = build_index(
+        source,
         out,
-        layer=layer or opened.usual_layer,
+        layer=layer or source.usual_layer,
         kind=kind,
         metric=metric,
         memory_bytes=memory,
@@ -108,21 +108,21 @@ def index(
         map=map,
         progress=not quiet,
     ).manifest
-    plan, measured = made.plan, made.recall
+    plan, measured = manifest.plan, manifest.recall
     print(
-        f"{out}: {made.kind} of {made.count:,} vectors of {made.dim} dimensions, "
-        f"{made.metric} of layer '{made.layer}'"
+        f"{out}: {manifest.kind} of {manifest.count:,} vectors of {manifest.dim} dimensions, "
+        f"{manifest.metric} of layer '{manifest.layer}'"
     )
     print(f"why: {plan.why}")
     print(
         f"memory: {in_bytes(plan.index_bytes)} open, {in_bytes(plan.build_bytes)} predicted to "
         f"build, budget {in_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
     )
-    if made.map is not None:
-        print(f"map: {made.map.how}")
+    if manifest.map is not None:
+        print(f"map: {manifest.map.how}")
     if measured is None:
         return
-    setting = "".join(f", {name} {value}" for name, value in made.search.items())
+    setting = "".join(f", {name} {value}" for name, value in manifest.search.items())
     print(
         f"recall@{measured.k}: {measured.value:.4f} of {measured.queries} held-out queries, "
         f"target {measured.target}{setting}"
@@ -184,9 +184,9 @@ def query(
         answer = retriever.by_file(files, k, where, relation, row=row)
     manifest = retriever.index.manifest
     if format == "json":
-        about = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
-        shown = answer.plain() | {"index": {"folder": str(index)} | about}
-        print(json.dumps(shown, indent=1, allow_nan=False))
+        facts = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
+        tree = answer.plain() | {"index": {"folder": str(index)} | facts}
+        print(json.dumps(tree, indent=1, allow_nan=False))
     else:
         number = answer.query.number
         has_labels = number is not None and bool(retriever.samples.known[number])
@@ -198,40 +198,41 @@ def query(
 
 
 def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
-    """What was asked, of which index."""
+    """Returns the lines that say what was searched for, and in which index."""
     query = answer.query
     labels = f": {', '.join(query.labels)}" if query.labels else ""
-    asked = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
+    candidates = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
     if answer.far is not None:
-        asked += f", at a label distance of {answer.far:.4g} or more"
+        candidates += f", at a label distance of {answer.far:.4g} or more"
     if answer.close is not None:
-        asked += f", at a label distance of {answer.close:.4g} or less"
+        candidates += f", at a label distance of {answer.close:.4g} or less"
     if answer.instead:
-        asked = f"samples, none of them {asked}: the nearest in label space"
+        candidates = f"samples, none of them {candidates}: the nearest in label space"
     if answer.where:
-        asked += f", where {answer.where}"
+        candidates += f", where {answer.where}"
     return [
         f"query   {query.key}{labels}",
         f"vector  {query.vector}",
         f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
         f"{answer.metric}",
-        f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} {asked}",
+        f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} "
+        f"{candidates}",
     ]
 
 
 def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
-    """A line a hit, with the labels that it has more and less than a query that has some."""
+    """Yields a line per hit, with the labels that it adds to the query's (+) and lacks (-)."""
     width = max([3, *(len(hit.key) for hit in answer.hits)])
     titles = " apart  labels (+ beside the query's, - without)" if has_labels else "labels"
     yield f"      {answer.metric:>13}  {'key':<{width}}  {titles}"
-    ours = answer.query.labels
+    query_labels = answer.query.labels
     for number, hit in enumerate(answer.hits, 1):
         if hit.label_distance is None:
             labels = f"{'':{8 if has_labels else 0}}{', '.join(hit.labels) or 'none'}"
         else:
-            more = [f"+{name}" for name in hit.labels if name not in ours]
-            less = [f"-{name}" for name in ours if name not in hit.labels]
-            labels = f"{hit.label_distance:>6.4f}  {' '.join(more + less) or 'the same'}"
+            added = [f"+{name}" for name in hit.labels if name not in query_labels]
+            missing = [f"-{name}" for name in query_labels if name not in hit.labels]
+            labels = f"{hit.label_distance:>6.4f}  {' '.join(added + missing) or 'the same'}"
         yield f"{number:>4}  {hit.score:>13.6f}  {hit.key:<{width}}  {labels}"
 
 
@@ -259,11 +260,11 @@ def negatives(
     from heron.pipeline.retrieval.embeddings import Embeddings
     from heron.pipeline.retrieval.index import Index
 
-    searched = None if index is None else Index.open(index, not no_verify)
-    of_index: Layer = "hidden" if searched is None else searched.manifest.layer
-    question = Question(layer or of_index, k, anchors, seed)
-    opened = Embeddings.open(embeddings, not no_verify)
-    numbers = report(opened, question, out, searched, data, page)
+    opened_index = None if index is None else Index.open(index, not no_verify)
+    index_layer: Layer = "hidden" if opened_index is None else opened_index.manifest.layer
+    question = Question(layer or index_layer, k, anchors, seed)
+    source = Embeddings.open(embeddings, not no_verify)
+    numbers = report(source, question, out, opened_index, data, page)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
@@ -278,10 +279,10 @@ def negatives(
 def serve(
     index: IndexFolder,
     *others: Annotated[Path, "further indexes, of other data or models"],
-    host: Annotated[str, "address; beyond loopback who has the token may search"] = "127.0.0.1",
+    host: Annotated[str, "address; beyond loopback whoever has the token may search"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
     token: Annotated[
-        str | None, "what requests have to bring (default: HERON_TOKEN; off loopback a random one)"
+        str | None, "what requests must carry (default: HERON_TOKEN; off loopback a random one)"
     ] = None,
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
@@ -300,17 +301,17 @@ def serve(
         require(package, "the web page")
     from heron.pipeline.serve.server import address, choose_token, listen, make_server
 
-    given = os.environ.get("HERON_TOKEN") or None if token is None else token
+    given_token = os.environ.get("HERON_TOKEN") or None if token is None else token
     if others and (embeddings, run, data) != (None, None, None):
         raise UsageError("--embeddings, --run and --data are of one index; serve one with them")
-    with listen(host, port) as listening:  # a taken port is found before the index
-        token = choose_token(listening, given)
-        found: dict[str, Retriever] = {}
+    with listen(host, port) as listening:  # a taken port fails before the indexes are opened
+        token = choose_token(listening, given_token)
+        retrievers: dict[str, Retriever] = {}
         for folder in (index, *others):
-            name = folder.name if folder.name not in found else str(folder)
-            found[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
-        server = make_server(found, listening, token=token)
-        count = sum(len(one.samples) for one in found.values())
+            name = folder.name if folder.name not in retrievers else str(folder)
+            retrievers[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
+        server = make_server(retrievers, listening, token=token)
+        count = sum(len(retriever.samples) for retriever in retrievers.values())
         folders = ", ".join(map(str, (index, *others)))
         print(f"{folders}: {count:,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)

@@ -1,4 +1,4 @@
-"""`heron runs`: the runs of some folders, by their files: listed, filtered, compared."""
+"""`heron runs`: lists, filters and compares the runs in some folders, by their files."""
 
 import operator
 import os
@@ -24,17 +24,16 @@ from heron.shards.errors import shown
 from heron.shards.terminal import say_table
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
-MOST = 20_000  # runs that are listed
-DEEPEST = 8  # folders within folders
-FILES = START, "metrics.jsonl", "result.json", LOCK  # of a run: one of them beside a config.yaml
-SCORED = b"test/", b"validation/"  # begins the names of scores in metrics.jsonl
-INSIDE = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # of a run; no run lies there
-SHOWN = "name", "state", "step", "steps", "loss"
-LATER = "started", "seconds", "host", "version", "fingerprint"
-COLUMNS = *SHOWN, *LATER, "fault"
-NO_SCORES = {*FACTS, "auc_labels", "folder", "config", *COLUMNS}
-SCORE = "f1_weighted"
-LONGEST = 2_000  # characters of a condition
+MAX_RUNS = 20_000  # runs that are listed
+RUN_FILES = START, "metrics.jsonl", "result.json", LOCK  # a run has config.yaml and one of them
+SCORE_PREFIXES = b"test/", b"validation/"  # of the names of scores in metrics.jsonl
+RUN_SUBFOLDERS = "checkpoints", "tensorboard", "wandb", "mlflow", "dvclive"  # hold no runs
+FIRST_COLUMNS = "name", "state", "step", "steps", "loss"
+LAST_COLUMNS = "started", "seconds", "host", "version", "fingerprint"
+COLUMNS = *FIRST_COLUMNS, *LAST_COLUMNS, "fault"
+NOT_SCORES = {*FACTS, "auc_labels", "folder", "config", *COLUMNS}
+DEFAULT_SCORE = "f1_weighted"
+MAX_CONDITION = 2_000  # characters of a condition
 CONDITION = re.compile(
     r"""\s*(?P<key>[\w./-]+?)\s*(?P<sign>==|!=|<=|>=|<|>)\s*"""
     r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<word>[^\s'"<>=!]+))\s*(?P<rest>.*)""",
@@ -54,7 +53,7 @@ Run = dict[str, Any]
 
 
 class Start(TypedDict, total=False):
-    """What run.json may say, of which more is read past."""
+    """The fields of run.json that are read; others are ignored."""
 
     steps: float | None
     started: str | None
@@ -71,14 +70,14 @@ class Condition(NamedTuple):
     value: Any
 
     def holds(self, run: Run) -> bool:
-        """Whether it holds; text and numbers are never equal, and neither is less."""
-        found = _values(run).get(self.key)
+        """Returns whether it holds; text and a number are never equal, and have no order."""
+        value = _values(run).get(self.key)
         if self.sign in ("==", "!="):
-            return SIGNS[self.sign](found, self.value)
-        alike = all(isinstance(one, str) for one in (found, self.value)) or all(
-            type(one) in (int, float) for one in (found, self.value)
+            return SIGNS[self.sign](value, self.value)
+        comparable = all(isinstance(v, str) for v in (value, self.value)) or all(
+            type(v) in (int, float) for v in (value, self.value)
         )
-        return alike and SIGNS[self.sign](found, self.value)
+        return comparable and SIGNS[self.sign](value, self.value)
 
 
 def runs(
@@ -86,74 +85,79 @@ def runs(
     sort: Annotated[str, "column or key of the configuration to sort by, as optim.lr"] = "started",
     where: Annotated[str | None, "only those runs: optim.lr>0.01 and state=='ended'"] = None,
     best: Annotated[str | None, "only the ended run that is best by this score"] = None,
-    living: Annotated[bool, "only runs that a process has"] = False,
-    compare: Annotated[bool, "in which keys of the configuration they differ, and scores"] = False,
+    living: Annotated[bool, "only runs that a process is working on"] = False,
+    compare: Annotated[bool, "keys of the configuration in which they differ, and scores"] = False,
     json: Annotated[bool, "a JSON list instead of a table"] = False,
 ) -> int:
-    """Lists runs: how far each is, whether it lives, its scores.
+    """Lists runs: how far each has come, whether it is alive, its scores.
 
     heron runs runs studies
     heron runs --where "optim.lr>0.01 and state=='ended'" --sort f1_macro
     heron runs --best f1_macro
     heron runs --compare runs/a runs/b
     """
-    places = list(folders) or [Path("runs")]
+    roots = list(folders) or [Path("runs")]
     conditions = parse_conditions(where) if where else []
-    found = [read_run(path) for path in dict.fromkeys(find_runs(places))]
-    own = {key for run in found for key in run} | {*COLUMNS}
-    asked = {sort, best or sort, *(one.key for one in conditions)}
-    for run in found:  # reading them takes the longest
-        of_config = compare or not asked <= own
-        run["config"] = read_config(Path(run["folder"])) if of_config else {}
-    known = own | {key for run in found for key in run["config"]}
-    if found and (unknown := sorted(asked - known)):
-        names = sorted(filter(str.isprintable, known))
+    selected = [read_run(path) for path in dict.fromkeys(find_runs(roots))]
+    columns = {key for run in selected for key in run} | {*COLUMNS}
+    requested = {sort, best or sort, *(condition.key for condition in conditions)}
+    needs_configs = compare or not requested <= columns  # reading them takes the longest
+    for run in selected:
+        run["config"] = read_config(Path(run["folder"])) if needs_configs else {}
+    keys = columns | {key for run in selected for key in run["config"]}
+    if selected and (unknown := sorted(requested - keys)):
+        names = sorted(filter(str.isprintable, keys))
         raise StudyError(f"no run has {unknown[0]!r}; {suggest(unknown[0], names)}")
-    found = [run for run in found if all(one.holds(run) for one in conditions)]
+    selected = [run for run in selected if all(condition.holds(run) for condition in conditions)]
     if living:
-        found = [run for run in found if run["state"] == "living"]
+        selected = [run for run in selected if run["state"] == "living"]
     if best:
-        found = _best(found, best)
-    if compare and len(found) < 2:
-        raise UsageError(f"--compare found {len(found)} runs; expected two or more")
-    found.sort(key=lambda run: _order(_values(run).get(sort)))
+        selected = _best_run(selected, best)
+    if compare and len(selected) < 2:
+        raise UsageError(f"--compare found {len(selected)} runs; expected two or more")
+    selected.sort(key=lambda run: _sort_key(_values(run).get(sort)))
     if compare:
-        by_run = _differing(found)
-        keys = list(next(iter(by_run.values()), {}))
-        lines = [[key, *(_cell(values, key) for values in by_run.values())] for key in keys]
+        by_run = _differing(selected)
+        differing = list(next(iter(by_run.values()), {}))
+        lines = [
+            [key, *(_format_cell(values, key) for values in by_run.values())] for key in differing
+        ]
         if json:
             print(dumps(by_run, indent=1))
         else:
             say_table(["", *by_run], lines)
     elif json:
-        told = [{key: run[key] for key in run if key != "config"} for run in found]
-        print(dumps(told, indent=1))
-    elif found:
-        faults = ["fault"] if any(run["fault"] for run in found) else []
-        more = [sort] if sort not in LATER else []
-        heads = list(dict.fromkeys([*SHOWN, best or SCORE, *more, *LATER, *faults]))
-        say_table(heads, [[_cell(_values(run), key) for key in heads] for run in found])
+        rows = [{key: run[key] for key in run if key != "config"} for run in selected]
+        print(dumps(rows, indent=1))
+    elif selected:
+        names = [*FIRST_COLUMNS, best or DEFAULT_SCORE]
+        names += [sort] if sort not in LAST_COLUMNS else []
+        names += [*LAST_COLUMNS, "fault"] if any(run["fault"] for run in selected) else LAST_COLUMNS
+        heads = list(dict.fromkeys(names))
+        say_table(heads, [[_format_cell(_values(run), key) for key in heads] for run in selected])
     else:
-        print(f"no runs in {', '.join(map(str, places))}")
+        print(f"no runs in {', '.join(map(str, roots))}")
     return 0
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Reads `optim.lr > 0.01 and state == 'ended'`; a StudyError has the place of a fault."""
-    if len(text) > LONGEST:
-        raise StudyError(f"a condition of {len(text):,} characters; expected {LONGEST:,} at most")
+    """Parses `optim.lr > 0.01 and state == 'ended'`; a StudyError quotes the faulty part."""
+    if len(text) > MAX_CONDITION:
+        raise StudyError(
+            f"a condition of {len(text):,} characters; expected {MAX_CONDITION:,} at most"
+        )
     conditions, rest = [], text
     while True:
-        found = CONDITION.fullmatch(rest)
-        if found is None:
+        match = CONDITION.fullmatch(rest)
+        if match is None:
             raise StudyError(
                 f"--where: {shown(rest)} is no comparison; expected KEY SIGN VALUE, such as "
                 "optim.lr>0.01 or state == 'ended', and 'and' between two of them"
             )
-        quoted = found["single"] if found["single"] is not None else found["double"]
-        value = quoted if quoted is not None else _value(found["word"])
-        conditions.append(Condition(found["key"], found["sign"], value))
-        rest = found["rest"]
+        quoted = match["single"] if match["single"] is not None else match["double"]
+        value = quoted if quoted is not None else _value(match["word"])
+        conditions.append(Condition(match["key"], match["sign"], value))
+        rest = match["rest"]
         if not rest:
             return conditions
         word, _, rest = rest.partition(" ")
@@ -171,77 +175,80 @@ def _value(word: str) -> Any:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Returns the folders of runs at or below some folders, each in the order of names.
+    """Returns the folders of runs at or below each of some folders, in the order of names.
 
-    Links are not followed. Raises a StudyError where a folder is not there, or too many runs are.
+    Links are not followed. Raises a StudyError if a folder does not exist, or for too many runs.
     """
     for folder in folders:
         if not folder.is_dir():
             raise StudyError(f"{folder} is no folder; expected one that runs lie in: see run.dir")
-    below = (run for folder in folders for run in _below(folder, DEEPEST))
-    found = list(islice(below, MOST + 1))
-    if len(found) > MOST:
+    all_runs = (run for folder in folders for run in _runs_below(folder))
+    run_folders = list(islice(all_runs, MAX_RUNS + 1))
+    if len(run_folders) > MAX_RUNS:
         raise StudyError(
-            f"more than {MOST:,} runs are in {', '.join(map(str, folders))}; expected no more: "
+            f"more than {MAX_RUNS:,} runs are in {', '.join(map(str, folders))}; expected no more: "
             "name the folders further down"
         )
-    return found
+    return run_folders
 
 
-def _below(folder: Path, levels: int) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            files = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
-    except OSError:
-        files = {}
-    is_run = "config.yaml" in files and any(name in files for name in FILES)
-    if is_run:
-        yield folder
-    for name in sorted(name for name, is_folder in files.items() if is_folder and levels):
-        if not name.startswith((".", *INSIDE) if is_run else "."):
-            yield from _below(folder / name, levels - 1)
+def _runs_below(folder: Path) -> Iterator[Path]:
+    to_visit = [folder]
+    while to_visit:
+        folder = to_visit.pop()
+        try:
+            with os.scandir(folder) as entries:
+                is_folder = {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+        except OSError:
+            continue
+        is_run = "config.yaml" in is_folder and any(name in is_folder for name in RUN_FILES)
+        if is_run:
+            yield folder
+        skipped = (".", *RUN_SUBFOLDERS) if is_run else "."
+        names = (name for name in is_folder if is_folder[name] and not name.startswith(skipped))
+        to_visit += [folder / name for name in sorted(names, reverse=True)]
 
 
 def read_run(folder: Path) -> Run:
-    """Returns what a run's folder tells: `COLUMNS`, and its scores by their names.
+    """Reads a run's folder: returns the values of `COLUMNS`, and its scores by name.
 
-    `state` is `living` (a process has its lock), `ended` (there is a result), `stopped` (all steps
-    that it made are saved), `dead` (some are not, or none was made) or `damaged`, with the `fault`.
+    `state` is `living` (a process holds its lock), `ended` (it has a result), `stopped` (all of its
+    steps are saved), `dead` (some are not, or it made none) or `damaged`, with the `fault`.
     """
     run: Run = dict.fromkeys(COLUMNS) | {"name": str(folder), "folder": str(folder)}
     metrics, result = folder / "metrics.jsonl", folder / "result.json"
     try:
-        for path in (folder / file for file in ("config.yaml", *FILES)):
-            if path.exists() and not path.is_file():  # one that waits for a writer would hang
+        for path in (folder / file for file in ("config.yaml", *RUN_FILES)):
+            if path.exists() and not path.is_file():  # a pipe would hang
                 raise ValueError(f"{path} is no file; expected one, as a run wrote it")
         owner = holder(folder)
-        if (folder / START).exists():  # runs of the edition before it have none
-            told = read_result(folder / START, ["steps"], Start)
-            run |= {key: told.get(key) for key in Start.__annotations__}
+        if (folder / START).exists():  # runs of earlier versions have none
+            start = read_result(folder / START, ["steps"], Start)
+            run |= {key: start.get(key) for key in Start.__annotations__}
         run |= _last_rows(metrics)
         if run["started"] is not None:
-            began = datetime.fromisoformat(run["started"]).astimezone(UTC).timestamp()
+            started = datetime.fromisoformat(run["started"]).astimezone(UTC).timestamp()
             if metrics.exists():
-                run["seconds"] = max(0.0, metrics.stat().st_mtime - began)
+                run["seconds"] = max(0.0, metrics.stat().st_mtime - started)
         if owner is not None:
             run["state"] = "living"
             if " on " in owner:
                 run["host"] = owner.rpartition(" on ")[2]
         elif result.exists():
-            told = read_result(result, ["steps", "train_seconds"])
-            run |= {key: value for key, value in told.items() if _is_score(key, value)}
-            run |= {"state": "ended", "steps": told["steps"], "seconds": told["train_seconds"]}
-            run |= {key: told.get(key) for key in ("version", "fingerprint")}
+            values = read_result(result, ["steps", "train_seconds"])
+            run |= {key: value for key, value in values.items() if _is_score(key, value)}
+            run |= {"state": "ended", "steps": values["steps"], "seconds": values["train_seconds"]}
+            run |= {key: values.get(key) for key in ("version", "fingerprint")}
         else:
-            saved = _saved(folder / "checkpoints")
-            run["state"] = "stopped" if run["step"] and run["step"] == saved else "dead"
+            saved_step = _newest_checkpoint_step(folder / "checkpoints")
+            run["state"] = "stopped" if run["step"] and run["step"] == saved_step else "dead"
     except (TrainingError, OSError, ValueError, OverflowError) as fault:
         run |= {"state": "damaged", "fault": " ".join(str(fault).split())}
     return run
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the configuration of a run by dotted keys; none where it cannot be read."""
+    """Returns the configuration of a run by dotted keys; empty if it cannot be read."""
     if not (folder / "config.yaml").is_file():
         return {}
     try:
@@ -253,7 +260,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _last_rows(path: Path) -> Run:
-    """Returns how many steps metrics.jsonl tells of, `step`, and its last loss and scores."""
+    """Returns the number of steps in metrics.jsonl, `step`, and its last loss and scores."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -262,12 +269,12 @@ def _last_rows(path: Path) -> Run:
     except FileNotFoundError:
         return {"step": 0}
     if size > TAIL:
-        del lines[0]  # its beginning is not there
+        del lines[0]  # cut off by the seek
     step, loss, scores = 0, None, Run()
-    for line in reversed(lines[:-1]):  # what follows the last end of a line was cut short
-        scored = any(b'"' + of in line for of in SCORED)
-        if not line.strip() or (step and (scores or not scored)):
-            continue  # a line that is not read cannot take long
+    for line in reversed(lines[:-1]):  # what follows the last newline is incomplete
+        has_scores = any(b'"' + prefix in line for prefix in SCORE_PREFIXES)
+        if not line.strip() or (step and (scores or not has_scores)):
+            continue  # parsing only what is needed keeps a long tail quick
         try:
             row = Metrics.model_validate(parse_json(line)).model_dump()
         except ValueError as fault:
@@ -284,46 +291,58 @@ def _last_rows(path: Path) -> Run:
     return {"step": step, "loss": loss} | scores
 
 
-def _saved(checkpoints: Path) -> int | None:
-    """Returns the step of the newest complete checkpoint."""
+def _newest_checkpoint_step(checkpoints: Path) -> int | None:
     names = (path.parent.name for path in checkpoints.glob("step-*/COMPLETE"))
     steps = (name.removeprefix("step-") for name in names)
     return max((int(step) for step in steps if step.isdecimal()), default=None)
 
 
 def _is_score(key: str, value: Any) -> bool:
-    return key not in NO_SCORES and (value is None or type(value) in (int, float))
+    return key not in NOT_SCORES and (value is None or type(value) in (int, float))
 
 
 def _values(run: Run) -> Run:
-    """Returns what a run is sorted and filtered by: its configuration, and its own columns."""
+    """Returns the values that a run is sorted and filtered by: its configuration and columns."""
     values: Run = run["config"] | run
     return values
 
 
-def _best(found: list[Run], score: str) -> list[Run]:
-    """Returns the ended run with the best value of a score, if any."""
-    from heron.launch.studies.results import less_is_better
+def _best_run(candidates: list[Run], score: str) -> list[Run]:
+    """Returns the ended run with the best value of a score, in a list; empty if there is none."""
+    from heron.launch.studies.results import lower_is_better
 
-    ended = [r for r in found if r["state"] == "ended" and isinstance(r.get(score), int | float)]
-    choose = min if less_is_better(score) else max
+    ended = [
+        r for r in candidates if r["state"] == "ended" and isinstance(r.get(score), int | float)
+    ]
+    choose = min if lower_is_better(score) else max
     return [choose(ended, key=lambda run: float(run[score]))] if ended else []
 
 
-def _differing(found: Sequence[Run]) -> dict[str, Run]:
-    """Returns, by run, the keys of the configuration that are not the same in all, and results."""
-    configs = [run["config"] for run in found]
+def _differing(selected: Sequence[Run]) -> dict[str, Run]:
+    """Returns, by run, its results and the configuration keys whose values differ between runs."""
+    configs = [run["config"] for run in selected]
     keys = dict.fromkeys(key for config in configs for key in config if key != "run.dir")
     differ = [k for k in keys if any(c.get(k, ...) != configs[0].get(k, ...) for c in configs)]
-    left = {"name", "folder", "config", "host", "started", "version", "fingerprint", "fault"}
-    results = dict.fromkeys(k for run in found for k in (*COLUMNS, *run) if k not in left)
+    not_compared = {
+        "name",
+        "folder",
+        "config",
+        "host",
+        "started",
+        "version",
+        "fingerprint",
+        "fault",
+    }
+    results = dict.fromkeys(
+        k for run in selected for k in (*COLUMNS, *run) if k not in not_compared
+    )
     return {
         run["name"]: {k: run["config"].get(k) for k in differ} | {k: run.get(k) for k in results}
-        for run in found
+        for run in selected
     }
 
 
-def _cell(run: Run, key: str) -> str:
+def _format_cell(run: Run, key: str) -> str:
     value = run.get(key)
     if value is None:
         return "–"
@@ -334,8 +353,8 @@ def _cell(run: Run, key: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _order(value: Any) -> tuple[int, float, str]:
-    """Numbers first, then texts, what is not there last."""
+def _sort_key(value: Any) -> tuple[int, float, str]:
+    """Returns a sort key: numbers first, then texts, missing values last."""
     if isinstance(value, int | float):
         return 0, float(value), ""
     return (2, 0.0, "") if value is None else (1, 0.0, str(value))

@@ -20,11 +20,11 @@ Folder = Annotated[str, "folder of shards, or s3://bucket/folder"]
 
 
 def build_from(name: str) -> Verb:
-    """Returns the verb that builds from a source: one of heron's, or a class by dotted path.
+    """Returns the verb that builds from a source: one of Heron's, or a class by dotted path.
 
     Raises:
-        SourceError: there is no such source, or `heron shards build` has an option of its own by
-            the name of one of its options.
+        SourceError: there is no such source, or one of its options has the name of an option of
+            `heron shards build`.
     """
     source = find(name)
     if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
@@ -36,7 +36,7 @@ def build_from(name: str) -> Verb:
 
 
 class Sources(dict[str, Verb]):
-    """The verbs that build from a source; one by dotted path is made when it is asked for."""
+    """The verbs that build from a source; that of a dotted path is created on access."""
 
     __missing__ = staticmethod(build_from)
 
@@ -115,7 +115,7 @@ def write_protocol(
     folder: Annotated[Path, "new folder for the roles"],
     *overrides: Annotated[str, "key=value, such as data.path=data/faces"],
 ) -> None:
-    """Writes once which rows are labelled, unlabelled, tested and kept for validation.
+    """Writes which rows are labelled, unlabelled, for test and for validation, once and for all.
 
     Needs the labels of all rows in memory; training with data.roles=FOLDER needs none.
 
@@ -129,11 +129,12 @@ def write_protocol(
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    opened.MOST_BYTES = LARGEST  # it says what it takes, and takes it
+    opened.MOST_BYTES = LARGEST  # no limit: the amount is printed
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
-    each = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
-    print(f"{rows:,} rows of {reader.store}: about {rows * each / 2**30:.1f} GiB of memory or more")
+    row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
+    gib = rows * row_bytes / 2**30
+    print(f"{rows:,} rows of {reader.store}: about {gib:.1f} GiB of memory or more")
     written = write_roles(reader, roles_of(reader, data), data, folder)
     print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
 

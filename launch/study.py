@@ -1,4 +1,4 @@
-"""`heron study | report`: many trials of one experiment, and what they show."""
+"""`heron study | report`: many trials of one experiment, and their report."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from heron.shards.terminal import say_markdown, say_table
 
 
 def folder_of(study: Path, small: bool) -> Path:
-    """Returns where a study goes if nothing else is said."""
+    """Returns the default folder of a study."""
     return Path("studies") / (study.stem + ("-small" if small else ""))
 
 
@@ -32,50 +32,50 @@ def study(
     heron study negatives --small seed=0
     heron study workers-fixed-batch --address auto --out studies/workers
     """
-    from heron.launch.studies.ledger import Ledger, alone
+    from heron.launch.studies.ledger import Ledger, exclusive
     from heron.launch.studies.study import load_study
     from heron.launch.studies.trials import plan, refuse_missing_data
 
     study = find_shipped(str(study), STUDIES, "study")
-    asked = load_study(study, small, overrides)
+    spec = load_study(study, small, overrides)
     out = out or folder_of(study, small)
-    trials = plan(asked, out)
+    trials = plan(spec, out)
     configs = [trial.config() for trial in trials]  # all of them before the first starts
-    print(f"{asked.title}: {len(trials)} trials by {asked.search.kind}, in {out}", flush=True)
+    print(f"{spec.title}: {len(trials)} trials by {spec.search.kind}, in {out}", flush=True)
     if dry_run:
         for trial in trials:
-            print(f"{trial.name}: {trial.shown}\n  {trial.command()}")
+            print(f"{trial.name}: {trial.description}\n  {trial.command()}")
         try:
-            refuse_missing_data(asked, configs)
+            refuse_missing_data(spec, configs)
         except ConfigError as fault:
             print(f"not there yet: {fault}")
         return 0
-    from heron.launch.studies.cluster import joined
+    from heron.launch.studies.cluster import connected
     from heron.launch.studies.drive import drive
     from heron.launch.studies.live import live
-    from heron.launch.studies.report import shown
+    from heron.launch.studies.report import readable_table
     from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
 
-    with alone(out):
-        ledger = Ledger(asked, out)
+    with exclusive(out):
+        ledger = Ledger(spec, out)
         if retry_failed:
             ledger.forget_failed()
         if ledger.rows:
             print(f"{len(ledger.rows)} of {len(trials)} trials have ended already", flush=True)
         ended = len(ledger.rows) == len(trials)
         if not ended:
-            if not (asked.gpus or address):
-                os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers would take what nobody gave them
-            with joined(address), live(trials, ledger):
+            if not (spec.gpus or address):
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""  # not requested
+            with connected(address), live(trials, ledger):
                 ended = drive(trials, ledger)
     if ledger.rows:
-        results, score = read_results(out), asked.measure.score
-        rows = shown(results, [*asked.measure.y, *([score] if score else [])])
+        results, score = read_results(out), spec.measure.score
+        rows = readable_table(results, [*spec.measure.y, *([score] if score else [])])
         say_table(*rows, piped=markdown(*rows))
-        if score and (found := best(results, score)):
-            print(f"best by the mean over repeats: {found.shown(score)}")
-            print(results.table.loc[found.trials[0], "command"])
+        if score and (best_setting := best(results, score)):
+            print(f"best by the mean over repeats: {best_setting.describe(score)}")
+            print(results.table.loc[best_setting.trials[0], "command"])
     if not ended:
         print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
         return INTERRUPTED
@@ -102,20 +102,20 @@ def report(
 
     heron report studies/negatives
     """
-    from heron.launch.studies.forecast import Assumed, section
-    from heron.launch.studies.report import Report, shown
+    from heron.launch.studies.forecast import Assumptions, section
+    from heron.launch.studies.report import Report, readable_table
     from heron.launch.studies.results import read_results
 
     results = read_results(study)
-    made = Report.of(results, x, y)
+    page = Report.of(results, x, y)
     out = out or study / "report"
-    assumed = Assumed(link_gbps, latency_us, overlap, global_batch)
+    assumptions = Assumptions(link_gbps, latency_us, overlap, global_batch)
     forecast = scaling = ""
     if len(results.done) and (points or "workers" in results.varied):
         studies = [results, *map(read_results, points)]
-        forecast, scaling = section(studies, assumed, measure_contrast)
-    path = made.write(out, forecast)
-    say_table(*shown(results, made.ys), piped=(out / "table.md").read_text() + "\n")
+        forecast, scaling = section(studies, assumptions, measure_contrast)
+    path = page.write(out, forecast)
+    say_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
         (out / "scaling.md").write_text(scaling)
         say_markdown(scaling + "\n")

@@ -1,4 +1,4 @@
-"""What a pair of rows costs, timed on the objective alone."""
+"""The cost of a pair of rows, timed on the objective alone."""
 
 import time
 
@@ -11,43 +11,43 @@ from heron.pipeline.distributed.traffic import row_shapes
 from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
 from heron.pipeline.objectives.present import OwnRows
 
-MANY = 16  # rows of the global batch, in shares of a process, at least
-PAIRS = 2**22  # of rows, at least: fewer take no time that a clock can measure
-TIMES = 3  # each is timed; the least counts, as nothing makes a step quicker than it is
-SET = 0.2  # of the labels, where a row has several
+MIN_SHARES = 16  # rows of the global batch, as a multiple of a process's
+MIN_PAIRS = 2**22  # of rows: fewer take too little time for a clock
+REPEATS = 3  # of each measurement; the minimum counts, as noise only ever adds time
+LABEL_RATE = 0.2  # share of labels that are set, where a row has several
 
 
 def time_pair(workload: Workload, setting: Setting) -> float:
-    """Returns the seconds of one anchor against one row of the global batch, both ways.
+    """Returns the seconds of one anchor against one row of the global batch, forward and backward.
 
-    The objective of a process is timed on random vectors with two sizes of the global batch, one
-    four times the other: what it takes more is of the pairs that it has more. As large a part of
-    the rows is labelled as in the setting, with one label each, or under `bce` a fifth of all.
-    On a CPU it is the processor's time over the threads, which no other work lengthens.
+    Times a process's objective on random vectors at two sizes of the global batch, one four times
+    the other, and divides the difference by the pairs that the larger has more. The share of rows
+    that is labelled is the setting's; each has one label, or under `bce` a fifth of all labels. On
+    a CPU the time is processor time divided by the threads, which other work does not lengthen.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(workload.config.train.cpu_threads or threads)
-    share = setting.share
-    many = max(MANY * share, PAIRS // share)
-    least = []
+    local_rows = setting.local_rows
+    large_batch = max(MIN_SHARES * local_rows, MIN_PAIRS // local_rows)
+    minima = []
     try:
-        for rows in (many // 4, many):
-            taken = []
-            for seed in range(TIMES):
+        for rows in (large_batch // 4, large_batch):
+            times = []
+            for seed in range(REPEATS):
                 batch = _batch(workload, setting, rows, seed, device)
                 started = _clock(device)
                 loss, _ = workload.objective(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                taken.append(_clock(device) - started)
-            least.append(min(taken))
+                times.append(_clock(device) - started)
+            minima.append(min(times))
     finally:
         torch.set_num_threads(threads)
-    return max(0.0, (least[1] - least[0]) / (share * (many - many // 4)))
+    return max(0.0, (minima[1] - minima[0]) / (local_rows * (large_batch - large_batch // 4)))
 
 
 def _clock(device: torch.device) -> float:
-    """Returns the time in seconds when all that was asked of the device is done."""
+    """Returns the time in seconds, after waiting for the device to finish."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -58,46 +58,48 @@ def _batch(
     workload: Workload, setting: Setting, rows: int, seed: int, device: torch.device
 ) -> GlobalBatch:
     """Returns a global batch of random vectors whose first rows are the process's own."""
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     objective = workload.objective
-    share, part = setting.share, setting.labelled / setting.rows
-    own, labelled = round(part * share), round(part * rows)
+    local_rows, labelled_share = setting.local_rows, setting.labelled / setting.rows
+    own_labelled, labelled = round(labelled_share * local_rows), round(labelled_share * rows)
     if "bce" in objective.terms:
-        targets = (torch.rand(labelled, workload.labels, generator=draw) < SET).float()
+        targets = (torch.rand(labelled, workload.labels, generator=generator) < LABEL_RATE).float()
     else:
-        classes = torch.randint(workload.labels, (labelled,), generator=draw)
+        classes = torch.randint(workload.labels, (labelled,), generator=generator)
         targets = one_hot(classes, workload.labels).float()
-    paths = torch.randint(2, (labelled, max(1, workload.levels)), generator=draw)
+    paths = torch.randint(2, (labelled, max(1, workload.levels)), generator=generator)
     shapes = row_shapes(workload.model, workload.shapes, workload.labels)
 
-    def leaves(name: str, count: int) -> list[Tensor]:
+    def feature_tensors(name: str, count: int) -> list[Tensor]:
         if name == "paths":
             return [paths.to(device)]
-        drawn = [torch.randn(count, *shape, generator=draw).to(device) for shape in shapes[name]]
-        return drawn if name == "inputs" else [x.requires_grad_() for x in drawn]
+        draws = (torch.randn(count, *shape, generator=generator) for shape in shapes[name])
+        tensors = [x.to(device) for x in draws]
+        return tensors if name == "inputs" else [x.requires_grad_() for x in tensors]
 
-    def scope(asked: str, count: int) -> FeatureMap:
-        names = getattr(objective.needs, asked)
-        return FeatureMap(asked, {name: leaves(name, count) for name in names})
+    def feature_map(scope: str, count: int) -> FeatureMap:
+        names = getattr(objective.needs, scope)
+        return FeatureMap(scope, {name: feature_tensors(name, count) for name in names})
 
-    def told(own: slice, count: int) -> OwnRows:  # others' numbers are ones: none is waited for
-        return OwnRows(own, lambda x: x.new_ones(count, *x.shape[1:]))
+    def own_among(rows: slice, count: int) -> OwnRows:  # ones stand for other processes' numbers
+        return OwnRows(rows, lambda x: x.new_ones(count, *x.shape[1:]))
 
-    own_rows = slice(0, share)
+    own_rows, own_labelled_rows = slice(0, local_rows), slice(0, own_labelled)
+    shared = own_among(own_rows, rows), own_among(own_labelled_rows, labelled)
     return GlobalBatch(
-        own=scope("own", share),
-        gathered=scope("gathered", rows),
-        gathered_labelled=scope("labelled", labelled),
-        vectors=scope("vectors", rows),
-        labelled_vectors=scope("labelled_vectors", labelled),
-        shared=(told(own_rows, rows), told(slice(0, own), labelled)) if share < rows else None,
+        own=feature_map("own", local_rows),
+        gathered=feature_map("gathered", rows),
+        gathered_labelled=feature_map("labelled", labelled),
+        vectors=feature_map("vectors", rows),
+        labelled_vectors=feature_map("labelled_vectors", labelled),
+        shared=shared if local_rows < rows else None,
         targets=targets.to(device),
         rows=own_rows,
-        labelled=slice(0, own),
+        labelled=own_labelled_rows,
         labelled_at=torch.arange(labelled, device=device),
         inputs=[],
-        indices=torch.arange(share, device=device),
-        rng_keys=torch.arange(share, device=device),
+        indices=torch.arange(local_rows, device=device),
+        rng_keys=torch.arange(local_rows, device=device),
         epoch=1.0,
         gather_labelled=lambda x: x,
     )

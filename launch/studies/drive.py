@@ -1,4 +1,4 @@
-"""The driver of a study: it starts the trials that have no row, and writes their rows."""
+"""The driver of a study: starts the trials that have no row, and writes their rows."""
 
 import logging
 import os
@@ -24,19 +24,19 @@ from heron.shards.errors import ShardError, SourceError
 
 
 def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
-    """Runs a study's trials that have no row yet, on the cluster that is joined.
+    """Runs a study's trials that have no row yet, on the connected cluster.
 
     Returns whether all trials have ended; False where a signal came first.
 
     Raises:
-        TrainingError: the cluster can never hold one of them.
-        ConfigError: the data is not there.
-        ShardError: the data cannot be made.
-        CheckpointError: of a population, weights that are to be taken over are damaged.
+        TrainingError: a trial is too large for the cluster.
+        ConfigError: the data is missing.
+        ShardError: the data cannot be built.
+        CheckpointError: weights that a trial of a population is to take over are damaged.
     """
     study = ledger.study
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
-    together = trials_at_once(study, waiting, nodes())
+    at_once = trials_at_once(study, waiting, nodes())
     configs = [trial.config() for trial in waiting]
     refuse_missing_data(study, configs)
     with _interruptible():
@@ -44,20 +44,20 @@ def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
         if isinstance(study.search, Pbt):
-            run_pbt(trials, ledger, lambda some, rung: _fit(some, [rung], ledger, together))
+            run_pbt(trials, ledger, lambda members, rung: _fit(members, [rung], ledger, at_once))
         else:
-            _fit(waiting, study.rungs, ledger, together)
+            _fit(waiting, study.rungs, ledger, at_once)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
     return all(trial.name in ledger.rows for trial in trials)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ends what is in it at once at Ctrl-C or SIGTERM; what comes after it goes on.
+    """Leaves the block at once at Ctrl-C or SIGTERM, without an exception.
 
-    Tune would wait for its trials to end, and a SIGTERM to the whole process group, which ends
-    Ray's own processes too, would have it wait for them a minute. Nothing needs their end:
-    checkpoints and rows are whole at any moment.
+    Tune would wait for its trials to end, and for a minute where a SIGTERM to the whole process
+    group also ended Ray's processes. There is no need to wait: checkpoints and rows are complete
+    at any moment.
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -72,7 +72,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _make_data(study: Study, configs: Sequence[Config]) -> None:
-    """Makes the data before any trial: several would make it at once, and the first be slow."""
+    """Builds the data before the first trial, so that no trials build it at once or are slowed."""
     for data in {tuple(config.data.paths): config.data for config in configs}.values():
         try:
             build_data(data)
@@ -81,22 +81,22 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 
 
 def _fit(
-    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, together: int
+    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
 ) -> None:
-    """Lets Tune run trials over some rungs, so many together, until they end."""
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other prints also where it is told not to
+    """Has Tune run trials over some rungs, at most `at_once` together, until they end."""
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one ignores verbose=0
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
     study, by_name = ledger.study, {trial.name: trial.current() for trial in trials}
     run = tune.with_parameters(run_trial, trials=by_name, rungs=rungs, root=Path.cwd())
-    halved = scheduler(study, ledger.out) if isinstance(study.search, Asha) else None
+    asha = scheduler(study, ledger.out) if isinstance(study.search, Asha) else None
     tune.Tuner(
         tune.with_resources(run, {"memory": 1}),
         param_space={"trial": tune.grid_search([*by_name])},
         tune_config=tune.TuneConfig(
-            scheduler=halved,
-            max_concurrent_trials=together,
+            scheduler=asha,
+            max_concurrent_trials=at_once,
             trial_name_creator=lambda trial: trial.config["trial"],
             trial_dirname_creator=lambda trial: trial.config["trial"],
         ),
@@ -111,10 +111,9 @@ def _fit(
 
 
 def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
-    """Returns a `ray.tune.Callback` that says how trials go, and writes the rows of their ends.
+    """Returns a `ray.tune.Callback` that reports on trials, and writes the rows of those that end.
 
-    It takes the place of Tune's own, which prints a line for a trial without a result whatever the
-    verbosity.
+    It replaces Tune's own, which prints a line for a trial without a result at any verbosity.
     """
     from ray.tune.progress_reporter import TrialProgressCallback
 
@@ -123,8 +122,8 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
 
     class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
-            ledger.begun.add(str(trial))
-            say(f"{trial} runs: {trials[str(trial)].shown}")
+            ledger.started.add(str(trial))
+            say(f"{trial} runs: {trials[str(trial)].description}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
             if last is not None and measure.score in result:
@@ -132,7 +131,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
                 say(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
 
         def on_trial_recover(self, trial: Any, **_: Any) -> None:
-            say(f"{trial} is lost, and goes on: {_died(trial)}")
+            say(f"{trial} is lost, and goes on: {_cause_of_loss(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
             ended, step = trials[str(trial)], trial.last_result.get("step")
@@ -140,17 +139,17 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
                 self._failed(trial, (ended.run / ERROR).read_text())
             elif step is None:
                 self._failed(trial, f"it ended without a result; see {ended.run}/log-0.txt")
-            elif not pbt or step == last:  # else the others are waited for
+            elif not pbt or step == last:  # otherwise it waits for the others
                 early = step if last is not None and step < last else None
                 status = "done" if early is None else "stopped"
                 row = ledger.append(ended, status, rung=early)
-                known = (row["result"] or {}) | (row["measured"] or {})
+                values = (row["result"] or {}) | (row["measured"] or {})
                 names = [n for n in dict.fromkeys([*measure.y, measure.score]) if n]
-                told = ", ".join(f"{name} {cell(known.get(name), name)}" for name in names)
-                say(f"{trial} {status}: {told}")
+                scores = ", ".join(f"{name} {cell(values.get(name), name)}" for name in names)
+                say(f"{trial} {status}: {scores}")
 
         def on_trial_error(self, trial: Any, **_: Any) -> None:
-            self._failed(trial, _died(trial))
+            self._failed(trial, _cause_of_loss(trial))
 
         def _failed(self, trial: Any, text: str) -> None:
             ledger.append(trials[str(trial)], "failed", text)
@@ -159,8 +158,8 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     return LedgerCallback()
 
 
-def _died(trial: Any) -> str:
-    """Returns what Ray knows of a trial whose own process is gone."""
+def _cause_of_loss(trial: Any) -> str:
+    """Returns what Ray knows of a trial whose process is lost."""
     file = Path(trial.error_file or "")
     lines = file.read_text().strip().splitlines() if file.is_file() else []
     return lines[-1].strip() if lines else "it ended without a word"

@@ -1,17 +1,19 @@
-"""The part of a report on more processes than there are: the model, its error, the table."""
+"""The section of a report on more processes than were measured: the model, its error, a table."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 import pandas as pd
 
+from heron.launch.arguments import UsageError
 from heron.launch.studies import figures, text
 from heron.launch.studies.contrast import time_pair
 from heron.launch.studies.results import Results
 from heron.launch.studies.step_model import (
-    Measured,
+    MeasuredStep,
     Setting,
     Step,
     StepModel,
@@ -29,63 +31,85 @@ TITLE = "More processes than were measured"
 
 
 @dataclass(frozen=True)
-class Assumed:
-    """What the table takes for granted, as options of `heron report` say it."""
+class Assumptions:
+    """The assumptions of the table, as given by options of `heron report`."""
 
     link_gbps: float = 200.0
     latency_us: float = 5.0
     overlap: float = 0.0
     global_batch: int | None = None
 
-    def link(self, model: StepModel) -> StepModel:
-        """Returns a model with this link in place of the one that was measured."""
+    def with_link(self, model: StepModel) -> StepModel:
+        """Returns a model with the assumed link in place of the measured one."""
         return replace(model, latency=1e-6 * self.latency_us, per_byte=8e-9 / self.link_gbps)
 
     def setting(self, base: Setting, world: int) -> Setting:
-        """Returns a setting's share of rows on more processes, or the batch that is asked for."""
+        """Returns `base` on `world` processes: as many rows per process, or the global batch.
+
+        Raises a UsageError for a global batch without rows of a stream that `base` has.
+        """
         if self.global_batch is None:
-            each = base.labelled // base.world, base.unlabelled // base.world
-            return Setting(world, each[0] * world, each[1] * world, base.stage)
-        labelled = round(self.global_batch * base.labelled / base.rows)
-        return Setting(world, labelled, self.global_batch - labelled, base.stage)
+            labelled, unlabelled = base.labelled // base.world, base.unlabelled // base.world
+            return Setting(world, labelled * world, unlabelled * world, base.stage)
+        labelled, unlabelled = _split(self.global_batch, base)
+        return Setting(world, labelled, unlabelled, base.stage)
+
+
+def _split(rows: int, base: Setting) -> tuple[int, int]:
+    """Returns the labelled and the unlabelled of some rows, in the proportion of `base`."""
+
+    def streams(rows: int) -> dict[str, int]:
+        labelled = round(rows * base.labelled / base.rows)
+        return {"labelled": labelled, "unlabelled": rows - labelled}
+
+    needed = [name for name in ("labelled", "unlabelled") if getattr(base, name)]
+    for name in needed:
+        if not streams(rows)[name]:
+            minimum = next(n for n in count(rows) if all(streams(n)[s] for s in needed))
+            raise UsageError(
+                f"--global-batch {rows} leaves no row of the {name} stream, as the study has "
+                f"{base.labelled:,} labelled and {base.unlabelled:,} unlabelled rows; expected "
+                f"{minimum:,} or more"
+            )
+    return streams(rows)["labelled"], streams(rows)["unlabelled"]
 
 
 @dataclass(eq=False)
 class Forecast:
-    """What a model of a step, fitted to some points, says of more processes.
+    """Predictions for more processes by a model of a step that is fitted to measured points.
 
-    It is a StudyError where the points do not determine the model.
+    Raises a StudyError if the points do not determine the model.
     """
 
     workload: Workload
-    points: Sequence[Measured]
-    assumed: Assumed
-    pair: float | None = None  # the seconds of a pair of rows, where they were measured
+    points: Sequence[MeasuredStep]
+    assumptions: Assumptions
+    pair: float | None = None  # seconds of a pair of rows, where they were timed
 
     def __post_init__(self) -> None:
-        """Fits the model; every process keeps the share of rows of the setting `base`."""
+        """Fits the model; `base` is the setting whose rows per process every prediction keeps."""
         self.model = fit(self.workload, self.points, self.pair)
         self._without_each = fit_without_each(self.workload, self.points, self.pair)
-        self.base = max((p.setting for p in self.points), key=lambda one: (one.world, one.share))
+        self.base = max((p.setting for p in self.points), key=lambda s: (s.world, s.local_rows))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """What is predicted: a line for each of 8 to 4,096 processes with rows of every stream.
+        """The predictions: a row per number of processes, 8 to 4,096, with rows of every stream.
 
-        `step s` has messages log2 P deep, `in rings s` P - 1 deep; `least s` and `most s` are of
-        `step s` by the fits without one of the points; the efficiency is beside one process.
+        `step s` has messages log2 P deep, `in rings s` P - 1 deep; `least s` and `most s` bound
+        `step s` over the fits without one of the points; efficiency is relative to one process.
         """
-        assumed, lines = self.assumed, []
-        model, overlap = assumed.link(self.model), assumed.overlap
-        fits = [assumed.link(other) for other in self._without_each if other is not None]
-        one = assumed.setting(self.base, 1)
-        alone = one.rows / model.step(one).total
+        assumptions, lines = self.assumptions, []
+        model, overlap = assumptions.with_link(self.model), assumptions.overlap
+        fits = [assumptions.with_link(other) for other in self._without_each if other is not None]
+        one_process = assumptions.setting(self.base, 1)
+        rate_of_one = one_process.rows / model.step(one_process).total
         for world in WORLDS:
-            setting = assumed.setting(self.base, world)
+            setting = assumptions.setting(self.base, world)
             if min(n for n in (setting.labelled, setting.unlabelled) if n) < world:
                 continue
             step = model.step(setting, overlap=overlap)
-            others = [other.step(setting, overlap=overlap).total for other in fits]
+            totals = [other.step(setting, overlap=overlap).total for other in fits]
             sent = cost(model.workload.exchanges(setting), setting, ring=False)[1]
             line = {
                 "processes": world,
@@ -93,10 +117,10 @@ class Forecast:
                 **{f"{part} s": seconds for part, seconds in step._asdict().items()},
                 "step s": step.total,
                 "in rings s": model.step(setting, ring=True, overlap=overlap).total,
-                "least s": min(others, default=math.nan),
-                "most s": max(others, default=math.nan),
+                "least s": min(totals, default=math.nan),
+                "most s": max(totals, default=math.nan),
                 "samples / s": round(setting.rows / step.total),
-                "efficiency": setting.rows / step.total / world / alone,
+                "efficiency": setting.rows / step.total / world / rate_of_one,
                 "GB sent": sent / 1e9,
                 "memory GB": model.memory(setting) / 1e9,
             }
@@ -104,8 +128,8 @@ class Forecast:
         return pd.DataFrame(lines)
 
     @cached_property
-    def judged(self) -> pd.DataFrame:
-        """Seconds of each point: `measured`, `fitted`, and `left_out` by the fit without it."""
+    def predictions(self) -> pd.DataFrame:
+        """Seconds of each point: `measured`, `fitted`, and `left_out`, by the fit without it."""
         lines = []
         for (setting, seconds, _), other in zip(self.points, self._without_each, strict=True):
             left_out = math.nan
@@ -116,7 +140,7 @@ class Forecast:
 
     @property
     def why_no_table(self) -> str:
-        """Why nothing is said of more processes, in words; empty where there is a table."""
+        """The reason why there is no table of more processes; empty where there is one."""
         if not self.model.pair:
             return (
                 "No table of more processes: the steps of one process do not tell what a pair of "
@@ -130,17 +154,17 @@ class Forecast:
 
     @property
     def title(self) -> str:
-        """What the table is, and what it takes for granted."""
-        one, batch = self.assumed, self.assumed.global_batch
-        rows = f"{batch:,} rows in all" if batch else f"{self.base.share:,} rows a process"
+        """The title of the table, with its assumptions."""
+        link, batch = self.assumptions, self.assumptions.global_batch
+        rows = f"{batch:,} rows in all" if batch else f"{self.base.local_rows:,} rows a process"
         return (
             f"Extrapolation, {rows}: compute and contrast as measured here; assumed "
-            f"{one.link_gbps:g} Gbit/s and {one.latency_us:g} µs a message for each process, "
-            f"{one.overlap:.0%} of the gradients' exchange hidden by backward"
+            f"{link.link_gbps:g} Gbit/s and {link.latency_us:g} µs a message for each process, "
+            f"{link.overlap:.0%} of the gradients' exchange hidden by backward"
         )
 
     def markdown(self) -> str:
-        """Returns the table in Markdown, headed by what it is; or why there is none."""
+        """Returns the title and the table in Markdown, or the reason why there is none."""
         if self.why_no_table:
             return f"{self.why_no_table}\n"
         return f"{self.title}\n\n{text.markdown(*text.heads_and_lines(self.table))}"
@@ -176,52 +200,52 @@ class Forecast:
     def _constants(self) -> str:
         model = self.model
         alone = sum(p.setting.world == 1 for p in self.points)
-        of_one, memory = f"one process, {alone} settings", "peak memory of the same"
-        of_pair = of_one if self.pair is None else "the objective alone, timed on this machine"
-        several = f"several, {len(self.points) - alone} settings, in rings"
+        from_one, from_memory = f"one process, {alone} settings", "peak memory of the same"
+        timed = "the objective alone, timed on this machine"
+        from_several = f"several, {len(self.points) - alone} settings, in rings"
         gbps = 8e-9 / model.per_byte if model.per_byte else 0.0
         rates = [
-            ("fixed, ms a step", 1e3 * model.fixed, of_one),
-            ("row, µs", 1e6 * model.row, of_one),
-            ("pair of rows, ns", 1e9 * model.pair, of_pair),
-            ("latency, µs a message", 1e6 * model.latency, several),
-            ("bandwidth, Gbit/s", gbps, several),
-            ("base, MB", model.base / 1e6, memory),
-            ("row in memory, kB", model.row_bytes / 1e3, memory),
+            ("fixed, ms a step", 1e3 * model.fixed, from_one),
+            ("row, µs", 1e6 * model.row, from_one),
+            ("pair of rows, ns", 1e9 * model.pair, from_one if self.pair is None else timed),
+            ("latency, µs a message", 1e6 * model.latency, from_several),
+            ("bandwidth, Gbit/s", gbps, from_several),
+            ("base, MB", model.base / 1e6, from_memory),
+            ("row in memory, kB", model.row_bytes / 1e3, from_memory),
         ]
-        unknown = "0, or not told from the others"
+        undetermined = "0, or not told from the others"
         lines = [
-            [name, text.number(value, 3) if value else unknown, source]
+            [name, text.number(value, 3) if value else undetermined, source]
             for name, value, source in rates
             if not math.isnan(value)
         ]
         return text.table(["constant", "value", "from"], lines)
 
     def _errors(self) -> Iterator[str]:
-        """Says how far the model is off, in a sentence and in a table of every point."""
-        judged, settings = self.judged, [p.setting for p in self.points]
-        errors = judged[["fitted", "left_out"]].div(judged["measured"], axis=0) - 1
-        fitted, left = errors["fitted"].abs(), errors["left_out"].abs().dropna()
+        """Yields the errors of the model, in a sentence and in a table of every point."""
+        predictions, settings = self.predictions, [p.setting for p in self.points]
+        errors = predictions[["fitted", "left_out"]].div(predictions["measured"], axis=0) - 1
+        fitted, left_out = errors["fitted"].abs(), errors["left_out"].abs().dropna()
         sentence = (
             f"On the {len(fitted)} settings that were measured the model errs by "
             f"{fitted.median():.1%} (median) and {fitted.max():.1%} (most)"
         )
         sentence += (
-            f"; each left out of the fit in turn, where that can be done ({len(left)}), by "
-            f"{left.median():.1%} and {left.max():.1%}."
-            if len(left)
+            f"; each left out of the fit in turn, where that can be done ({len(left_out)}), by "
+            f"{left_out.median():.1%} and {left_out.max():.1%}."
+            if len(left_out)
             else "; too few to leave one out."
         )
         if math.isnan(self.model.latency):
             sentence += " No step of several processes was measured: their exchange is assumed."
         yield text.paragraph(sentence)
         columns = {
-            "processes": [one.world for one in settings],
-            "rows": [one.rows for one in settings],
-            "rows of one": [one.share for one in settings],
-            "ZeRO": [str(one.stage or "–") for one in settings],
-            "measured s": judged["measured"],
-            "model s": judged["fitted"],
+            "processes": [s.world for s in settings],
+            "rows": [s.rows for s in settings],
+            "rows of one": [s.local_rows for s in settings],
+            "ZeRO": [str(s.stage or "–") for s in settings],
+            "measured s": predictions["measured"],
+            "model s": predictions["fitted"],
             "error %": 100 * errors["fitted"].round(4),
             "left out %": 100 * errors["left_out"].round(4),
         }
@@ -229,20 +253,20 @@ class Forecast:
 
 
 def section(
-    studies: Sequence[Results], assumed: Assumed, time_contrast: bool = False
+    studies: Sequence[Results], assumptions: Assumptions, time_contrast: bool = False
 ) -> tuple[str, str]:
-    """Returns the part of a report as HTML, and its table in Markdown; words, if there is no model.
+    """Returns the section as HTML, and its table in Markdown; both say why if there is no model.
 
     The studies are of one experiment; the report is about the first. With `time_contrast` the
-    objective alone is timed here, instead of fitting what a pair of rows costs.
+    cost of a pair of rows is timed here, on the objective alone, instead of fitted.
     """
     head = text.heading(TITLE)
     try:
         workload, points, left_out = measured_points(studies)
         head += text.paragraph(f"{left_out}.") if left_out else ""
-        largest = max((one.setting for one in points), key=lambda one: one.share)
+        largest = max((p.setting for p in points), key=lambda s: s.local_rows)
         pair = time_pair(workload, largest) if time_contrast else None
-        forecast = Forecast(workload, points, assumed, pair)
+        forecast = Forecast(workload, points, assumptions, pair)
     except StudyError as fault:
         return head + text.paragraph(f"{fault}."), f"{fault}.\n"
     return head + "".join(forecast.html()), forecast.markdown()

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: which trials go on, written down as it is decided."""
+"""Asynchronous successive halving: which trials go on; each decision is written at once."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from heron.launch.studies.study import Asha, Study
 from heron.pipeline.training.tracking import read_lines
 from heron.shards.artefact import Count
 
-HALVING = "halving.jsonl"  # in a study's folder: a line for each trial that came to a rung
+HALVING = "halving.jsonl"  # in a study's folder: a line per trial and rung that it reached
 
 
-class Decided(TypedDict):
+class Decision(TypedDict):
     """A line of `HALVING`; a score that is not finite is null."""
 
     step: Count
@@ -23,36 +23,36 @@ class Decided(TypedDict):
 
 
 def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool:
-    """Returns whether a trial goes on from a rung, and writes the decision down (Li et al. 2020).
+    """Returns whether a trial goes on from a rung, and records the decision (Li et al. 2020).
 
-    A trial goes on where it is among the best `1 / factor` of those that came to the rung so
-    far, or is the best of fewer; one that went on counts before its equals. What was decided
-    stays decided: a study that was interrupted goes on with the trials that went on, however
-    many came since. `result` has the rung's `step`, and the trial's scores.
+    A trial goes on if it is among the best `1 / factor` of those that have reached the rung so far,
+    or the best of fewer than `factor`; of equal trials those that went on rank first. Decisions are
+    final: a study that is resumed keeps them, whatever trials came later. `result` has the rung's
+    `step`, and the trial's scores.
     """
     assert isinstance(study.search, Asha)
-    decided = read_lines(out / HALVING, Decided)
+    decided = read_lines(out / HALVING, Decision)
     step, score = result["step"], float(result[str(study.measure.score)])
-    there = [line for line in decided if line["step"] == step]
-    for line in there:
-        if line["trial"] == trial:  # reported once more, by a study that goes on
+    at_rung = [line for line in decided if line["step"] == step]
+    for line in at_rung:
+        if line["trial"] == trial:  # reported again, by a study that was resumed
             return bool(line["goes_on"])
     worth = study.measure.worth(score)
-    worths = [(study.measure.worth(line["score"]), line["goes_on"]) for line in there]
-    before = sum(w > worth or (w == worth and went) for w, went in worths)
-    on = bool(before < max(1, (len(there) + 1) // study.search.factor))
-    line = {"step": step, "trial": trial, "score": score, "goes_on": on}
+    worths = [(study.measure.worth(line["score"]), line["goes_on"]) for line in at_rung]
+    rank = sum(other > worth or (other == worth and continued) for other, continued in worths)
+    promoted = bool(rank < max(1, (len(at_rung) + 1) // study.search.factor))
+    line = {"step": step, "trial": trial, "score": score, "goes_on": promoted}
     write_rows(out / HALVING, [*decided, line])
-    return on
+    return promoted
 
 
 def scheduler(study: Study, out: Path) -> Any:
-    """Returns Tune's scheduler that stops the trials that do not go on."""
+    """Returns a scheduler for Tune that stops trials by `goes_on`."""
     from ray.tune.schedulers import FIFOScheduler
 
     class Scheduler(FIFOScheduler):  # type: ignore[misc]
         def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
-            on = goes_on(study, out, str(trial), result)
-            return str(FIFOScheduler.CONTINUE if on else FIFOScheduler.STOP)
+            promoted = goes_on(study, out, str(trial), result)
+            return str(FIFOScheduler.CONTINUE if promoted else FIFOScheduler.STOP)
 
     return Scheduler()

@@ -1,4 +1,4 @@
-"""What a study's folder says: the study, and a row for each trial that has ended."""
+"""A study's folder on disk: the study, and a row for each trial that has ended."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from heron.shards.atomic import atomic_write
 STUDY = "study.yaml"
 ROWS = "trials.jsonl"
 AGAIN = "take the line out, and run the study again: it runs what has no row"
-WARM = 3  # first steps, which are slower than the others
-FREE = ("concurrent", "retries")  # may change between two starts of a study
+WARM_UP_STEPS = 3  # are slower than the others, and not measured
+MAY_CHANGE = ("concurrent", "retries")  # between two starts of a study
 
 
 class Row(BaseModel):
@@ -41,14 +41,14 @@ class Row(BaseModel):
     result_sha256: Sha256 | None = None
     measured: Plain | None = None
     lineage: list[Plain] | None = None
-    fingerprint: Fingerprint | None = None  # None: of the edition before there were any
+    fingerprint: Fingerprint | None = None  # None: written before rows had one
 
 
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
-    """Returns the rows of a study with the numbers of their lines; none without the file.
+    """Returns the rows of a study with their line numbers; none if the file does not exist.
 
-    A study that is `resumed` leaves out a last line that was cut short. Raises a StudyError where a
-    line is damaged, or not what was written.
+    With `resumed`, a truncated last line is left out. Raises a StudyError if a line is damaged or
+    was changed.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []
@@ -63,29 +63,29 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
             if resumed and number == len(lines):
                 break
             raise StudyError(f"{where} is damaged: {in_words(error)}; {AGAIN}") from None
-        if row.fingerprint not in (None, made := fingerprint(tree)):
+        if row.fingerprint not in (None, expected := fingerprint(tree)):
             raise StudyError(
                 f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
-                f"the line says has {made}; {AGAIN}"
+                f"the line says has {expected}; {AGAIN}"
             )
         rows.append((number, row))
     return rows
 
 
 def refuse_other_run(row: Row, folder: Path, where: str) -> None:
-    """Raises a StudyError where the run's result.json, if it is there, is not that of the row."""
+    """Raises a StudyError if the run's result.json exists and is not the row's."""
     file = folder / row.run / "result.json"
-    if row.result_sha256 and file.is_file() and (found := sha256(file)) != row.result_sha256:
+    if row.result_sha256 and file.is_file() and (digest := sha256(file)) != row.result_sha256:
         raise StudyError(
             f"{where}: trial {row.trial} tells of a result.json of sha256 "
-            f"{row.result_sha256[:12]}…, and {file} has {found[:12]}…; expected the row's run: "
+            f"{row.result_sha256[:12]}…, and {file} has {digest[:12]}…; expected the row's run: "
             f"bring it back, or {AGAIN}"
         )
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Refuses, by a ConfigError, that two drivers work in a study's folder; see docs/studies.md."""
+def exclusive(out: Path) -> Iterator[None]:
+    """Holds the lock of a study's folder; a ConfigError if another driver has it."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("w") as lock:
         if not try_lock(lock, out, "one heron study works in it"):
@@ -100,34 +100,34 @@ class Ledger:
     """The rows of the trials of a study that have ended, by name, in its folder `out`."""
 
     def __init__(self, study: Study, out: Path) -> None:
-        """Reads what a folder holds of a study; nothing is written before `begin`.
+        """Reads the rows in the folder; writes nothing before `begin`.
 
-        Raises a ConfigError where the folder holds another study.
+        Raises a ConfigError if the folder holds another study.
         """
         self.study, self.out = study, out
         if (out / STUDY).exists():
-            kept, asked = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
+            saved, tree = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
             differing = [
-                f"{key} is {kept.get(key)}, not {asked.get(key)}"
-                for key in dict.fromkeys([*asked, *kept])
-                if kept.get(key) != asked.get(key) and key not in FREE
+                f"{key} is {saved.get(key)}, not {tree.get(key)}"
+                for key in dict.fromkeys([*tree, *saved])
+                if saved.get(key) != tree.get(key) and key not in MAY_CHANGE
             ]
             if differing:
                 raise ConfigError(
                     f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
                     "remove it"
                 )
-        self.begun: set[str] = set()  # names of the trials that were started
+        self.started: set[str] = set()  # names of the trials that were started
         self.rows: dict[str, dict[str, Any]] = {}
         for _, row in read_rows(out / ROWS, resumed=True):
             self.rows[row.trial] = row.model_dump(exclude_unset=True)
 
     def begin(self) -> None:
-        """Writes the study into its folder: trials begin, nothing refuses them any more."""
+        """Writes the study and its rows, once all checks have passed and trials may start."""
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
-        for row in self.rows.values():  # without one that was cut short; each was whole when read
+        for row in self.rows.values():  # a truncated one was dropped; the others were checked
             row["fingerprint"] = fingerprint(row)
         write_rows(self.out / ROWS, self.rows.values())
 
@@ -140,8 +140,7 @@ class Ledger:
     ) -> dict[str, Any]:
         """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
 
-        The trial has the values that it ended with; `rung` is after how many steps it was stopped
-        early.
+        The trial has its final values; `rung` is the step at which it was stopped early.
         """
         path, failed = trial.run / "result.json", status == "failed"
         result = read_result(path) if path.exists() and not failed else None
@@ -160,38 +159,38 @@ class Ledger:
         if isinstance(self.study.search, Pbt) and not failed:
             row["lineage"] = trial.lineage()
         row["fingerprint"] = fingerprint(row)
-        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write: all of it, or none
+        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write is atomic
             stream.write((json.dumps(row) + "\n").encode())
             os.fsync(stream.fileno())
         self.rows[trial.name] = row
         return row
 
     def forget_failed(self) -> None:
-        """Takes the failed trials' rows out, so that they run again once the study begins."""
+        """Removes the rows of failed trials, so that they run again."""
         self.rows = {name: row for name, row in self.rows.items() if row["status"] != "failed"}
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the lines of a JSONL file, all or none of them; null where a number is not finite."""
+    """Writes a JSONL file atomically; a number that is not finite becomes null."""
     finite = (json.loads(json.dumps(row), parse_constant=lambda _: None) for row in rows)
     with atomic_write(path) as stream:
         stream.writelines((json.dumps(row) + "\n").encode() for row in finite)
 
 
 def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns medians over a run's steps without the first few; None where there are no steps.
+    """Returns medians over a run's steps without the first few; None if it has no steps.
 
-    They are `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes;
-    `peak_memory_bytes` of the main process; `counted_steps`, how many they are.
+    They are `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes. Beside them are
+    `peak_memory_bytes` of the main process, and `counted_steps`, the number of steps.
     """
     steps = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
-    counted = steps[min(WARM, len(steps) - 1) :] if steps else []
+    counted = steps[min(WARM_UP_STEPS, len(steps) - 1) :] if steps else []
     if not counted:
         return None
     names = {"seconds": "step_s", "samples_per_s": "samples_per_s", "data_wait_s": "data_wait_s"}
-    found: dict[str, Any] = {}
-    for key, ours in names.items():
+    medians: dict[str, Any] = {}
+    for key, name in names.items():
         values = [row[key] for row in counted if row.get(key) is not None]
-        found[ours] = statistics.median(values) if values else None
-    found["peak_memory_bytes"] = (result or {}).get("peak_memory_bytes")
-    return found | {"counted_steps": len(counted)}
+        medians[name] = statistics.median(values) if values else None
+    medians["peak_memory_bytes"] = (result or {}).get("peak_memory_bytes")
+    return medians | {"counted_steps": len(counted)}

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from heron.launch.studies.ledger import Ledger, write_rows
 from heron.launch.studies.live import say
 from heron.launch.studies.study import Pbt, Range, Study, draw
-from heron.launch.studies.trials import LINEAGE, Taken, Trial
+from heron.launch.studies.trials import LINEAGE, Takeover, Trial
 from heron.pipeline.config.errors import CheckpointError
 from heron.pipeline.config.experiment import Config, dump_config, load_run_config
 from heron.pipeline.config.sections import Plain
@@ -24,10 +24,10 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.tracking import read_lines
 from heron.shards.artefact import Count
 
-POPULATION = "population.jsonl"  # in a study's folder: a line for each rung that was decided
-QUANTILE = 0.25  # of the trials that takes over, and of those that are taken from
-ANEW = 0.25  # how often a value is drawn anew instead of perturbed
-FACTORS = (0.8, 1.2)
+POPULATION = "population.jsonl"  # in a study's folder: a line per decided rung
+QUANTILE = 0.25  # of the trials that take over weights, and of those that donate them
+RESAMPLE = 0.25  # probability that a value is drawn anew instead of perturbed
+FACTORS = (0.8, 1.2)  # of a perturbed value
 
 Run = Callable[[Sequence[Trial], int], None]
 
@@ -43,15 +43,15 @@ class Decision(TypedDict):
 
 
 def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
-    """Runs a population to its end, all trials at a rung before any goes on.
+    """Runs a population to its end; all trials reach a rung before any goes on.
 
-    Source: Jaderberg et al. 2017. What has been decided at a rung stays decided, and is written
-    down before any trial follows it: a population that was interrupted anywhere takes the path of
-    one that was not. A trial that fails takes part no more; one that is run again follows the
-    others, and is compared with them at rungs where they have not been compared yet.
+    Source: Jaderberg et al. 2017. Decisions at a rung are final, and written before any trial acts
+    on them: an interrupted population takes the same path as one that was not. A trial that fails
+    drops out; if it is run again, it catches up with the others, and is compared with them at rungs
+    that are not decided yet.
 
-    `run` trains trials, with the values that they came to, to a rung, where each leaves its scores
-    in rungs.jsonl; a trial that fails, or is at the last rung, gets its row.
+    `run` trains trials, with their current values, to a rung, where each leaves its scores in
+    rungs.jsonl; a trial that fails, or reaches the last rung, gets its row.
 
     Raises:
         CheckpointError: weights that are to be taken over are damaged.
@@ -59,19 +59,19 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
     """
     study, path = ledger.study, ledger.out / POPULATION
     for rung in study.rungs:
-        assert rung is not None  # `Study.rungs` has None for searches without rungs alone
+        assert rung is not None  # only searches without rungs have None
         last = rung == study.rungs[-1]
-        going = [trial for trial in trials if trial.name not in ledger.rows]
-        if waiting := [trial for trial in going if last or rung not in trial.scores()]:
+        active = [trial for trial in trials if trial.name not in ledger.rows]
+        if waiting := [trial for trial in active if last or rung not in trial.scores()]:
             run(waiting, rung)
-        there = [trial for trial in going if trial.name not in ledger.rows]
-        if last or not there or any(rung not in trial.scores() for trial in there):
+        present = [trial for trial in active if trial.name not in ledger.rows]
+        if last or not present or any(rung not in trial.scores() for trial in present):
             return  # the end, or Tune was stopped from outside
         decided = {line["step"]: line for line in read_lines(path, Decision)}
         if rung not in decided:
             score = str(study.measure.score)
-            scores = {trial.name: float(trial.scores()[rung][score]) for trial in there}
-            values = {trial.name: trial.current().values for trial in there}
+            scores = {trial.name: float(trial.scores()[rung][score]) for trial in present}
+            values = {trial.name: trial.current().values for trial in present}
             takes = choose_donors(study, rung, scores, values)
             decided[rung] = {"step": rung, "scores": scores, "takes": takes}
             write_rows(path, decided.values())
@@ -81,7 +81,8 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
                 trial = replace(by_name[name], values=take["values"])
                 source = by_name[take["from"]].run / "checkpoints" / "latest"
                 exploit(source, trial.config(rung), trial.values)
-                say(f"{name} at step {rung} goes on from {take['from']}'s weights: {trial.shown}")
+                donor = f"goes on from {take['from']}'s weights"
+                say(f"{name} at step {rung} {donor}: {trial.description}")
 
 
 def choose_donors(
@@ -90,11 +91,11 @@ def choose_donors(
     scores: Mapping[str, float],
     values: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Returns which trials take over weights: the worst quarter, from one of the best each.
+    """Returns which trials take over weights, by name: the worst quarter, from the best quarter.
 
-    Donors and perturbations are drawn with (`seed`, trial, step), whatever has been drawn before.
-    All is by the trial's name; a score that is not a number is the worst. What a trial takes is
-    `from`, whose weights, and `values`, its own from there on.
+    Each takes over the weights of the trial `from`, and continues with `values`. Donors and
+    perturbations are drawn with (`seed`, trial, step), independent of earlier draws. NaN is the
+    worst score.
     """
     assert isinstance(study.search, Pbt)
     by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))
@@ -110,25 +111,25 @@ def choose_donors(
 
 def perturb(study: Study, values: Mapping[str, Any], random: np.random.Generator) -> dict[str, Any]:
     """Returns values near others: each times 0.8 or 1.2, or next in its list, or drawn anew."""
-    near = dict(values)
-    for key, among in study.vary.items():
-        anew, up = random.random() < ANEW, bool(random.integers(2))
-        if anew:
-            near[key] = draw(among, random)
-        elif isinstance(among, Range):
-            near[key] = among.clip(near[key] * FACTORS[up])
+    perturbed = dict(values)
+    for key, choices in study.vary.items():
+        resample, up = random.random() < RESAMPLE, bool(random.integers(2))
+        if resample:
+            perturbed[key] = draw(choices, random)
+        elif isinstance(choices, Range):
+            perturbed[key] = choices.clip(perturbed[key] * FACTORS[up])
         else:
-            index = among.index(near[key]) + (1 if up else -1)
-            near[key] = among[min(max(index, 0), len(among) - 1)]
-    return near
+            index = choices.index(perturbed[key]) + (1 if up else -1)
+            perturbed[key] = choices[min(max(index, 0), len(choices) - 1)]
+    return perturbed
 
 
 def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
-    """Makes a run go on from a copy of another run's checkpoint, under its own configuration.
+    """Has a run continue from a copy of another run's checkpoint, with its own configuration.
 
-    The optimiser's state and mined negatives come along; the checkpoint then says that it was made
-    with the new values, so that `run.resume=auto` goes on from it. The run's lineage.jsonl, which
-    says which weights it had when, is written last: after an interruption all of it is done again.
+    The optimiser's state and mined negatives are copied too. The checkpoint records the new values,
+    so that `run.resume=auto` continues from it. The line in lineage.jsonl, the history of the run's
+    weights, is written last: after an interruption everything is done again.
 
     `source` is a checkpoint's folder, at a step that the run of `config` has not passed.
 
@@ -152,5 +153,5 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         shutil.rmtree(run / MINED, ignore_errors=True)
         if mined.is_dir():
             shutil.copytree(mined, run / MINED)
-        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are of no use now
-        write_rows(run / LINEAGE, [*read_lines(run / LINEAGE, Taken), line])
+        checkpoint.save(run / "checkpoints", snapshot, texts, newest=1)  # its own are obsolete
+        write_rows(run / LINEAGE, [*read_lines(run / LINEAGE, Takeover), line])

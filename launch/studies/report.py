@@ -1,4 +1,4 @@
-"""The report of a study: one HTML page that opens from disk, and the table in three formats."""
+"""The report of a study: a self-contained HTML page, and the table in three formats."""
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,13 +27,14 @@ from heron.pipeline.report.pages import figure, render
 
 TIMES = ("step_s", "train_seconds", "seconds")
 SQUARE = "x² (HeroCon, Figure 4b)"
-SHOWN = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")  # beside what is asked for
-MOST = 30  # settings that are compared with the best, so that the page stays one to read
+# Columns of the table besides the requested ones.
+EXTRA_COLUMNS = ("step_s", "samples_per_s", "data_wait_s", "peak_memory_bytes")
+MAX_COMPARED = 30  # settings compared with the best, so that the page stays readable
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the report is about: figures of the columns `ys` over the column `x`."""
+    """A report with figures of the columns `ys` over the column `x`."""
 
     results: Results
     x: str
@@ -41,23 +42,23 @@ class Report:
 
     @classmethod
     def of(cls, results: Results, x: str | None = None, ys: Sequence[str] = ()) -> "Report":
-        """Reports what the study asks for, or this in its place; StudyError: no such column."""
+        """Returns a report of the study's columns, or of these; StudyError for an unknown one."""
         x, ys = x or results.study.measure.x, ys or results.study.measure.y
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
     def write(self, out: Path, section: str = "") -> Path:
-        """Writes the page, with a further section of HTML, and its tables; returns its path.
+        """Writes the page, with a further section of HTML, and the tables; returns its path.
 
-        Raises a ShardError where the disk is full.
+        Raises a ShardError if the disk is full.
         """
         out.mkdir(parents=True, exist_ok=True)
-        every = every_column(self.results)
+        full_table = full_table_of(self.results)
         body = render("base.html", name=self.results.study.title, body="".join(self._body(section)))
         files = {
-            "table.md": text.markdown(*shown(self.results, self.ys)).encode(),
-            "table.csv": every.to_csv(index=False).encode(),
-            "table.parquet": every.to_parquet(),
+            "table.md": text.markdown(*readable_table(self.results, self.ys)).encode(),
+            "table.csv": full_table.to_csv(index=False).encode(),
+            "table.parquet": full_table.to_parquet(),
             "report.html": body.encode(),
         }
         text.write_files(out, files)
@@ -82,7 +83,7 @@ class Report:
                 yield from _workers(worker_curves(results, "samples_per_s"))
         yield section
         yield text.heading("Every trial")
-        yield text.table(*shown(results, self.ys))
+        yield text.table(*readable_table(results, self.ys))
         yield text.paragraph("The same with every column: table.csv, table.parquet.")
         errors = results.table["error"].dropna()
         if len(errors):
@@ -94,40 +95,40 @@ class Report:
     def _best(self) -> str:
         results = self.results
         name = results.study.measure.score or self.ys[0]
-        found = best(results, name)
-        if found is None:
+        setting = best(results, name)
+        if setting is None:
             return text.paragraph(f"No trial that is done has '{name}', so that none is best.")
-        return text.paragraph(f"Best by the mean over repeats, {found.shown(name)}.")
+        return text.paragraph(f"Best by the mean over repeats, {setting.describe(name)}.")
 
     def _curves(self, y: str) -> Iterator[str]:
-        """The curves of a column, with the study's fits where it is a cost."""
-        x, asked = self.x, self.results.study.measure.fits
-        every = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
-        every = every if len(every) else curves(self.results, x, y)
+        """Yields the curves of a column, with the study's fits if the column is a cost."""
+        x, fit_kinds = self.x, self.results.study.measure.fits
+        rows = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
+        rows = rows if len(rows) else curves(self.results, x, y)
         yield text.heading(f"{text.label(y)} against {text.label(x)}")
-        if every.empty:
+        if rows.empty:
             yield text.paragraph(
                 f"No trial that is done has both {text.short(x)} and {text.short(y)}."
             )
             return
-        names = every["curve"].unique()
-        if len(names) > figures.MOST:
+        names = rows["curve"].unique()
+        if len(names) > figures.MAX_CURVES:
             yield text.paragraph(
-                f"{len(names)} curves, of which the first {figures.MOST} are drawn; the table has "
-                "all."
+                f"{len(names)} curves, of which the first {figures.MAX_CURVES} are drawn; the "
+                "table has all."
             )
-        drawn = every[every["curve"].isin(names[: figures.MOST])]
+        drawn = rows[rows["curve"].isin(names[: figures.MAX_CURVES])]
         lines: dict[str, figures.Lines] = {}
         sentences = []
         square = x == text.NEGATIVES and y in TIMES
         for name, curve in drawn.groupby("curve", sort=False):
-            fits = [fit(kind, curve.set_index("x")["y"]) for kind in asked if is_cost(y)]
+            fits = [fit(kind, curve.set_index("x")["y"]) for kind in fit_kinds if is_cost(y)]
             laws = [law for law in fits if isinstance(law, Law)]
-            # several curves have the first of their laws each, so that the figure stays readable
-            lines[name] = {law.name: law.at for law in laws[: 1 if len(names) > 1 else None]}
+            # each of several curves shows its first law only, so that the figure stays readable
+            lines[name] = {law.name: law.predict for law in laws[: 1 if len(names) > 1 else None]}
             for law in fits:
-                said = law if isinstance(law, str) else f"{text.short(y)} = {law.says}."
-                sentences.append(f"{name}: {said}" if name else said)
+                sentence = law if isinstance(law, str) else f"{text.short(y)} = {law.description}."
+                sentences.append(f"{name}: {sentence}" if name else sentence)
                 if square and isinstance(law, Law) and law.name.startswith("x^"):
                     sentences.append(_beside_the_square(law))
         means = points(drawn)
@@ -138,31 +139,31 @@ class Report:
         yield from map(text.paragraph, sentences)
         if means["count"].max() > 1:
             yield text.paragraph("Bars are standard deviations over repeats (n - 1 below).")
-        if asked and not is_cost(y):
+        if fit_kinds and not is_cost(y):
             yield text.paragraph(
                 f"No law is fitted to {text.short(y)}, which is no time, size or rate."
             )
-        if grid(self.results, y) is None:  # a heat map has the numbers
-            yield _points(points(every), x, y)
+        if grid(self.results, y) is None:  # otherwise the heat map has the numbers
+            yield _points(points(rows), x, y)
 
     def _heat_map(self, y: str) -> Iterator[str]:
         means = grid(self.results, y)
         if means is not None:
             across, down = text.short(means.columns.name), text.short(means.index.name)
             yield text.heading(f"{text.label(y)} over {across} and {down}")
-            yield figure(figures.heat_map(y, means, self.results.least(y)))
+            yield figure(figures.heat_map(y, means, self.results.lowest_is_best(y)))
             yield text.paragraph(
                 "Means over repeats; the best is framed, a cell without a trial empty."
             )
 
     def _paired(self, y: str) -> Iterator[str]:
-        """The best setting of a score less every other, over the repeats of both."""
+        """Yields paired tests of the best setting by a score against every other."""
         scores = by_setting(self.results, y)
-        if is_cost(y) or not 2 <= scores.shape[1] <= MOST:
+        if is_cost(y) or not 2 <= scores.shape[1] <= MAX_COMPARED:
             return
-        found = best(self.results, y)
-        assert found is not None  # there are scores
-        first = found.setting
+        best_setting = best(self.results, y)
+        assert best_setting is not None  # there are scores
+        first = best_setting.setting
         tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
         if lines:
@@ -175,13 +176,15 @@ class Report:
             )
 
 
-def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns heads and lines of the table that people read, without commands and errors."""
+def readable_table(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and lines of the table for people, without commands and errors."""
     table = results.table
-    asked = dict.fromkeys([*(results.several or results.keys), text.NEGATIVES, *ys, *SHOWN])
-    names = [name for name in asked if name in table and table[name].notna().any()]
+    columns = dict.fromkeys(
+        [*(results.keys_that_vary or results.keys), text.NEGATIVES, *ys, *EXTRA_COLUMNS]
+    )
+    names = [name for name in columns if name in table and table[name].notna().any()]
     brief = [text.short(name) for name in names]
-    heads = [one if brief.count(one) == 1 else n for one, n in zip(brief, names, strict=True)]
+    heads = [s if brief.count(s) == 1 else name for s, name in zip(brief, names, strict=True)]
     heads = ["|N_i|" if head == text.NEGATIVES else head for head in heads]
     lines = [
         [str(trial), row["status"], *(text.cell(row[name], name) for name in names)]
@@ -190,10 +193,10 @@ def shown(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str
     return ["trial", "status", *heads], lines
 
 
-def every_column(results: Results) -> pd.DataFrame:
-    """Returns every column of every row, each of one type: numbers, truths, or else text.
+def full_table_of(results: Results) -> pd.DataFrame:
+    """Returns every column of every row, each of one type: numbers, booleans, or else text.
 
-    Nested values of results are left to the runs; nested values that are varied are JSON.
+    Nested values of results are left out; nested values of keys that vary become JSON.
     """
     columns = {
         name: _of_one_type(column)
@@ -212,7 +215,7 @@ def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
 
 
 def _workers(scaled: pd.DataFrame) -> Iterator[str]:
-    """Samples a second against workers, beside what it would be if none were lost."""
+    """Yields samples per second over workers, beside ideal scaling."""
     yield text.heading("Workers: speed-up and efficiency")
     if scaled.empty:
         yield text.paragraph(
@@ -222,7 +225,7 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
         return
     means = points(scaled)
     first = means.groupby("curve", sort=False)[["x", "mean"]].transform("first")
-    times = means["mean"] / first["mean"]
+    speed_ups = means["mean"] / first["mean"]
     slopes = (first["mean"] / first["x"]).groupby(means["curve"]).first()
     ideal: dict[str, figures.Lines] = {
         str(name): {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()
@@ -232,8 +235,8 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
         "fixed": means["curve"],
         "workers": means["x"],
         "samples / s": _mean_std(means),
-        "speed-up": times.map("{:.3f}".format),
-        "efficiency": (times * first["x"] / means["x"]).map("{:.3f}".format),
+        "speed-up": speed_ups.map("{:.3f}".format),
+        "efficiency": (speed_ups * first["x"] / means["x"]).map("{:.3f}".format),
     }
     yield text.table(*text.heads_and_lines(pd.DataFrame(columns)))
     yield text.paragraph(
@@ -247,7 +250,7 @@ def _points(means: pd.DataFrame, x: str, y: str) -> str:
     """Returns the points of curves as a table."""
     columns = {
         "curve": means["curve"],
-        text.label(x): [text.number(at) if text.is_number(at) else at for at in means["x"]],
+        text.label(x): [text.number(v) if text.is_number(v) else v for v in means["x"]],
         text.label(y): _mean_std(means, text.scale(y)),
     }
     frame = pd.DataFrame(columns)
@@ -258,13 +261,13 @@ def _points(means: pd.DataFrame, x: str, y: str) -> str:
 
 def _mean_std(means: pd.DataFrame, unit: float = 1.0) -> list[str]:
     repeats = zip(unit * means["mean"], unit * means["std"], means["count"], strict=True)
-    return [text.mean_std(*of) for of in repeats]
+    return [text.mean_std(*stats) for stats in repeats]
 
 
 def _beside_the_square(law: Law) -> str:
     """Returns the measured exponent beside the published one."""
-    exponent, reach = law.coefficients[1], law.reach[1]
-    where = "inside" if abs(exponent - 2) <= reach else "under" if exponent > 2 else "over"
+    exponent, half_width = law.coefficients[1], law.half_widths[1]
+    where = "inside" if abs(exponent - 2) <= half_width else "under" if exponent > 2 else "over"
     return (
         "HeroCon's Figure 4b: time roughly proportional to the square of |N_i| (broken line, "
         f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where} its interval. "

@@ -1,4 +1,4 @@
-"""A study's folder as one table, and what is read off it: curves, grids, the best setting."""
+"""A study's folder as one table, and what is read from it: curves, grids, the best setting."""
 
 import math
 from collections.abc import Sequence
@@ -18,65 +18,65 @@ from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import shown
 
-REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # what a repeat differs in
+REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # keys that only repeats differ in
 BATCH, SHARE = "batch", "batch / workers"
-OF_ROWS = ["status", "error", "command", "run"]  # columns that are neither varied nor measured
-LESS = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # of which less is better
+ROW_COLUMNS = ["status", "error", "command", "run"]  # columns that are neither varied nor measured
+LOWER_IS_BETTER = ("_s", "seconds", "_bytes", "loss", "bytes_per_step")  # endings of column names
 
 
 def _cells(row: Row, folder: Path) -> dict[str, Any]:
-    """Returns a trial's cells by column; of two of one name the first counts."""
+    """Returns a trial's cells by column; where two sources share a name, the first wins."""
     result, measured = row.result or {}, row.measured or {}
     workers = row.values.get("workers", result.get("world_size", 1))
     if type(workers) is not int or workers < 1:
         raise StudyError(f"{folder}: trial {row.trial} has {shown(workers)} workers; {AGAIN}")
-    more: dict[str, Any] = {"workers": workers}
+    derived: dict[str, Any] = {"workers": workers}
     for line in read_metrics(folder / row.run / "metrics.jsonl"):
-        counted = (line.get("samples_per_s") or 0.0) * (line.get("seconds") or 0.0)
-        if counted and math.isfinite(counted):  # as the step counted them
-            rows = round(counted)
-            more |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
+        batch = (line.get("samples_per_s") or 0.0) * (line.get("seconds") or 0.0)
+        if batch and math.isfinite(batch):  # the rows of the first step that was timed
+            rows = round(batch)
+            derived |= {BATCH: rows, NEGATIVES: rows - 1, SHARE: rows / workers}
             break
     cells = {"status": row.status, **row.values}
-    for part in (more, measured, result):
-        cells |= {k: v for k, v in part.items() if v is not None and k not in cells}
+    for source in (derived, measured, result):
+        cells |= {k: v for k, v in source.items() if v is not None and k not in cells}
     return cells | {"error": row.error, "command": row.command, "run": row.run}
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a study has left, finished or not.
+    """The results of a study, finished or not.
 
-    The table has a line for each trial that has ended, indexed by its number; None: there is none.
+    The table has a row per trial that has ended, indexed by its number; None marks a missing cell.
     Columns are `status`, the keys that are varied, `batch` (rows of a step), `negatives` (HeroCon's
-    |N_i|: the others of them), `batch / workers`, the names of `measured` and of `result`, `error`,
-    `command` and `run`.
+    |N_i|: the batch without the anchor), `batch / workers`, the names of `measured` and of
+    `result`, `error`, `command` and `run`.
     """
 
     folder: Path
     study: Study
     table: pd.DataFrame
     keys: Sequence[str]  # columns that are varied, or could have been
-    notes: Sequence[str] = ()  # what a reader has to know about the table
+    notes: Sequence[str] = ()  # remarks for the reader of the table
 
     @cached_property
     def done(self) -> pd.DataFrame:
-        """The trials that ran to their end."""
+        """The rows of the trials that ran to their end."""
         return self.table[self.table["status"] == "done"]
 
     @cached_property
-    def several(self) -> list[str]:
-        """Keys that have several values."""
+    def keys_that_vary(self) -> list[str]:
+        """Keys that have several values, repeats among them."""
         return [k for k in self.keys if self.table[k].dropna().map(plain).nunique() > 1]
 
     @property
     def varied(self) -> list[str]:
-        """Keys that have several values, repeats not among them."""
-        return [key for key in self.several if key not in REPEATS]
+        """Keys that have several values, without those of repeats."""
+        return [key for key in self.keys_that_vary if key not in REPEATS]
 
     @property
     def progress(self) -> str:
-        """How far the study is, as a sentence."""
+        """The progress of the study, as a sentence."""
         counts, planned = self.table["status"].value_counts(), len(plan(self.study))
         text = f"{len(self.done)} trial{'' if len(self.done) == 1 else 's'} done"
         text += "".join(f", {counts[s]} {s}" for s in ("failed", "stopped") if s in counts)
@@ -89,27 +89,27 @@ class Results:
         return f"{text}."
 
     def refuse_unknown(self, names: Sequence[str]) -> None:
-        """Raises a StudyError that names a column that no trial has, and those that there are."""
-        known = [*self.table.drop(columns=OF_ROWS).dropna(axis=1, how="all")]
+        """Raises a StudyError for a column that no trial has; it lists those that exist."""
+        columns = [*self.table.drop(columns=ROW_COLUMNS).dropna(axis=1, how="all")]
         for name in names:
-            if len(self.done) and name not in known:
+            if len(self.done) and name not in columns:
                 raise StudyError(
-                    f"{self.folder}: no trial has '{name}'; found {', '.join(known)}; expected one "
-                    "of them, in measure.x and measure.y of the study, or by --x and --y"
+                    f"{self.folder}: no trial has '{name}'; found {', '.join(columns)}; expected "
+                    "one of them, in measure.x and measure.y of the study, or by --x and --y"
                 )
 
-    def least(self, name: str) -> bool:
-        """Whether the least of a column is best, by the study or else by the column's name."""
+    def lowest_is_best(self, name: str) -> bool:
+        """Returns whether the lowest value of a column is best: by the study, or its name."""
         measure = self.study.measure
-        return measure.mode == "min" if name == measure.score else less_is_better(name)
+        return measure.mode == "min" if name == measure.score else lower_is_better(name)
 
 
 def read_results(folder: Path) -> Results:
-    """Reads a study's folder, also while it is still running.
+    """Reads a study's folder, also while the study is running.
 
-    Raises a StudyError where the folder is no study, a file is missing, or a line is damaged.
+    Raises a StudyError if the folder is no study, a file is missing, or a line is damaged.
     """
-    study = _study(folder)
+    study = _read_study(folder)
     path = folder / ROWS
     if not path.exists():
         raise StudyError(
@@ -127,13 +127,13 @@ def read_results(folder: Path) -> Results:
         by_trial[row.trial] = row
     names = sorted(by_trial)
     cells = [_cells(by_trial[name], folder) for name in names]
-    bare = None if cells else OF_ROWS
-    table = pd.DataFrame(cells, index=names, columns=bare, dtype=object)
+    columns = None if cells else ROW_COLUMNS
+    table = pd.DataFrame(cells, index=names, columns=columns, dtype=object)
     keys = list(dict.fromkeys(key for name in names for key in by_trial[name].values))
     return Results(folder, study, table.where(table.notna(), None), keys, notes)
 
 
-def _study(folder: Path) -> Study:
+def _read_study(folder: Path) -> Study:
     path = folder / STUDY
     if not path.is_file():
         files = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
@@ -156,15 +156,17 @@ def numbers(table: pd.DataFrame, name: str) -> pd.Series:
     return column.map(lambda v: v if is_number(v) else math.nan).astype(float)
 
 
-def less_is_better(name: str) -> bool:
-    """Whether the best of a column is the least: of times, memory, bytes and losses."""
-    return name.endswith(LESS) and not name.endswith("_per_s")
+def lower_is_better(name: str) -> bool:
+    """Returns whether the lowest value of a column is best: of times, memory, bytes and losses."""
+    return name.endswith(LOWER_IS_BETTER) and not name.endswith("_per_s")
 
 
 def is_cost(name: str) -> bool:
-    """Whether a column is, by its name, a time, memory, bytes, a loss or a rate."""
-    # a law is fitted to these alone: a score has an upper bound, which no law has
-    return name.endswith(LESS)  # rates do: `_per_s` ends with `_s`
+    """Returns whether a column is, by its name, a time, memory, bytes, a loss or a rate.
+
+    Laws are fitted to these alone: a score has an upper bound, which no law has.
+    """
+    return name.endswith(LOWER_IS_BETTER)  # includes rates: `_per_s` ends with `_s`
 
 
 def points(curves: pd.DataFrame) -> pd.DataFrame:
@@ -174,65 +176,65 @@ def points(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def natural_x(results: Results, x: str) -> str:
-    """Returns |N_i| in place of the rows of a stream, where only those vary; else x."""
+    """Returns |N_i| in place of the rows of a stream, where nothing else varies; else x."""
     table = results.done
-    streams = x in ("data.batch.unlabelled", "data.batch.labelled")
-    if not (streams and len(table) and BATCH in table and table[BATCH].notna().all()):
+    is_stream = x in ("data.batch.unlabelled", "data.batch.labelled")
+    if not (is_stream and len(table) and BATCH in table and table[BATCH].notna().all()):
         return x
-    return x if dividers(results, table, x) else NEGATIVES
+    return x if grouping_keys(results, table, x) else NEGATIVES
 
 
-def follows(table: pd.DataFrame, known: Sequence[str], key: str) -> bool:
-    """Whether the value of a key follows from those of others: it tells no two trials apart."""
-    text = table[[*dict.fromkeys([*known, key])]].map(plain)
-    return bool((text.groupby(list(known))[key].nunique() == 1).all())
+def is_determined_by(table: pd.DataFrame, others: Sequence[str], key: str) -> bool:
+    """Returns whether the values of other keys determine that of `key` in every trial."""
+    text = table[[*dict.fromkeys([*others, key])]].map(plain)
+    return bool((text.groupby(list(others))[key].nunique() == 1).all())
 
 
-def dividers(results: Results, table: pd.DataFrame, x: str | None = None) -> list[str]:
-    """Returns the keys that tell trials apart, beside x: the study's group, then what it leaves."""
+def grouping_keys(results: Results, table: pd.DataFrame, x: str | None = None) -> list[str]:
+    """Returns the keys besides x that tell trials apart: the study's group first."""
     group = results.study.measure.group
     keys = [group] if group is not None and group in results.varied and group != x else []
     for key in results.varied:
-        known = keys if x is None else [x, *keys]
-        if key not in known and not (known and follows(table, known, key)):
+        others = keys if x is None else [x, *keys]
+        if key not in others and not (others and is_determined_by(table, others, key)):
             keys.append(key)
     return keys
 
 
 def curves(results: Results, x: str, y: str) -> pd.DataFrame:
-    """Returns every curve of y over x, of the trials that are done: a line for each repeat.
+    """Returns every curve of y over x, of the trials that are done: a row per repeat.
 
-    Columns are `curve`, what tells it from the others (empty where it is the only one), `x` and
-    `y`; where every x is a number, lines are in order of x.
+    Columns are `curve` (its name, empty for a single curve), `x` and `y`; where every x is a
+    number, rows are in order of x.
     """
     table = results.done[results.done[x].notna()]
-    at = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
-    return _repeats(_names(table, dividers(results, table, x)), at, numbers(table, y))
+    xs = table[x].map(lambda value: float(value) if is_number(value) else plain(value))
+    return _curve_rows(_names(table, grouping_keys(results, table, x)), xs, numbers(table, y))
 
 
 def worker_curves(results: Results, y: str) -> pd.DataFrame:
-    """Returns curves of y over workers at a fixed global batch, and at a fixed share of each.
+    """Returns curves of y over workers, at a fixed global batch and at a fixed batch per worker.
 
-    Of trials that differ in nothing else, those of one global batch make a curve, and those of as
-    many rows a worker; a curve has two numbers of workers or more. See `curves` for the columns.
+    A curve takes trials that differ in nothing else, and has two numbers of workers or more.
+    Columns are those of `curves`.
     """
     if BATCH not in results.done:
         return pd.DataFrame(columns=["curve", "x", "y"])
     table = results.done[results.done[BATCH].notna()]
     others = [k for k in results.varied if k != "workers" and not k.startswith("data.batch.")]
-    rest = _names(table, others).map(lambda name: f", {name}" if name else "")
+    suffixes = _names(table, others).map(lambda name: f", {name}" if name else "")
     scaled = []
-    for column, text in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
-        names = table[column].map(text.format) + rest
-        scaled.append(_repeats(names, table["workers"], numbers(table, y)))
+    for column, template in ((BATCH, "{:,} rows in all"), (SHARE, "{:,.0f} rows a worker")):
+        names = table[column].map(template.format) + suffixes
+        scaled.append(_curve_rows(names, table["workers"], numbers(table, y)))
     both = pd.concat(scaled, ignore_index=True)
     return both[both.groupby("curve")["x"].transform("nunique") > 1]
 
 
 def grid(results: Results, y: str) -> pd.DataFrame | None:
-    """Returns the mean of y over the two keys that are varied (NaN of none); None if no grid.
+    """Returns the mean of y over the two keys that vary, NaN in an empty cell.
 
-    Where no trial that is done has a y there is none either.
+    Returns None where the trials make no grid, or no trial that is done has a y.
     """
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
@@ -251,16 +253,16 @@ def grid(results: Results, y: str) -> pd.DataFrame | None:
 
 
 class Best(NamedTuple):
-    """The best setting of a study by a column, over the repeats that it has."""
+    """The best setting of a study by a column, over its repeats."""
 
-    setting: str  # what is varied, as text; empty where nothing but repeats is
-    trials: list[str]  # its repeats, by name
+    setting: str  # the values that vary, as text; empty where only repeats do
+    trials: list[str]  # names of its repeats
     mean: float
     std: float  # n - 1 below; NaN of one repeat
-    left_out: int  # how many settings have too few repeats to be compared
+    left_out: int  # number of settings with too few repeats to be compared
 
-    def shown(self, name: str) -> str:
-        """Returns it in words, by the column's name."""
+    def describe(self, name: str) -> str:
+        """Returns a description with the column's name."""
         value = f"{short(name)} {mean_std(self.mean, self.std, len(self.trials))}"
         trials = f"trial{'s' * (len(self.trials) > 1)} {', '.join(self.trials)}"
         text = f"{value}: {trials}{f' ({self.setting})' if self.setting else ''}"
@@ -272,36 +274,37 @@ class Best(NamedTuple):
 def best(results: Results, name: str) -> Best | None:
     """Returns the setting of the best mean of a column over repeats; None where no trial has it.
 
-    A mean of few repeats is the more likely to be best by luck: a setting is compared that has half
-    as many as that of the most, and two where any has. Trials that failed or were stopped do not
-    count.
+    The fewer repeats, the likelier a mean is best by luck: only settings are compared that have at
+    least half the largest number of repeats, and at least two where any has. Trials that failed or
+    were stopped do not count.
     """
     values, settings = numbers(results.done, name).dropna(), _settings(results)
     if values.empty:
         return None
-    found = describe(values.groupby(settings[values.index], sort=False))
-    needed = max(found["count"].max() / 2, min(2, found["count"].max()))
-    most = found[found["count"] >= needed]
-    first = most["mean"].idxmin() if results.least(name) else most["mean"].idxmax()
-    trials = [str(trial) for trial in values.index if settings[trial] == first]
-    mean, std = most.loc[first, ["mean", "std"]]
-    return Best(str(first), trials, float(mean), float(std), len(found) - len(most))
+    stats = describe(values.groupby(settings[values.index], sort=False))
+    min_repeats = max(stats["count"].max() / 2, min(2, stats["count"].max()))
+    compared = stats[stats["count"] >= min_repeats]
+    means = compared["mean"]
+    setting = means.idxmin() if results.lowest_is_best(name) else means.idxmax()
+    trials = [str(trial) for trial in values.index if settings[trial] == setting]
+    mean, std = compared.loc[setting, ["mean", "std"]]
+    return Best(str(setting), trials, float(mean), float(std), len(stats) - len(compared))
 
 
 def by_setting(results: Results, y: str) -> pd.DataFrame:
-    """Returns y of the trials that are done: a column a setting, a line a repeat; NaN of none."""
-    repeats = [key for key in results.several if key in REPEATS]
-    parts = {"setting": _settings(results), "repeat": _names(results.done, repeats)}
-    return pd.DataFrame(parts | {y: numbers(results.done, y)}).pivot_table(y, "repeat", "setting")
+    """Returns y of the trials that are done: a column per setting and a row per repeat."""
+    repeats = [key for key in results.keys_that_vary if key in REPEATS]
+    names = {"setting": _settings(results), "repeat": _names(results.done, repeats)}
+    return pd.DataFrame(names | {y: numbers(results.done, y)}).pivot_table(y, "repeat", "setting")
 
 
 def _settings(results: Results) -> pd.Series:
-    """Returns what is varied in each trial that is done, as text, without its repeats."""
-    return _names(results.done, dividers(results, results.done))
+    """Returns the setting of each trial that is done, as text: its values, without repeats."""
+    return _names(results.done, grouping_keys(results, results.done))
 
 
-def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
-    """Returns a line for each y that there is, curve by curve, in order of x if it is a number."""
+def _curve_rows(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
+    """Returns a row per y that is not missing, curve by curve, in order of x if it is a number."""
     lines = pd.DataFrame({"curve": names, "x": x, "y": y}).dropna(subset="y").infer_objects()
     if not pd.api.types.is_numeric_dtype(lines["x"]):
         return lines
@@ -310,7 +313,7 @@ def _repeats(names: pd.Series, x: pd.Series, y: pd.Series) -> pd.DataFrame:
 
 
 def _names(table: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Returns the values of keys as text, which tells a trial's curve from others."""
+    """Returns the values of some keys of each trial as text, which names its curve."""
     names = [
         ", ".join(f"{short(key)} {plain(row[key])}" for key in keys) for _, row in table.iterrows()
     ]

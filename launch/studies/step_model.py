@@ -4,12 +4,12 @@
     compute  = fixed + row b              seconds; b rows of a process, forward and backward
     contrast = pair b N                   b anchors against the N rows of the global batch
     exchange = latency S + per_byte W     S messages one after another, W bytes over the wire
-    memory   = base + row_bytes b + counted     bytes; see `Workload.counted`
+    memory   = base + row_bytes b + counted     bytes; see `Workload.counted_bytes`
 
 The first three rates are fitted to steps of one process at several batches, where N = b; those of
-the link to steps of several, or given. Of n bytes over P processes (Thakur, Rabenseifner and Gropp
-2005, "Optimization of Collective Communication Operations in MPICH", section 4; Patarasuk and Yuan
-2009 for the ring):
+the link are fitted to steps of several processes, or assumed. The costs of n bytes over P processes
+are (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH", section 4; Patarasuk and Yuan 2009 for the ring):
 
     all-gather, reduce-scatter  W = (P - 1) n, n of one process;  S = P - 1 in a ring
     a round of a ring of keys   W = (P - 1) n, n of one process;  S = P - 1
@@ -18,7 +18,6 @@ the link to steps of several, or given. Of n bytes over P processes (Thakur, Rab
 With recursive doubling, and with trees, W is the same and log2 P takes the place of P - 1 in S.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -45,16 +44,16 @@ from heron.pipeline.training.pretrained import locate
 from heron.pipeline.training.signature import Signature
 from heron.shards.manifest import load_manifest
 
-SLOTS = {"adam": 2, "adamw": 2}  # numbers that an optimiser keeps of a parameter; of SGD momentum
-HELD = 3  # times a gathered vector lies in memory: itself, its gradient, and on its way back
-FEWEST = 3  # batches of one process that tell rows from pairs, and something to be judged by
-DISTINCT = 100.0  # condition number up to which two columns are told apart
-BACKWARD = 2 / 3  # of compute: the part that an exchange of gradients can hide behind
+OPTIMISER_SLOTS = {"adam": 2, "adamw": 2}  # state per parameter; SGD keeps its momentum
+GATHERED_COPIES = 3  # of a vector in memory: itself, its gradient, and the one being sent back
+MIN_BATCHES = 3  # of one process: enough to tell rows from pairs, with one left to judge by
+MAX_CONDITION = 100.0  # up to which the columns of a fit count as distinct
+BACKWARD_SHARE = 2 / 3  # of compute: what an exchange of gradients can overlap with
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is laid out: processes, rows of the global batch, and ZeRO's stage (0 of DDP)."""
+    """The layout of a step: processes, rows of the global batch, and the ZeRO stage (0: DDP)."""
 
     world: int
     labelled: int
@@ -63,22 +62,22 @@ class Setting:
 
     @property
     def sizes(self) -> ShardSizes:
-        """The rows of every process."""
+        """Rows of every process."""
         return ShardSizes(shares(self.labelled, self.world), shares(self.unlabelled, self.world))
 
     @property
     def rows(self) -> int:
-        """Of the global batch."""
+        """Rows of the global batch."""
         return self.labelled + self.unlabelled
 
     @property
-    def share(self) -> int:
-        """Rows of the process that has most."""
+    def local_rows(self) -> int:
+        """Rows of the process that has the most."""
         return max(self.sizes.rows)
 
 
-class Measured(NamedTuple):
-    """A step's seconds and a process's peak bytes (NaN: unknown), the means of repeats."""
+class MeasuredStep(NamedTuple):
+    """A step's seconds and a process's peak bytes (NaN: unknown), as means of repeats."""
 
     setting: Setting
     seconds: float
@@ -87,10 +86,10 @@ class Measured(NamedTuple):
 
 @dataclass(eq=False)
 class Workload:
-    """The step of an experiment, whatever its batch."""
+    """The training step of an experiment, at any batch size."""
 
     config: Config
-    shapes: list[list[int]]  # of one sample of each view
+    shapes: list[list[int]]  # of one sample, by view
     labels: int  # width of a row's labels
     levels: int = 0  # of hierarchical labels
 
@@ -98,20 +97,20 @@ class Workload:
     def of_run(cls, run: Path) -> "Workload":
         """Returns the workload of a run, from its newest checkpoint.
 
-        Raises a StudyError where none can be read, or a term exchanges what is not modelled.
+        Raises a StudyError if none can be read, or if a term's exchange is not modelled.
         """
         try:
             checkpoint = locate(run)
-            shapes = Signature.read(checkpoint).shapes
-            labels = int(json.loads((checkpoint / "model.json").read_text())["labels"])
+            signature = Signature.read(checkpoint)
             config = load_run_config(checkpoint / "config.yaml")
-        except (CheckpointError, ConfigError, OSError, ValueError, KeyError) as error:
+        except (CheckpointError, ConfigError, OSError, ValueError) as error:
             raise StudyError(f"{run}: its step cannot be told: {error}") from None
-        workload = cls(config, shapes, labels)
+        workload = cls(config, signature.shapes, signature.labels)
         terms = workload.objective.terms
-        if remembering := [n for n, term in terms.items() if type(term).memory is not Term.memory]:
+        with_memory = [n for n, term in terms.items() if type(term).memory is not Term.memory]
+        if with_memory:
             raise StudyError(
-                f"the scaling model does not know what the memory of {' and '.join(remembering)} "
+                f"the scaling model does not know what the memory of {' and '.join(with_memory)} "
                 "exchanges; expected terms that remember nothing from step to step"
             )
         if "paths" in workload.objective.needs.labelled:
@@ -125,43 +124,51 @@ class Workload:
 
     @cached_property
     def model(self) -> Heterogeneous:
-        """The model, for its shapes alone: it holds no numbers."""
+        """The model on the meta device: shapes without numbers."""
         terms, names = self.objective.terms, self.config.data.view_names
         model = Heterogeneous(self.config.model, self.shapes, self.labels, terms, names)
         return model.to("meta")
 
     @cache  # noqa: B019 - a workload lives as long as its report
     def exchanges(self, setting: Setting) -> list[Exchange]:
-        """Returns what the processes exchange in a step: see `distributed.traffic.exchanges`."""
-        given = self.objective, self.model, self.shapes, setting.sizes, self.labels, self.levels
-        half = self.config.train.precision == "bf16"
-        return exchanges(*given, half=half, by_ring=self.config.distributed.exchange == "ring")
+        """Returns the exchanges of a step: see `distributed.traffic.exchanges`."""
+        return exchanges(
+            self.objective,
+            self.model,
+            self.shapes,
+            setting.sizes,
+            self.labels,
+            self.levels,
+            half=self.config.train.precision == "bf16",
+            by_ring=self.config.distributed.exchange == "ring",
+        )
 
-    def counted(self, setting: Setting) -> dict[str, int]:
-        """Returns the bytes that a process holds, as far as they are counted.
+    def counted_bytes(self, setting: Setting) -> dict[str, int]:
+        """Returns the bytes of a process's memory that can be counted, by use.
 
-        By the stage of ZeRO (Rajbhandari et al. 2020, section 5, with float32 for its halves): 1
-        shares out the optimiser's state, 2 the gradients too, 3 the weights too. DeepSpeed keeps
-        the optimiser's part of the weights once more. `gathered` is the negative set: see `HELD`;
-        of what goes round a ring, two processes' rows.
+        Stages of ZeRO (Rajbhandari et al. 2020, section 5, with float32 for its halves): 1 shards
+        the optimiser's state, 2 the gradients too, 3 the weights too. DeepSpeed keeps a second copy
+        of the optimiser's shard of the weights. `gathered` is the negative set, some of it in
+        `GATHERED_COPIES`; of rows that go round a ring it has two processes' share.
         """
         stage, optim = setting.stage, self.config.optim
-        every = FLOAT * sum(parameter.numel() for parameter in self.model.parameters())
-        part = every // setting.world
-        slots = SLOTS.get(optim.kind, 1 if optim.momentum else 0)
+        full = FLOAT * sum(parameter.numel() for parameter in self.model.parameters())
+        shard = full // setting.world
+        slots = OPTIMISER_SLOTS.get(optim.kind, 1 if optim.momentum else 0)
         moved = [e for e in self.exchanges(setting) if e.part == "gathers"]
-        back = {e.what for e in moved if e.kind == "scattered"}
-        held = sum(e.bytes * (HELD if e.what in back else 1) for e in moved if e.kind == "gathered")
+        sent_back = {e.what for e in moved if e.kind == "scattered"}
+        gathered = [e for e in moved if e.kind == "gathered"]
+        held = sum(e.bytes * (GATHERED_COPIES if e.what in sent_back else 1) for e in gathered)
         return {
-            "weights": (part if stage >= 3 else every) + (part if stage else 0),
-            "gradients": part if stage >= 2 else every,
-            "optimiser": slots * (part if stage >= 1 else every),
+            "weights": (shard if stage >= 3 else full) + (shard if stage else 0),
+            "gradients": shard if stage >= 2 else full,
+            "optimiser": slots * (shard if stage >= 1 else full),
             "gathered": setting.world * held
             + 2 * max((e.bytes for e in moved if e.kind == "passed"), default=0),
         }
 
     def setting(self, trial: pd.Series) -> Setting:
-        """Returns the setting of a trial of this experiment, of which any batch may be labelled."""
+        """Returns a trial's setting; all rows are labelled unless a stream has a fixed size."""
         batch, rows = self.config.data.batch, int(trial[BATCH])
         labelled = rows
         if isinstance(batch.labelled, int):
@@ -169,23 +176,23 @@ class Workload:
         elif isinstance(batch.unlabelled, int):
             labelled = rows - batch.unlabelled
         strategy = str(trial.get("strategy", "ddp"))
-        like = {"ddp": "zero0", "fsdp": "zero3"}  # FSDP2 parts what ZeRO's third stage does
-        stage = int(like.get(strategy, strategy).removeprefix("zero"))
+        zero_stages = {"ddp": "zero0", "fsdp": "zero3"}  # FSDP2 shards what ZeRO's third stage does
+        stage = int(zero_stages.get(strategy, strategy).removeprefix("zero"))
         return Setting(int(trial["workers"]), labelled, rows - labelled, stage)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What workloads that are measured together have in common."""
-        same: dict[str, Any] = {"model": True, "objective": True, "optim": {"kind"}}
-        same |= {"data": {"views"}, "train": {"precision", "micro_batch", "cpu_threads"}}
-        return self.config.model_dump(mode="json", include=same) | {"shapes": self.shapes}
+        """The settings that workloads must share to be fitted together."""
+        include: dict[str, Any] = {"model": True, "objective": True, "optim": {"kind"}}
+        include |= {"data": {"views"}, "train": {"precision", "micro_batch", "cpu_threads"}}
+        return self.config.model_dump(mode="json", include=include) | {"shapes": self.shapes}
 
 
-def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured], str]:
-    """Returns the workload of studies of one experiment, and what they have measured of its step.
+def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[MeasuredStep], str]:
+    """Returns the workload of studies of one experiment, its measured steps, and a note.
 
-    That is each setting once; and how many trials are not in it, and why (empty where all are). A
-    StudyError says why no trial can be used.
+    There is one measured step per setting. The note says how many trials are left out, and why; it
+    is empty where none are. Raises a StudyError that says why if no trial can be used.
     """
     repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
     notes: list[str] = []
@@ -195,24 +202,28 @@ def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[Measured
             try:
                 workload = _workload(trial, results.folder)
                 first = first or workload
-                known, other = first.identity, workload.identity
-                if differing := [key for key in known if known[key] != other[key]]:
+                expected, identity = first.identity, workload.identity
+                if differing := [key for key in expected if expected[key] != identity[key]]:
                     raise StudyError(f"other than the first in {', '.join(differing)}")
             except StudyError as fault:
                 notes.append(f"trial {name} of {results.folder.name}: {fault}")
                 continue
             measured = trial["step_s"], trial["peak_memory_bytes"]
             repeats[workload.setting(trial)].append(measured)
-    many = f"Left out of the scaling model: {len(notes)} of the trials; the first: "
-    left_out = many + notes[0] if notes else ""
+    left_out = ""
+    if notes:
+        left_out = (
+            f"Left out of the scaling model: {len(notes)} of the trials; the first: {notes[0]}"
+        )
     if first is None:
         raise StudyError(left_out or "No trial is done: no scaling model")
-    order = sorted(repeats, key=lambda one: (one.world, one.rows, one.stage))
-    return first, [Measured(one, *map(float, np.mean(repeats[one], 0))) for one in order], left_out
+    settings = sorted(repeats, key=lambda setting: (setting.world, setting.rows, setting.stage))
+    points = [MeasuredStep(s, *map(float, np.mean(repeats[s], 0))) for s in settings]
+    return first, points, left_out
 
 
 def _workload(trial: pd.Series, folder: Path) -> Workload:
-    """Returns the workload of a trial whose step was measured, and is in one piece."""
+    """Returns the workload of a trial; StudyError if its whole step was not measured."""
     if trial.get("step_s") is None or trial.get(BATCH) is None:
         raise StudyError("no step was measured")
     if trial.get("peak_memory_bytes") is None:
@@ -224,7 +235,7 @@ def _workload(trial: pd.Series, folder: Path) -> Workload:
 
 
 class Step(NamedTuple):
-    """A predicted step, in seconds, by its parts; `gathers`, `norm`, `gradients` are exchanged."""
+    """The seconds of a predicted step, by part; `gathers`, `norm`, `gradients` are exchanges."""
 
     compute: float
     contrast: float
@@ -240,7 +251,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class StepModel:
-    """The rates of a workload's step; those of link and memory are NaN where none were measured."""
+    """The rates of a workload's step; those of link and memory are NaN if not measured."""
 
     workload: Workload
     fixed: float
@@ -252,31 +263,31 @@ class StepModel:
     row_bytes: float = math.nan
 
     def step(self, setting: Setting, ring: bool = False, overlap: float = 0.0) -> Step:
-        """Predicts a step; without rates of a link, one that exchanges nothing.
+        """Predicts a step, without exchange where the rates of the link are unknown.
 
         With `ring` every collective goes round a ring, else it is log2 P messages deep. `overlap`
-        is the share of the exchange of gradients that backward hides, from 0 to 1; of it no more
-        than backward takes, two thirds of compute.
+        is the share of the gradients' exchange, from 0 to 1, that backward hides: at most as much
+        as backward takes, two thirds of compute.
         """
-        compute = self.fixed + self.row * setting.share
-        contrast = self.pair * setting.share * setting.rows
+        compute = self.fixed + self.row * setting.local_rows
+        contrast = self.pair * setting.local_rows * setting.rows
         if setting.world == 1 or math.isnan(self.latency):
             return Step(compute, contrast)
         parts: dict[str, float] = defaultdict(float)
-        for one in self.workload.exchanges(setting):
-            messages, sent = cost([one], setting, ring)
-            parts[one.part] += self.latency * messages + self.per_byte * sent
-        parts["gradients"] -= min(overlap * parts["gradients"], BACKWARD * compute)
+        for exchange in self.workload.exchanges(setting):
+            messages, sent = cost([exchange], setting, ring)
+            parts[exchange.part] += self.latency * messages + self.per_byte * sent
+        parts["gradients"] -= min(overlap * parts["gradients"], BACKWARD_SHARE * compute)
         return Step(compute, contrast, **parts)
 
     def memory(self, setting: Setting) -> float:
-        """Predicts the bytes that a process holds at its peak."""
-        counted = sum(self.workload.counted(setting).values())
-        return self.base + self.row_bytes * setting.share + counted
+        """Predicts the peak bytes of a process."""
+        counted = sum(self.workload.counted_bytes(setting).values())
+        return self.base + self.row_bytes * setting.local_rows + counted
 
 
 def cost(moved: Sequence[Exchange], setting: Setting, ring: bool) -> tuple[float, float]:
-    """Returns messages one after another, S, and the bytes that a process sends, W.
+    """Returns the number of successive messages, S, and the bytes that a process sends, W.
 
     An all-reduce is a reduce-scatter and an all-gather. So is the exchange of ZeRO 1 and 2, of
     gradients and then of weights; ZeRO 3 gathers the weights twice, forward and backward
@@ -285,60 +296,61 @@ def cost(moved: Sequence[Exchange], setting: Setting, ring: bool) -> tuple[float
     others = setting.world - 1
     hops = others if ring else math.ceil(math.log2(setting.world))
     messages = sent = 0.0
-    for one in moved:
-        passes, size = 1, float(one.bytes)
-        if not one.of_parts:
-            passes = 3 if one.kind == "gradients" and setting.stage == 3 else 2
+    for exchange in moved:
+        passes, size = 1, float(exchange.bytes)
+        if not exchange.of_parts:
+            passes = 3 if exchange.kind == "gradients" and setting.stage == 3 else 2
             size /= setting.world
-        messages += one.calls if one.kind == "passed" else hops * passes * one.calls
+        messages += exchange.calls if exchange.kind == "passed" else hops * passes * exchange.calls
         sent += others * passes * size
     return messages, sent
 
 
-def fit(workload: Workload, points: Sequence[Measured], pair: float | None = None) -> StepModel:
+def fit(workload: Workload, points: Sequence[MeasuredStep], pair: float | None = None) -> StepModel:
     """Fits the rates by least squares on relative errors, none below 0.
 
-    A rate that the points cannot tell from another is left at 0, the later one of each list: row,
-    pair, fixed; latency, bytes; base, row in memory. A given `pair`, in seconds, is not fitted. A
-    StudyError says what is missing where what a row costs cannot be told.
+    Of rates that the points cannot tell apart, the later of each list stays 0: row, pair, fixed;
+    latency, per_byte; base, row_bytes. A given `pair`, in seconds, is not fitted. Raises a
+    StudyError that names the measurements missing if the cost of a row cannot be fitted.
     """
     alone = [p for p in points if p.setting.world == 1]
-    shares = sorted({p.setting.share for p in alone})
-    if len(shares) < FEWEST:
-        measured = ", ".join(f"{n:,}" for n in shares) or "none"
+    batches = sorted({p.setting.local_rows for p in alone})
+    if len(batches) < MIN_BATCHES:
+        measured = ", ".join(f"{n:,}" for n in batches) or "none"
         raise StudyError(
             f"The scaling model takes what a row and what a pair of rows cost from one process at "
-            f"{FEWEST} batches or more; found {measured}. configs/studies/one-worker.yaml measures "
-            "them; --points adds its folder"
+            f"{MIN_BATCHES} batches or more; found {measured}. configs/studies/one-worker.yaml "
+            "measures them; --points adds its folder"
         )
     seconds = np.array([p.seconds for p in alone])
-    rows = np.array([[p.setting.share, p.setting.share * p.setting.rows, 1.0] for p in alone])
+    settings = [p.setting for p in alone]
+    columns = np.array([[s.local_rows, s.local_rows * s.rows, 1.0] for s in settings])
     if pair is None:
-        row, pair, fixed = _least_squares(rows, seconds, seconds)
+        row, pair, fixed = _least_squares(columns, seconds, seconds)
     else:
-        left = np.maximum(0.0, seconds - pair * rows[:, 1])
-        row, fixed = _least_squares(rows[:, [0, 2]], left, seconds)
+        remaining = np.maximum(0.0, seconds - pair * columns[:, 1])
+        row, fixed = _least_squares(columns[:, [0, 2]], remaining, seconds)
     model = StepModel(workload, fixed, row, pair)
     if several := [p for p in points if p.setting.world > 1]:
         seconds = np.array([p.seconds for p in several])
-        left = np.maximum(0.0, seconds - [model.step(p.setting).total for p in several])
+        remaining = np.maximum(0.0, seconds - [model.step(p.setting).total for p in several])
         costs = [cost(workload.exchanges(p.setting), p.setting, ring=True) for p in several]
-        latency, per_byte = _least_squares(np.array(costs), left, seconds)
+        latency, per_byte = _least_squares(np.array(costs), remaining, seconds)
         model = replace(model, latency=latency, per_byte=per_byte)
-    known = [p for p in points if math.isfinite(p.memory)]
-    if len({p.setting.share for p in known}) >= FEWEST:
-        memory = np.array([p.memory for p in known])
-        left = memory - [sum(workload.counted(p.setting).values()) for p in known]
-        columns = np.array([[1.0, p.setting.share] for p in known])
-        base, row_bytes = _least_squares(columns, left, memory)
+    with_memory = [p for p in points if math.isfinite(p.memory)]
+    if len({p.setting.local_rows for p in with_memory}) >= MIN_BATCHES:
+        memory = np.array([p.memory for p in with_memory])
+        remaining = memory - [sum(workload.counted_bytes(p.setting).values()) for p in with_memory]
+        columns = np.array([[1.0, p.setting.local_rows] for p in with_memory])
+        base, row_bytes = _least_squares(columns, remaining, memory)
         model = replace(model, base=base, row_bytes=row_bytes)
     return model
 
 
 def fit_without_each(
-    workload: Workload, points: Sequence[Measured], pair: float | None = None
+    workload: Workload, points: Sequence[MeasuredStep], pair: float | None = None
 ) -> list[StepModel | None]:
-    """Returns for each point the model that is fitted to the others; None: they are too few."""
+    """Returns for each point the model fitted to the others, or None where those are too few."""
     models: list[StepModel | None] = []
     for i in range(len(points)):
         try:
@@ -349,21 +361,21 @@ def fit_without_each(
 
 
 def _least_squares(
-    rows: NDArray[np.float64], wanted: NDArray[np.float64], of: NDArray[np.float64]
+    columns: NDArray[np.float64], targets: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> list[float]:
-    """Returns constants, none below 0, with the least squares of errors relative to `of`.
+    """Returns non-negative constants c that minimise the sum of ((columns c - targets) / scale)².
 
-    A column that leaves none over to judge by, or that those before it nearly make up, gets 0.
+    A column gets 0 if it would leave no degree of freedom, or nearly depends on earlier columns.
     """
-    matrix = rows / of[:, None]
+    matrix = columns / scale[:, None]
     lengths = np.linalg.norm(matrix, axis=0)
     unit = matrix / np.where(lengths > 0, lengths, 1.0)
     kept: list[int] = []
     for column in range(matrix.shape[1]):
         tried = [*kept, column]
-        judged = len(rows) > len(tried) and np.linalg.cond(unit[:, tried]) < DISTINCT
-        if lengths[column] > 0 and (not kept or judged):
+        distinct = len(columns) > len(tried) and np.linalg.cond(unit[:, tried]) < MAX_CONDITION
+        if lengths[column] > 0 and (not kept or distinct):
             kept = tried
     constants = np.zeros(matrix.shape[1])
-    constants[kept] = nnls(unit[:, kept], wanted / of)[0] / lengths[kept]
+    constants[kept] = nnls(unit[:, kept], targets / scale)[0] / lengths[kept]
     return [float(value) for value in constants]

@@ -1,4 +1,4 @@
-"""A study as its YAML file states it: a base experiment, what varies, what is measured."""
+"""A study as its YAML file states it: a base experiment, what varies and what is measured."""
 
 import itertools
 import math
@@ -22,23 +22,23 @@ from heron.pipeline.config.sections import (
 from heron.shards.artefact import Count
 
 Strategy = Literal["ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
-OWN = ("run.dir", "run.resume")  # of a trial, which the study gives
-LAUNCHED = ("workers", "strategy")  # what varies and is no key of the experiment
+SET_BY_STUDY = ("run.dir", "run.resume")  # keys of a trial that the study sets
+LAUNCHED = ("workers", "strategy")  # may vary between trials, but are no keys of an experiment
 OPTIONS = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # the study's own
-MOST = 100_000  # trials of a study, and rungs of a population
-Trials = Annotated[Natural, Field(le=MOST)]
-DIGITS = 4  # of a drawn number, so that a command holds the number itself
+MAX_TRIALS = 100_000  # of a study; also the most rungs of a population
+Trials = Annotated[Natural, Field(le=MAX_TRIALS)]
+DIGITS = 4  # significant, of a drawn number: a command then holds the exact number
 
 
 class Range(Section):
-    """Numbers between two ends, drawn evenly, or evenly in their logarithm."""
+    """Numbers between two bounds, drawn uniformly or log-uniformly."""
 
     low: float
     high: float
     log: bool = False
 
     @model_validator(mode="after")
-    def _ends(self) -> "Range":
+    def _check_bounds(self) -> "Range":
         if not self.low < self.high:
             raise ValueError(f"from {self.low} to {self.high}; expected low below high")
         if self.log and self.low <= 0:
@@ -46,26 +46,26 @@ class Range(Section):
         return self
 
     def draw(self, random: np.random.Generator) -> float:
-        """Draws a number of the range, of four digits."""
+        """Draws a number of the range, rounded to four digits."""
         if self.log:
-            drawn = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
+            value = float(np.exp(random.uniform(np.log(self.low), np.log(self.high))))
         else:
-            drawn = float(random.uniform(self.low, self.high))
-        return self.clip(drawn)
+            value = float(random.uniform(self.low, self.high))
+        return self.clip(value)
 
     def clip(self, value: float) -> float:
-        """Returns the number of the range that is nearest, of four digits."""
+        """Returns the value rounded to four digits and clipped to the range."""
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
 
 Values = Annotated[list[Any], Field(min_length=1)] | Range
 
 
-def draw(among: Values, random: np.random.Generator) -> Any:
-    """Draws a number of a range, or one of a list."""
-    if isinstance(among, Range):
-        return among.draw(random)
-    return among[int(random.integers(len(among)))]
+def draw(values: Values, random: np.random.Generator) -> Any:
+    """Draws a number of a range, or an element of a list."""
+    if isinstance(values, Range):
+        return values.draw(random)
+    return values[int(random.integers(len(values)))]
 
 
 class Grid(Section):
@@ -75,7 +75,7 @@ class Grid(Section):
 
 
 class Random(Section):
-    """Trials that each have values of their own, drawn with (`seed`, trial)."""
+    """Trials whose values are drawn independently, with (`seed`, trial)."""
 
     kind: Literal["random"]
     trials: Trials
@@ -85,8 +85,8 @@ class Random(Section):
 class Asha(Section):
     """Random trials that are stopped early where others are better (Li et al. 2020).
 
-    Trials are compared after `grace_steps` steps, after `factor` times as many, and so on; of
-    those that came so far the best `1 / factor` go on, to `steps` at most.
+    Trials are compared after `grace_steps` steps, after `factor` times as many, and so on; of the
+    trials that reached such a rung the best `1 / factor` continue, to `steps` at most.
     """
 
     kind: Literal["asha"]
@@ -97,7 +97,7 @@ class Asha(Section):
     factor: Annotated[Natural, Field(ge=2)] = 4
 
     @model_validator(mode="after")
-    def _order(self) -> "Asha":
+    def _check_steps(self) -> "Asha":
         if self.grace_steps > self.steps:
             raise ValueError(
                 f"grace_steps is {self.grace_steps} and steps {self.steps}; expected no more"
@@ -108,7 +108,8 @@ class Asha(Section):
 class Pbt(Section):
     """Population based training (Jaderberg et al. 2017).
 
-    Every `every_steps` steps the worst quarter takes weights of the best, and perturbed values.
+    Every `every_steps` steps the worst quarter takes over weights of the best quarter, and
+    perturbs its values.
     """
 
     kind: Literal["pbt"]
@@ -122,10 +123,10 @@ Search = Annotated[Grid | Random | Asha | Pbt, Field(discriminator="kind")]
 
 
 class Measure(Section):
-    """What is looked at: `y` over `x`, a line each value of `group`, and the fits wanted of costs.
+    """The report's figures: `y` over `x`, one line per value of `group`, and `fits` of costs.
 
-    A name is one of what varies, of result.json, or of what is measured of the steps. `score` is
-    what the best trial is best in.
+    A name is a key that varies, a name in result.json, or a measure of the steps. `score` ranks
+    the trials.
     """
 
     x: str
@@ -136,7 +137,7 @@ class Measure(Section):
     mode: Literal["max", "min"] = "max"
 
     def worth(self, score: float | None) -> float:
-        """Returns a score of which more is better; NaN or None is worth least."""
+        """Returns the score so that higher is better; -inf for NaN or None."""
         if score is None or math.isnan(score):
             return -math.inf
         return score if self.mode == "max" else -score
@@ -145,9 +146,9 @@ class Measure(Section):
 class Study(Section):
     """Many runs of one experiment.
 
-    The values of `vary` are combined with each other and with every one of `cases`, which are
-    values that belong together. `set` holds what all trials override. `workers` and `strategy`
-    are launched, all other keys are the experiment's. `data` says how to get the data.
+    The values of `vary` are combined with each other and with each of `cases`, which are values
+    that belong together. `set` holds the overrides of all trials. `workers` and `strategy` go to
+    the launcher, all other keys to the experiment. `data` says how to get the data.
     """
 
     title: str
@@ -170,36 +171,34 @@ class Study(Section):
         """Steps after which trials are compared, the last their end; None: the experiment's end."""
         match self.search:
             case Asha(steps=steps, grace_steps=first, factor=factor):
-                before = itertools.takewhile(
-                    lambda n: n < steps, (first * factor**i for i in itertools.count())
-                )
-                return [*before, steps]
-            case Pbt(steps=steps, every_steps=every):
-                return [*range(every, steps, every), steps]
+                all_rungs = (first * factor**i for i in itertools.count())
+                return [*itertools.takewhile(lambda n: n < steps, all_rungs), steps]
+            case Pbt(steps=steps, every_steps=interval):
+                return [*range(interval, steps, interval), steps]
         return [None]
 
     @model_validator(mode="after")
-    def _sound(self) -> "Study":
+    def _check(self) -> "Study":
         for fault in self._faults():
             raise ValueError(fault)
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yields what does not go together."""
+        """Yields messages about keys and values that do not fit together."""
         case, kind = self.cases[0] if self.cases else {}, self.search.kind
         for other in self.cases:
             if other.keys() != case.keys():
                 keys = f"{sorted(case)} and {sorted(other)}"
                 yield f"cases have the keys {keys}; expected the same in every case"
-        given = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
-        for key in itertools.chain(*given.values()):
-            places = [place for place, keys in given.items() if key in keys]
-            if key in OWN:
+        keys_of = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
+        for key in itertools.chain(*keys_of.values()):
+            sections = [section for section, keys in keys_of.items() if key in keys]
+            if key in SET_BY_STUDY:
                 yield f"{key} is given to each trial by the study; take it out"
             if key in LAUNCHED and key in self.set:
                 yield f"set has '{key}', which is no key of an experiment; write {key}: ..."
-            if len(places) > 1:
-                yield f"{key} is given twice, in {' and '.join(places)}; keep one of them"
+            if len(sections) > 1:
+                yield f"{key} is given twice, in {' and '.join(sections)}; keep one of them"
         if not (self.vary or case):
             yield "nothing varies; expected values in vary or cases"
         if kind == "grid":
@@ -212,10 +211,13 @@ class Study(Section):
                     )
                 else:
                     trials *= len(values)
-            if trials > MOST:
-                yield f"the grid has {trials} trials; expected {MOST} at most: vary less"
-        if isinstance(self.search, Pbt) and self.search.steps // self.search.every_steps > MOST:
-            yield f"search compares trials more than {MOST} times; raise every_steps"
+            if trials > MAX_TRIALS:
+                yield f"the grid has {trials} trials; expected {MAX_TRIALS} at most: vary less"
+        if (
+            isinstance(self.search, Pbt)
+            and self.search.steps // self.search.every_steps > MAX_TRIALS
+        ):
+            yield f"search compares trials more than {MAX_TRIALS} times; raise every_steps"
         if isinstance(self.search, Asha | Pbt):
             if self.measure.score is None:
                 yield f"search {kind} compares trials; expected measure.score: f1_weighted"
@@ -229,33 +231,33 @@ class Study(Section):
 
 
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:
-    """Reads a study; its section `small` holds what differs in its small version.
+    """Reads a study; its section `small` holds the keys that differ in its small version.
 
-    Overrides are `key=value` of every trial; of a key in `vary`, the values that it takes; of
-    `OPTIONS`, how trials are run. Raises a ConfigError where the file is missing or no YAML
-    mapping, or a key or value does not fit, in the version asked for or in the other.
+    Overrides are `key=value` of every trial; for a key in `vary`, the values that it takes; for
+    one of `OPTIONS`, how trials are run. Raises a ConfigError if the file is missing or no YAML
+    mapping, or if a key or value is not valid in either version.
     """
     tree = read_tree(path, "study", "base")
-    other = tree.pop("small", None)
+    small_keys = tree.pop("small", None)
     check(Study, tree, f"study {path}")
-    if other is None and small:
+    if small_keys is None and small:
         raise ConfigError(f"study {path} has no small version; expected a section 'small:'")
-    if not isinstance(other, dict | None):
-        raise ConfigError(f"study {path}: small is {other!r}; expected keys of the study")
-    smaller = tree | (other or {})
-    check(Study, smaller, f"study {path}, small,")
-    return check(Study, _overridden(smaller if small else tree, overrides), f"study {path}")
+    if not isinstance(small_keys, dict | None):
+        raise ConfigError(f"study {path}: small is {small_keys!r}; expected keys of the study")
+    small_tree = tree | (small_keys or {})
+    check(Study, small_tree, f"study {path}, small,")
+    return check(Study, _override(small_tree if small else tree, overrides), f"study {path}")
 
 
-def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the tree with the overrides in `vary`, where a key varies, or else in `set`."""
+def _override(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the tree with each override in `vary`, where its key varies, or else in `set`."""
     varied, fixed = dict(tree.get("vary", {})), dict(tree.get("set", {}))
-    cased = {key for case in tree.get("cases", []) for key in case}
+    case_keys = {key for case in tree.get("cases", []) for key in case}
     changed = {**tree}
     for key, value in map(parse_override, overrides):
-        for other in [*cased, *(varied.keys() - {key})]:
+        for other in [*case_keys, *(varied.keys() - {key})]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
-                where = "cases" if other in cased else "vary"
+                where = "cases" if other in case_keys else "vary"
                 raise ConfigError(
                     f"override of {key}: {other} differs between trials, in {where} of the "
                     "study; expected another key, or change the study's file"
@@ -268,5 +270,5 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 
 def dump_study(study: Study) -> str:
-    """Returns the study as YAML, complete: defaults too."""
+    """Returns the study as YAML, including defaults."""
     return dump_yaml(study.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""Numbers, columns and tables as people read them, as plain text, Markdown and HTML."""
+"""Formats numbers, columns and tables as plain text, Markdown and HTML."""
 
 import html
 import json
@@ -28,7 +28,7 @@ UNITS = {
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Returns a number to so many digits that count, without an exponent where it can."""
+    """Returns a number with so many significant digits, if possible without an exponent."""
     if not math.isfinite(value):
         return "–"
     if value and not 1e-4 <= abs(value) < 1e7:
@@ -38,38 +38,38 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def mean_std(mean: float, std: float, count: float) -> str:
-    """Returns mean ± standard deviation, and of how many, of a point of a curve."""
+    """Returns `mean ± std (n = count)` of a point of a curve."""
     return number(mean) if count == 1 else f"{number(mean)} ± {number(std, 2)} (n = {count:g})"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell is a finite number; a truth is none."""
+    """Returns whether a cell is a finite number, and no bool."""
     return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
 
 
 def plain(value: Any) -> str:
-    """Returns a value as text, as it is typed on the command line."""
+    """Returns a value as it is typed on the command line."""
     return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
 
 
 def short(key: str) -> str:
-    """Returns a dotted key's last parts: enough to know it by."""
+    """Returns the last two parts of a dotted key."""
     parts = key.split(".")
     return ".".join(parts[-2:]) if len(parts) > 2 else key
 
 
 def label(name: str) -> str:
-    """Returns a column with its unit, for an axis."""
+    """Returns the label of a column with its unit, for an axis."""
     return UNITS.get(name, short(name))
 
 
 def scale(name: str) -> float:
-    """Returns what a column is multiplied by where it is shown: memory is in MB."""
+    """Returns the factor that a column is shown with: memory is in MB."""
     return 1e-6 if name.endswith("_bytes") else 1.0
 
 
 def cell(value: Any, name: str) -> str:
-    """Returns a value of a column; memory in MB, "–" where there is none."""
+    """Returns a column's value as text: memory in MB, "–" where it is missing."""
     if value is None:
         return "–"
     if name.endswith("_bytes") and is_number(value):
@@ -78,35 +78,35 @@ def cell(value: Any, name: str) -> str:
 
 
 def heads_and_lines(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Returns a frame's columns and cells as text: whole numbers whole, others to three digits."""
+    """Returns a frame's columns and cells as text: integers in full, others with three digits."""
 
-    def shown(value: Any) -> str:
+    def format_cell(value: Any) -> str:
         if isinstance(value, str):
             return value
         return f"{value:,}" if isinstance(value, int) else number(value, 3)
 
-    return list(frame), frame.map(shown).to_numpy().tolist()
+    return list(frame), frame.map(format_cell).to_numpy().tolist()
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
 
-    def cell(text: str) -> str:
+    def escape(text: str) -> str:
         return " ".join(text.splitlines()).replace("|", r"\|")
 
     rows = [heads, ["---"] * len(heads), *lines]
-    return "".join("| " + " | ".join(map(cell, row)) + " |\n" for row in rows)
+    return "".join("| " + " | ".join(map(escape, row)) + " |\n" for row in rows)
 
 
 def write_files(out: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files of a folder, each whole or not at all; ShardError where the disk is full."""
+    """Writes files into a folder, each atomically; ShardError if the disk is full."""
     for name, content in files.items():
         with atomic_write(out / name) as stream:
             stream.write(content)
 
 
 def heading(title: str) -> str:
-    """Returns a heading, with a capital."""
+    """Returns a heading, capitalised."""
     return f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>"
 
 

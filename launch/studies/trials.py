@@ -20,18 +20,18 @@ from heron.pipeline.config.shipped import ACCELERATE, find_config
 from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count
 
-TRIALS = "trials"  # of a study's folder: the trials' own
-AGAIN = "again"  # where a row's command leaves its run, beside the study's
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what asks accelerate for FSDP2
-RUNGS = "rungs.jsonl"  # in a run's folder: what it scored where trials are compared
-LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and its values then
+TRIALS = "trials"  # in a study's folder: the trials' runs
+AGAIN = "again"  # in a study's folder: where a row's command puts its run
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # has accelerate use FSDP2
+RUNGS = "rungs.jsonl"  # in a run's folder: its scores at each rung
+LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and with which values
 
-Taken = TypedDict("Taken", {"step": Count, "from": str, "values": Plain})  # of LINEAGE
+Takeover = TypedDict("Takeover", {"step": Count, "from": str, "values": Plain})  # of LINEAGE
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a study, whose folder is `out`; the name is its number (003)."""
+    """A run of a study in the folder `out`; its name is its number, such as 003."""
 
     study: Study
     out: Path
@@ -40,31 +40,31 @@ class Trial:
 
     @property
     def run(self) -> Path:
-        """The run's folder in the study's."""
+        """The run's folder."""
         return self.out / TRIALS / self.name
 
     @property
     def workers(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return int(self.values.get("workers", self.study.workers))
 
     @property
     def strategy(self) -> str:
-        """That they train under."""
+        """The parallelism that they train with."""
         return str(self.values.get("strategy", self.study.strategy))
 
     @property
-    def launched(self) -> str:
-        """The strategy that is asked for: of one process there is nothing for FSDP2 to part."""
+    def launch_strategy(self) -> str:
+        """The strategy that is launched: DDP in place of FSDP2 for a single process."""
         return "ddp" if (self.strategy, self.workers) == ("fsdp", 1) else self.strategy
 
     @property
-    def shown(self) -> str:
-        """Its values, as they are typed."""
+    def description(self) -> str:
+        """Its values, as `key=value, ...`."""
         return ", ".join(f"{key}={as_typed(value)}" for key, value in self.values.items())
 
     def scores(self) -> dict[int | None, dict[str, Any]]:
-        """Returns what the run has scored so far, by the rung."""
+        """Returns the run's scores so far, by rung."""
         lines = read_lines(self.run / RUNGS, Metrics)
         return {
             line["step"]: {k: math.nan if v is None else v for k, v in line.items()}
@@ -72,85 +72,87 @@ class Trial:
         }
 
     def lineage(self) -> list[dict[str, Any]]:
-        """Returns what the run has taken over: at which step, from whom, and its values then."""
-        return read_lines(self.run / LINEAGE, Taken)
+        """Returns the run's takeovers of weights: the step, the donor, and its values from then."""
+        return read_lines(self.run / LINEAGE, Takeover)
 
     def current(self) -> "Trial":
-        """Returns the trial with the values that it came to, where it has taken over another's."""
-        past = self.lineage()
-        return replace(self, values=dict(past[-1]["values"])) if past else self
+        """Returns the trial with the values of its last takeover, if any."""
+        takeovers = self.lineage()
+        return replace(self, values=dict(takeovers[-1]["values"])) if takeovers else self
 
     def overrides(self, rung: int | None = None) -> list[str]:
-        """Returns what a person would type for this trial, to a rung or the end, but `run.dir`."""
+        """Returns the overrides of this trial, up to a rung or its end, without `run.dir`."""
         tree = self.study.set | {k: v for k, v in self.values.items() if k not in LAUNCHED}
         if (steps := rung or self.study.rungs[-1]) is not None:
             tree["train.steps"] = steps
-        if not self.study.gpus:  # each worker has CPUs of its own, and its threads no more
+        if not self.study.gpus:  # a worker uses no more than its CPUs
             tree.setdefault("train.cpu_threads", self.study.cpus_per_worker)
         return [f"{key}={as_typed(value)}" for key, value in tree.items()]
 
     def config(self, rung: int | None = None) -> Config:
-        """Returns what the trial runs with; a ConfigError says which trial's values do not fit."""
+        """Returns the trial's configuration; a ConfigError names the trial if it is invalid."""
         own = [f"run.dir={as_typed(str(self.run))}", "run.resume=auto"]
         try:
             return load_config(find_config(self.study.base), [*self.overrides(rung), *own])
         except ConfigError as error:
-            where = f"trial {self.name} ({self.shown}) of {self.study.base}"
+            where = f"trial {self.name} ({self.description}) of {self.study.base}"
             raise ConfigError(f"{where}: {error}") from None
 
     def command(self, rung: int | None = None) -> str:
-        """Returns the shell command that makes this run again, in a folder outside of the study."""
+        """Returns the shell command that repeats this run, in a folder of its own."""
         words = ["accelerate", "launch", *self._launcher(), "-m", JOB]
-        if self.launched == "fsdp" and not self.study.gpus:  # which no option asks for on CPUs
+        if self.launch_strategy == "fsdp" and not self.study.gpus:  # on CPUs no option selects it
             words = ["env", *(f"{name}={value}" for name, value in FSDP.items()), *words]
         words += ["--config", self.study.base, *self.overrides(rung)]
-        again = as_typed(str(self.out / AGAIN / self.name))
-        return shlex.join([*words, f"run.dir={again}"])
+        run_dir = as_typed(str(self.out / AGAIN / self.name))
+        return shlex.join([*words, f"run.dir={run_dir}"])
 
     def _launcher(self) -> list[str]:
-        """Returns the accelerate configuration that does what a worker's environment asks for."""
-        gpus, several = self.study.gpus, ["--num_processes", str(self.workers)]
-        if not self.launched.startswith("zero"):
+        """Returns options of `accelerate launch` that are equivalent to a worker's environment."""
+        gpus, processes = self.study.gpus, ["--num_processes", str(self.workers)]
+        if not self.launch_strategy.startswith("zero"):
             if self.workers == 1:
-                here = [] if gpus else ["--cpu"]
-                return [*here, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
-            file = self.launched if gpus else "cpu"
-            return ["--config_file", f"{ACCELERATE}/{file}.yaml", *several]
+                device = [] if gpus else ["--cpu"]
+                return [*device, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
+            file = self.launch_strategy if gpus else "cpu"
+            return ["--config_file", f"{ACCELERATE}/{file}.yaml", *processes]
         stage = self.strategy.removeprefix("zero")
         file = f"zero{max(int(stage), 1)}" if gpus else "cpu_zero2"
-        other = [] if file.endswith(stage) else ["--zero_stage", stage]
-        return ["--config_file", f"{ACCELERATE}/{file}.yaml", *other, *several]
+        zero_stage = [] if file.endswith(stage) else ["--zero_stage", stage]
+        return ["--config_file", f"{ACCELERATE}/{file}.yaml", *zero_stage, *processes]
 
 
 def plan(study: Study, out: Path = Path()) -> list[Trial]:
-    """Returns the trials in the order in which they start: of a grid the last key varies fastest.
+    """Returns the trials in the order in which they start; in a grid the last key varies fastest.
 
-    A drawn trial has values of its own, drawn with (`seed`, number): more trials leave those
-    before as they are. Raises a ConfigError where a number of workers, or a strategy, is none.
+    Values of other searches are drawn with (`seed`, number), so that adding trials leaves earlier
+    ones as they are. Raises a ConfigError for an invalid number of workers or strategy.
     """
     search, cases = study.search, study.cases or [{}]
-    chosen = []
+    all_values = []
     if isinstance(search, Grid):
         lists = [list(values) for values in study.vary.values()]  # a grid over a range is refused
         for case, values in itertools.product(cases, itertools.product(*lists)):
-            chosen.append(case | dict(zip(study.vary, values, strict=True)))
+            all_values.append(case | dict(zip(study.vary, values, strict=True)))
     else:
         for number in range(search.trials):
             random = np.random.default_rng([search.seed, number])
             case = draw(cases, random) if study.cases else {}
-            chosen.append(case | {key: draw(among, random) for key, among in study.vary.items()})
-    width = max(3, len(str(len(chosen) - 1)))
-    for values in chosen:
+            all_values.append(
+                case | {key: draw(choices, random) for key, choices in study.vary.items()}
+            )
+    width = max(3, len(str(len(all_values) - 1)))
+    for values in all_values:
         workers, strategy = values.get("workers", 1), values.get("strategy", "ddp")
         if type(workers) is not int or workers < 1:
             raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
-        if strategy not in (known := get_args(Strategy)):
-            raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(known)}")
-    return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(chosen)]
+        if strategy not in (strategies := get_args(Strategy)):
+            raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(strategies)}")
+    return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(all_values)]
 
 
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
-    """Raises a ConfigError that says how to get data that is not there and cannot be made."""
+    """Raises a ConfigError that says how to get data that is missing and cannot be made."""
     for config in configs:
         config.data.refuse_missing(
             study.data or f"see the first lines of {find_config(study.base)}"

@@ -1,4 +1,4 @@
-"""What Ray runs of a study: a trial, and in it the workers that train together."""
+"""The parts of a study that Ray runs: a trial, and in it the workers that train together."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heron.launch.studies.cluster import per_worker
+from heron.launch.studies.cluster import resources_per_worker
 from heron.launch.studies.ledger import write_rows
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import FSDP, RUNGS, Trial
@@ -16,46 +16,45 @@ from heron.pipeline.config.errors import Held, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.training.tracking import read_result
 
-ERROR = "error.txt"  # in a run's folder: why it cannot be run
-RAY = "ray"  # what Ray writes of a study that is under way, in its folder; nothing reads it again
-MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ERROR = "error.txt"  # in a run's folder: why it failed
+RAY = "ray"  # in a study's folder: Ray's files while it runs; nothing reads them again
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DAY_S = 24 * 60 * 60
 
 
 def run_trial(
-    given: dict[str, Any], trials: Mapping[str, Trial], rungs: Sequence[int | None], root: Path
+    params: dict[str, Any], trials: Mapping[str, Trial], rungs: Sequence[int | None], root: Path
 ) -> None:
-    """Runs the `trial` that Tune has given from rung to rung, and reports its scores at each.
+    """Runs the trial named by `params` from rung to rung, and reports its scores at each.
 
-    One that cannot be run ends with its error.txt, and not with an error: what Tune sees fail is
-    a trial whose process or node is gone, which another goes on with. Relative paths are of `root`,
-    on a disk that all nodes see.
+    A trial that fails writes error.txt instead of raising: the failures that Tune sees are then
+    lost processes or nodes, for which it restarts the trial. Relative paths start from `root`, on a
+    disk that all nodes share.
     """
     from ray import tune
 
     os.chdir(root)
-    trial = trials[given["trial"]]
+    trial = trials[params["trial"]]
     error_file = trial.run / ERROR
     trial.run.mkdir(parents=True, exist_ok=True)
     error_file.unlink(missing_ok=True)
     try:
         reported = trial.scores()
         for rung in rungs:
-            # told also where it is of before an interruption: the driver may not have got it
             if rung not in reported:
                 _train_together(trial, rung, root)
                 reported[rung] = scores_of(trial.run)
                 if rung is not None:
                     refuse_incomparable(trial.study, rung, reported[rung])
                     write_rows(trial.run / RUNGS, reported.values())
-            tune.report(reported[rung])
+            tune.report(reported[rung])  # again after a restart: the driver may have missed it
     except Exception as error:
         if not error_file.exists():
             error_file.write_text(f"{type(error).__name__}: {error}")
 
 
 def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> None:
-    """Refuses a run without the score that trials are compared by, or that ends before its rung."""
+    """Raises a TrainingError for a run without `measure.score`, or that ended before its rung."""
     if study.measure.score not in scores:
         raise TrainingError(
             f"measure.score is {study.measure.score}, which the run's result has not; expected a "
@@ -69,23 +68,23 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
 
 
 def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
-    """Trains on the trial's workers, which are started again where they die; or says why not."""
+    """Trains on the trial's workers, restarting those that die; TrainingError if it fails."""
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # Trials wait for room as long as others run: that they fit has been checked.
+    # Trials wait while others run; `trials_at_once` has checked that they fit.
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(DAY_S)
-    # A node that goes is a worker that dies.
+    # A lost node is handled as a worker that dies.
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     gpus = trial.study.gpus
     trainer = TorchTrainer(
         partial(run_worker, trial, trial.config(rung), root),
-        # The watchdog ends a run that hangs; a collective waits as long as a process works alone.
+        # The watchdog ends a run that hangs; a collective may wait long for one busy process.
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=DAY_S),
         scaling_config=train.ScalingConfig(
             num_workers=trial.workers,
             use_gpu=gpus,
-            resources_per_worker=per_worker(trial.study),
+            resources_per_worker=resources_per_worker(trial.study),
         ),
         run_config=train.RunConfig(
             name=f"train-{trial.name}-{rung or 'all'}",
@@ -96,40 +95,40 @@ def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
     try:
         trainer.fit()
     except train.TrainingFailedError as error:
-        raise TrainingError(_why(trial.run, error)) from None
+        raise TrainingError(_failure_reason(trial.run, error)) from None
 
 
 def run_worker(trial: Trial, config: Config, root: Path) -> None:
-    """Runs one process of a run: what `accelerate launch` would start, with what it would set.
+    """Runs one process of a run, in the environment that `accelerate launch` would set.
 
-    Ray has set the rank and joined the processes. What the process prints goes to a file of its
-    own in the run's folder.
+    Ray has set the rank and connected the processes. The process's output goes to its own log in
+    the run's folder.
     """
     os.chdir(root)
-    os.environ.update(environment(trial.launched, trial.study.gpus))
+    os.environ.update(environment(trial.launch_strategy, trial.study.gpus))
     from heron.pipeline.distributed import collectives
     from heron.pipeline.pretrain import EXPECTED, pretrain
 
     run, rank = trial.run, os.environ["RANK"]
-    if os.environ["WORLD_SIZE"] == "1" and trial.launched == "ddp":
-        collectives.close()  # accelerate makes DDP of one process that is told to meet itself
-        for name in MEETING:
+    if os.environ["WORLD_SIZE"] == "1" and trial.launch_strategy == "ddp":
+        collectives.close()  # accelerate would wrap a single process with a rendezvous in DDP
+        for name in RENDEZVOUS:
             os.environ.pop(name, None)
-    if (run / ERROR).exists():  # another try would end as this one did
+    if (run / ERROR).exists():  # another attempt would fail the same way
         raise TrainingError((run / ERROR).read_text())
     log = (run / f"log-{rank}.txt").open("a", buffering=1)
     with log, redirect_stdout(log), redirect_stderr(log):
         try:
             pretrain(config)
         except Held:
-            raise  # may be free at the next try
+            raise  # the folder may be free at the next attempt
         except EXPECTED as error:
             (run / ERROR).write_text(f"rank {rank}: {type(error).__name__}: {error}")
             raise
 
 
 def environment(strategy: str, gpus: bool) -> dict[str, str]:
-    """Returns what `accelerate launch` sets for a process, by the files of launch/accelerate."""
+    """Returns the variables that `accelerate launch` sets, by the files of launch/accelerate."""
     common = {"ACCELERATE_MIXED_PRECISION": "no"}
     if not strategy.startswith("zero"):
         common |= FSDP if strategy == "fsdp" else {}
@@ -153,8 +152,8 @@ def scores_of(run: Path) -> dict[str, Any]:
     return numbers | {"step": result["steps"]}
 
 
-def _why(run: Path, error: Exception) -> str:
-    """Returns why workers failed: by one of them, or what Ray knows of those that are gone."""
+def _failure_reason(run: Path, error: Exception) -> str:
+    """Returns why workers failed: in a worker's words, or else what Ray knows of lost ones."""
     if (run / ERROR).exists():
         return (run / ERROR).read_text()
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})

@@ -1,4 +1,4 @@
-"""A table's measured scores beside the published figures, and its methods beside each other."""
+"""A table's measured scores beside the published ones, and its methods beside each other."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,20 +20,20 @@ from heron.launch.tables.table import Figure, PublishedTable
 class Score:
     """A method's runs by one score.
 
-    `headline_less_this` is the table's headline method less this one; None where it is itself the
-    headline, or they have fewer than two runs in common.
+    `headline_less_this` tests the table's headline method minus this one; None for the headline
+    itself, and for fewer than two runs in common.
     """
 
-    runs: Mapping[int, float]  # what each fold or seed has; NaN: its result has none
+    runs: Mapping[int, float]  # by fold or seed; NaN if the result lacks the score
     mean: float
-    std: float  # with n - 1 below; NaN of one
-    count: int  # of the runs that have the score, which mean and std are over
+    std: float  # n - 1 below; NaN of one
+    count: int  # runs that have the score
     published: Figure | None
-    p: float  # of Welch's t-test against the published; NaN where it cannot be made
+    p: float  # of Welch's t-test against the published score; NaN if not applicable
     headline_less_this: Paired | None
 
     def cells(self) -> list[str]:
-        """Returns the published figure, what was measured, and p, as cells of a table."""
+        """Returns the published score, the measured one, and p, as cells of a table."""
         measured = mean_std(self.mean, self.std)
         if self.count < len(self.runs):
             measured += f" (n = {self.count})"
@@ -44,7 +44,7 @@ class Score:
 def compare(
     table: PublishedTable, scores: Mapping[str, pd.DataFrame]
 ) -> dict[str, dict[str, Score]]:
-    """Returns each method's scores, of [folds, scores], beside the published and the headline's."""
+    """Returns each method's scores, given as [folds, scores], with tests by method and score."""
     compared: dict[str, dict[str, Score]] = {}
     for name, runs in scores.items():
         figures = table.methods[name].published or [None] * len(table.scores)
@@ -53,8 +53,8 @@ def compare(
             values, p, test = runs[score], math.nan, None
             mean, std, count = describe(values)
             if figure is not None and figure[1] is not None and count > 1:
-                others = (*figure, table.published_runs)
-                p = ttest_ind_from_stats(mean, std, count, *others, equal_var=False).pvalue
+                published_stats = (*figure, table.published_runs)
+                p = ttest_ind_from_stats(mean, std, count, *published_stats, equal_var=False).pvalue
             if name != table.headline and table.headline in scores:
                 test = paired(scores[table.headline][score], values)
             row = Score(values.to_dict(), mean, std, int(count), figure, float(p), test)
@@ -63,7 +63,7 @@ def compare(
 
 
 def markdown(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]]) -> str:
-    """Returns the table, and the headline method less each other, as Markdown."""
+    """Returns the table, and the headline method minus each other, as Markdown."""
     text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
     rows = [
         [name, *chain(*(score.cells() for score in scores.values()))]
@@ -87,7 +87,7 @@ def markdown(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]])
 
 
 def _table(table: PublishedTable, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns the columns of every score, below an empty line; `t` and `p` go without its name."""
+    """Returns a table with the columns of every score; heads `t` and `p` omit the score's name."""
     heads = [n if len(n) == 1 else f"{score} {n}" for score in table.scores for n in columns]
     return f"\n\n{markdown_table(['method', *heads], rows)}"
 

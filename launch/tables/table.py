@@ -1,4 +1,4 @@
-"""A published table: its experiment, methods and figures, as a file of configs/tables says it."""
+"""A published table: its experiment, methods and scores, as a file of configs/tables has them."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -9,8 +9,8 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
-Figure = tuple[float, float | None]  # mean and, where it was published, standard deviation
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+Figure = tuple[float, float | None]  # mean, and standard deviation if published
 REFUSE = ConfigDict(extra="forbid")
 
 
@@ -19,16 +19,16 @@ class Method:
     """One row of a table."""
 
     name: str  # of a method of configs/methods.yaml
-    published: tuple[Figure | None, ...] = ()  # for each score of the table
-    overrides: tuple[str, ...] = ()  # what else belongs to it on these data, such as its weights
-    # Options counted in epochs: a share of the run's each, and the fewest.
+    published: tuple[Figure | None, ...] = ()  # by score of the table
+    overrides: tuple[str, ...] = ()  # of this method on these data, such as its weights
+    # Options counted in epochs: each a share of the run's epochs, and a minimum.
     schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def scheduled(self, epochs: int) -> list[str]:
-        """Returns the schedules of a run of so many epochs, as overrides."""
+        """Returns the schedules of a run of `epochs` epochs, as overrides."""
         return [
-            f"{key}={max(round(share * epochs), fewest)}"
-            for key, (share, fewest) in self.schedules.items()
+            f"{key}={max(round(share * epochs), minimum)}"
+            for key, (share, minimum) in self.schedules.items()
         ]
 
 
@@ -37,16 +37,16 @@ class PublishedTable:
     """A published table."""
 
     config: str  # a file of configs/
-    runs: int  # folds or seeds that are run: `data.protocol.fold` = `first`, `first` + 1, ...
+    runs: int  # number of folds or seeds: `data.protocol.fold` = `first`, `first` + 1, ...
     source: str  # paper and table
     data: str  # how to get the data and build the shards
-    methods: Mapping[str, Method]  # by the name they have in the paper
-    scores: Mapping[str, str] = field(  # their names in the table, and in a result
+    methods: Mapping[str, Method]  # by their names in the paper
+    scores: Mapping[str, str] = field(  # names in a result, by those in the table
         default_factory=lambda: {"F1": "f1_weighted", "AUC": "auc_macro"}
     )
-    published_runs: int = 5  # that the published figures are the mean of
-    seeded: bool = False  # a run has its own seed too, not only its own fold
-    headline: str = "HeroCon"  # the method that the others are compared with over the same folds
+    published_runs: int = 5  # over which the published scores are means
+    seeded: bool = False  # whether each run has its own seed as well as its own fold
+    headline: str = "HeroCon"  # method that the others are compared with over the same folds
     first: int = 0
 
     @property
@@ -58,18 +58,18 @@ class PublishedTable:
 def read_tables(path: Path) -> dict[str, PublishedTable]:
     """Reads a paper's tables, by the name that `heron reproduce` takes.
 
-    `methods` of the file has what belongs to a method in every table, by its name in the paper;
-    each of `tables` names its methods with what they have there alone. `overrides` of a table are
-    those of all its methods.
+    The file's `methods` has the settings of a method in every table, by its name in the paper; each
+    of its `tables` adds those of the methods in that table. `overrides` of a table apply to all its
+    methods.
     """
     paper = yaml.load(path.read_text(), Loader)
     tables = {}
     for name, table in paper["tables"].items():
         of_table = table.pop("overrides", [])
         methods = {}
-        for shown, here in table["methods"].items():
-            always: dict[str, Any] = paper["methods"][shown]
-            parts = (of_table, always.get("overrides", []), here.get("overrides", []))
-            methods[shown] = always | here | {"overrides": [one for part in parts for one in part]}
+        for label, in_table in table["methods"].items():
+            common: dict[str, Any] = paper["methods"][label]
+            overrides = [*of_table, *common.get("overrides", []), *in_table.get("overrides", [])]
+            methods[label] = common | in_table | {"overrides": overrides}
         tables[name] = TypeAdapter(PublishedTable).validate_python(table | {"methods": methods})
     return tables

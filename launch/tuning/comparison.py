@@ -1,4 +1,4 @@
-"""A comparison of methods over folds: what each fold has found, and a table with intervals."""
+"""A comparison of methods over folds: the results of each fold, and a table with intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
 from heron.launch.studies.text import markdown, write_files
-from heron.launch.tuning.search import Asked, search
+from heron.launch.tuning.search import SearchSettings, search
 from heron.pipeline.config.data import without_places
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.config.experiment import CLASSIFIERS, Config
@@ -27,10 +27,10 @@ from heron.pipeline.evaluation.scikit import Kind, Matrix, candidate, fit, raw_i
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
 
-RESULTS = "results"  # folder of what the parts of a comparison have found
+RESULTS = "results"  # folder with the results of each method and fold
 RAW = "raw features"
-Part = tuple[Any, Matrix]  # inputs [rows, columns] and labels [rows, labels]
-SHOWN = {  # by whether classes exclude each other; the score that was asked for stands first
+LabelledInputs = tuple[Any, Matrix]  # inputs [rows, columns] and labels [rows, labels]
+SCORES_SHOWN = {  # by whether classes exclude each other; the requested score comes first
     True: ("accuracy", "f1_macro", "auc_macro"),
     False: ("auc_macro", "map", "f1_weighted"),
 }
@@ -38,18 +38,18 @@ SHOWN = {  # by whether classes exclude each other; the score that was asked for
 
 @dataclass(frozen=True)
 class FoldResult:
-    """A way to predict, as it was chosen and tested in one fold."""
+    """A predictor as it was chosen and tested in one fold."""
 
     name: str  # such as `herocon`, or `logistic on herocon`
-    pretrained: bool  # whether a term other than the classifier's had a part in it
-    validation: float  # the score that it was chosen by, of the validation rows
-    scores: Mapping[str, float | None]  # of the test rows, which are read once, after the choice
-    chosen: dict[str, Any]  # what the chosen trial changes of the experiment, or its options
-    trials: list[dict[str, Any]]  # of each its number, values and validation score
+    pretrained: bool  # whether the objective has a term besides the classifier's
+    validation: float  # score on the validation rows, by which it was chosen
+    scores: Mapping[str, float | None]  # on the test rows, which are read once, after the choice
+    chosen: dict[str, Any]  # the chosen trial's changes to the experiment, or its options
+    trials: list[dict[str, Any]]  # number, values and validation score of each
 
 
-class Found(Artefact):
-    """What a part of a comparison has found, as its file keeps it; a score not finite is null."""
+class SavedResults(Artefact):
+    """The file of one method's results in one fold; a score that is not finite is null."""
 
     what: ClassVar[str] = "the results of a part of a comparison"
     error: ClassVar[type[StudyError]] = StudyError
@@ -61,106 +61,107 @@ class Found(Artefact):
     rows: list[FoldResult]
 
 
-def kept(
-    asked: Asked,
+def load_or_compute(
+    settings: SearchSettings,
     reader: Reader,
     experiment: Config,
     name: str,
     kinds: Sequence[Kind],
-    work: Callable[[], list[FoldResult]],
+    compute: Callable[[], list[FoldResult]],
 ) -> list[FoldResult]:
-    """Returns what a part of a comparison has found, from its file, or else by doing the work.
+    """Returns the results of `compute`, from the file `name`.json where there is one.
 
-    Raises a StudyError where the file is damaged, or of another search.
+    Raises a StudyError if the file is damaged or belongs to another search.
     """
-    path = asked.out / RESULTS / f"{name}.json"
+    path = settings.out / RESULTS / f"{name}.json"
     tree: dict[str, Any] = {
         "experiment": experiment.model_dump(mode="json", exclude={"run"}),
         "data": reader.manifest.fingerprint,
-        "space": asked.space.model_dump(mode="json"),
-        "search": [asked.trials, asked.seed, asked.score, *kinds],
+        "space": settings.space.model_dump(mode="json"),
+        "search": [settings.trials, settings.seed, settings.score, *kinds],
     }
     tree["experiment"]["data"] = without_places(tree["experiment"]["data"])
     plan = fingerprint(tree)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        finite = parse_json(to_json(work(), inf_nan_mode="null"))
-        Found.model_validate({"plan": plan, "rows": finite}).write(path)
-    found = Found.read(path)
-    if found.plan != plan:
+        finite = parse_json(to_json(compute(), inf_nan_mode="null"))
+        SavedResults.model_validate({"plan": plan, "rows": finite}).write(path)
+    saved = SavedResults.read(path)
+    if saved.plan != plan:
         raise StudyError(
             f"{path} is of another experiment, data set or search; expected the same; choose "
             "another --out, or take the folder away"
         )
-    return found.rows
+    return saved.rows
 
 
 def score_method(
-    asked: Asked, experiment: Config, name: str, folder: Path, kinds: Sequence[Kind]
+    settings: SearchSettings, experiment: Config, name: str, folder: Path, kinds: Sequence[Kind]
 ) -> list[FoldResult]:
-    """Searches a method in a fold, tests what it chose, and scikit-learn's on its features."""
-    best, trials = search(asked, experiment, folder)
+    """Searches a method in a fold, and tests its best trial and scikit-learn's on its features."""
+    best, trials = search(settings, experiment, folder)
     evaluator, roles = _open(best.config)
     model = from_pretrained(best.config.run.dir)
     model.precision = best.config.train.precision
     _, scores = evaluator.evaluate(model, roles)
     pretrained = any(term not in CLASSIFIERS for term in experiment.objective.terms())
-    reached = trials[best.number]["validation"]
-    rows = [FoldResult(name, pretrained, reached, scores, best.values, trials)]
+    validation = trials[best.number]["validation"]
+    results = [FoldResult(name, pretrained, validation, scores, best.values, trials)]
     if kinds:
-        found = [evaluator.predict(model, of, hidden=True) for of in _parts(roles)]
-        parts = [(one.hidden, one.y) for one in found]
+        predictions = [evaluator.predict(model, rows, hidden=True) for rows in _row_sets(roles)]
+        splits = [(p.hidden, p.y) for p in predictions]
         for kind in kinds:
-            rows.append(_scikit(asked, evaluator, kind, parts, f"{kind} on {name}", pretrained))
-    return rows
+            row_name = f"{kind} on {name}"
+            results.append(_search_scikit(settings, evaluator, kind, splits, row_name, pretrained))
+    return results
 
 
-def score_raw(asked: Asked, experiment: Config, kind: Kind) -> list[FoldResult]:
-    """Searches one of scikit-learn's on the raw inputs of a fold, and tests what it chose."""
+def score_raw(settings: SearchSettings, experiment: Config, kind: Kind) -> list[FoldResult]:
+    """Searches a scikit-learn classifier on the raw inputs of a fold, and tests the best."""
     evaluator, roles = _open(experiment)
-    parts = [raw_inputs(evaluator, rows) for rows in _parts(roles)]
-    return [_scikit(asked, evaluator, kind, parts, f"{kind} on {RAW}", False)]
+    splits = [raw_inputs(evaluator, rows) for rows in _row_sets(roles)]
+    return [_search_scikit(settings, evaluator, kind, splits, f"{kind} on {RAW}", False)]
 
 
-def _scikit(
-    asked: Asked,
+def _search_scikit(
+    settings: SearchSettings,
     evaluator: Evaluator,
     kind: Kind,
-    parts: Sequence[Part],
+    splits: Sequence[LabelledInputs],
     name: str,
     pretrained: bool,
 ) -> FoldResult:
-    """Searches one of scikit-learn's on some features, as often as a method, and tests the best.
+    """Searches a scikit-learn classifier with as many trials as a method, and tests the best.
 
-    `parts` are inputs and labels of the labelled, the validation and the test rows.
+    `splits` are inputs and labels of the labelled, the validation and the test rows.
     """
-    (x, y), (others, held), (queries, truth) = parts
+    (x, y), (x_validation, y_validation), (x_test, y_test) = splits
     best: tuple[float, int, float, Any] | None = None
     trials: list[dict[str, Any]] = []
-    for trial in range(asked.trials):
-        options = candidate(kind, asked.seed, trial)
+    for trial in range(settings.trials):
+        options = candidate(kind, settings.seed, trial)
         predict = fit(kind, options, x, y, evaluator.exclusive)
-        predictions = _predictions(predict(others), held)
+        predictions = _predictions(predict(x_validation), y_validation)
         threshold = evaluator.threshold(predictions)
-        reached = evaluator.score(predictions, threshold)[asked.score]
-        trials.append({"trial": trial, "values": options, "validation": reached, "error": None})
-        if best is None or reached > best[0]:
-            best = reached, trial, threshold, predict
+        validation = evaluator.score(predictions, threshold)[settings.score]
+        trials.append({"trial": trial, "values": options, "validation": validation, "error": None})
+        if best is None or validation > best[0]:
+            best = validation, trial, threshold, predict
     assert best is not None
-    reached, number, threshold, predict = best
-    scores = evaluator.score(_predictions(predict(queries), truth), threshold)
-    print(f"{name}: trial {number}, {asked.score} {reached:.4f}", flush=True)
-    return FoldResult(name, pretrained, reached, scores, trials[number]["values"], trials)
+    validation, number, threshold, predict = best
+    scores = evaluator.score(_predictions(predict(x_test), y_test), threshold)
+    print(f"{name}: trial {number}, {settings.score} {validation:.4f}", flush=True)
+    return FoldResult(name, pretrained, validation, scores, trials[number]["values"], trials)
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:
-    """Returns what scores a run's model, and the run's rows by role."""
+    """Returns the evaluator of a run, and the run's rows by role."""
     streams = open_streams(config)
     views = Views(streams.reader, config.data, torch.device("cpu"))
     return Evaluator(streams.reader, views, config.evaluate), streams.roles
 
 
-def _parts(roles: Roles) -> tuple[Any, ...]:
+def _row_sets(roles: Roles) -> tuple[Any, ...]:
     return roles.labelled, roles.validation, roles.test
 
 
@@ -169,12 +170,12 @@ def _predictions(probability: Matrix, y: Matrix) -> Predictions:
 
 
 def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
-    """Returns how much two folds have in common, from 0 to 1, as the correlation of their scores.
+    """Returns the share of rows that two folds have in common: the correlation of their scores.
 
-    It is the lesser of two shares, averaged over pairs of folds: of the training rows, and of the
-    test rows. Where nine tenths are drawn for training it is about Nadeau and Bengio's share of the
-    test rows; where a few labelled rows are drawn, and the others tested, the share of these few;
-    and 0 for the disjoint labelled folds of `data.protocol.folds`.
+    It is the smaller of two shares, each averaged over pairs of folds: of the training rows, and of
+    the test rows. Where nine tenths are drawn for training it is about Nadeau and Bengio's share of
+    the test rows; where a few labelled rows are drawn and the others tested, it is the share of
+    these few; for the disjoint labelled folds of `data.protocol.folds` it is 0.
     """
     pairs = list(combinations(range(len(labelled)), 2))
     if not pairs:
@@ -188,45 +189,44 @@ def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of the table, each with what every fold found."""
+    """The rows of the table, each with the results of every fold."""
 
-    title: str  # of the data set and how much was searched
-    score: str  # that choices were made by, and differences are of
+    title: str  # the data set, its rows, and the number of trials
+    score: str  # ranks trials by validation, and rows by their differences in test
     exclusive: bool  # whether classes exclude each other
     folds: Sequence[int]  # numbers of the folds that all rows have
-    rows: Mapping[str, Sequence[FoldResult]]  # of each fold in order, by the name of the row
-    shared: float  # see `shared_rows`
+    rows: Mapping[str, Sequence[FoldResult]]  # results in the order of folds, by row name
+    shared: float  # as `shared_rows` returns it
 
     @property
-    def plain(self) -> str | None:
-        """The plain network: the first method without a term beside the classifier's."""
+    def plain_network(self) -> str | None:
+        """The first method whose objective has no term but the classifier's."""
         return next(
             (n for n, r in self.rows.items() if not r[0].pretrained and " on " not in n), None
         )
 
     @property
-    def against(self) -> str:
-        """The row that the others are set against: the plain network, or else the first."""
-        return self.plain or next(iter(self.rows))
+    def reference(self) -> str:
+        """The row that the others are compared with: the plain network, or else the first."""
+        return self.plain_network or next(iter(self.rows))
 
-    def of(self, name: str, score: str) -> pd.Series:
+    def test_scores(self, name: str, score: str) -> pd.Series:
         """Returns a row's test score in each fold."""
         return pd.Series([row.scores.get(score) for row in self.rows[name]], dtype=float)
 
     def _cell(self, name: str, score: str) -> str:
-        """Returns mean and deviation as text, and of how many folds where some lack the score."""
-        mean, std, count = describe(self.of(name, score))
-        some = f" (n = {count:g})" if 0 < count < len(self.folds) else ""
-        return mean_std(mean, std) + some
+        """Returns mean and deviation as text, and the number of folds where some lack the score."""
+        mean, std, count = describe(self.test_scores(name, score))
+        partial = f" (n = {count:g})" if 0 < count < len(self.folds) else ""
+        return mean_std(mean, std) + partial
 
-    def less(self, name: str, other: str) -> Interval:
-        """Returns a row less another, over the folds where both have the score."""
-        return corrected_interval(
-            self.of(name, self.score) - self.of(other, self.score), self.shared
-        )
+    def difference(self, name: str, other: str) -> Interval:
+        """Returns `name` minus `other`, over the folds where both have the score."""
+        differences = self.test_scores(name, self.score) - self.test_scores(other, self.score)
+        return corrected_interval(differences, self.shared)
 
-    def first(self, pretrained: bool) -> str | None:
-        """Returns the row, with or without pretraining, that the validation rows put first."""
+    def best_by_validation(self, pretrained: bool) -> str | None:
+        """Returns the best row with, or without, pretraining by the mean validation score."""
         names = [name for name, rows in self.rows.items() if rows[0].pretrained == pretrained]
         means = {n: np.mean([row.validation for row in self.rows[n]]) for n in names}
         return max(names, key=lambda name: means[name], default=None)
@@ -234,62 +234,68 @@ class Comparison:
     def verdicts(self) -> list[str]:
         """Returns sentences that answer: does pretraining help on these data?
 
-        It helps where it is above the row without pretraining that the validation rows put first,
-        and above the one that tests best too: few validation rows may have chosen badly.
+        It helps where the best row with pretraining is above the best row without, both by
+        validation, and above the one without that tests best too: with few validation rows the
+        choice may have been bad.
         """
-        ours, theirs = self.first(True), self.first(False)
+        pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
         lines = []
-        if ours and theirs:
-            found = self.less(ours, theirs)
-            told = (
-                f"{ours} less {theirs}, each the first of its kind by the validation rows, is "
-                f"{found.shown} of {self.score}"
+        if pretrained and plain:
+            interval = self.difference(pretrained, plain)
+            evidence = (
+                f"{pretrained} less {plain}, each the first of its kind by the validation rows, is "
+                f"{interval.description} of {self.score}"
             )
             hardest = max(
                 (name for name, rows in self.rows.items() if not rows[0].pretrained),
-                key=lambda name: self.of(name, self.score).mean(),
+                key=lambda name: self.test_scores(name, self.score).mean(),
             )
-            if found.sign > 0 and (harder := self.less(ours, hardest)).sign <= 0:
-                found, theirs = harder, hardest
-                told += f", but less {hardest}, which tests best of those without, {harder.shown}"
-            begin = {
+            if interval.sign > 0 and (harder := self.difference(pretrained, hardest)).sign <= 0:
+                interval, plain = harder, hardest
+                evidence += (
+                    f", but less {hardest}, which tests best of those without, {harder.description}"
+                )
+            verdict = {
                 1: "Pretraining helps on these data",
                 0: "Pretraining makes no difference that these folds show",
                 -1: "Pretraining does not help on these data",
-            }[found.sign]
-            lines.append(f"{begin}: {told}; take {ours if found.sign > 0 else theirs}.")
-        if self.plain and self.plain != theirs:
+            }[interval.sign]
+            winner = pretrained if interval.sign > 0 else plain
+            lines.append(f"{verdict}: {evidence}; take {winner}.")
+        if self.plain_network and self.plain_network != plain:
             for name, rows in self.rows.items():
                 if rows[0].pretrained and " on " not in name:
-                    found = self.less(name, self.plain)
-                    word = {1: "above", 0: "not told from", -1: "below"}[found.sign]
-                    lines.append(f"{name} is {word} the plain network: {found.shown}.")
+                    interval = self.difference(name, self.plain_network)
+                    word = {1: "above", 0: "not told from", -1: "below"}[interval.sign]
+                    lines.append(f"{name} is {word} the plain network: {interval.description}.")
         return lines
 
     def markdown(self) -> str:
-        """Returns the table and the sentences."""
-        against, shown = self.against, dict.fromkeys([self.score, *SHOWN[self.exclusive]])
-        heads = ["", *shown, "validation", f"{self.score} less {against}"]
+        """Returns the table and the verdicts."""
+        reference = self.reference
+        score_names = dict.fromkeys([self.score, *SCORES_SHOWN[self.exclusive]])
+        heads = ["", *score_names, "validation", f"{self.score} less {reference}"]
         lines = []
         for name, rows in self.rows.items():
-            scores = [self._cell(name, score) for score in shown]
+            scores = [self._cell(name, score) for score in score_names]
             validation = f"{np.mean([row.validation for row in rows]):.4f}"
-            less = "–" if name == against else self.less(name, against).shown
-            lines.append([name, *scores, validation, less])
+            is_reference = name == reference
+            difference = "–" if is_reference else self.difference(name, reference).description
+            lines.append([name, *scores, validation, difference])
         first, *_, last = [*self.folds, self.folds[-1]]
         folds = f"fold {first}" if first == last else f"folds {first} to {last}"
-        how = (
+        caption = (
             f"Mean ± standard deviation of the test rows over {folds}; choices by "
             f"{self.score} of the validation rows. In brackets the 95 % interval of the mean "
             "paired difference (Nadeau and Bengio's corrected t; the folds share "
             f"{self.shared:.2f} of their rows)."
         )
         verdicts = "\n".join(self.verdicts())
-        return f"{self.title}\n\n{markdown(heads, lines)}\n{how}\n\n{verdicts}\n"
+        return f"{self.title}\n\n{markdown(heads, lines)}\n{caption}\n\n{verdicts}\n"
 
     def write(self, out: Path) -> str:
         """Writes compare.md and compare.json, and returns the text."""
-        text, against = self.markdown(), self.against
+        text, reference = self.markdown(), self.reference
         tree = {
             "title": self.title,
             "score": self.score,
@@ -297,7 +303,10 @@ class Comparison:
             "shared": self.shared,
             "verdicts": self.verdicts(),
             "rows": {
-                name: {"folds": rows, "less": self.less(name, against) if name != against else None}
+                name: {
+                    "folds": rows,
+                    "less": None if name == reference else self.difference(name, reference),
+                }
                 for name, rows in self.rows.items()
             },
         }

@@ -1,4 +1,4 @@
-"""A search of a method in one fold: what its trials vary, and which validation rows put first."""
+"""A search of a method in one fold: what its trials vary, and which one validation rows choose."""
 
 import contextlib
 import json
@@ -19,30 +19,30 @@ from heron.pipeline.config.experiment import CLASSIFIERS, Config, load_config, p
 from heron.pipeline.config.sections import Section, check, override, read_tree
 from heron.pipeline.training.tracking import read_result
 
-OWN = "own"  # the method that the experiment is as it stands
-VALIDATION = 0.2  # share of the labelled rows, where the experiment keeps none
-PREFIX = "validation_"
+OWN = "own"  # names the experiment as it stands, without a method applied
+VALIDATION = 0.2  # share of the labelled rows, where the experiment sets none aside
+VALIDATION_PREFIX = "validation_"
 LOG = "log.txt"
-LEAST_TAU = 0.003  # see `config.terms.Temperature`
+MIN_TAU = 0.003  # as `config.terms.Temperature` allows
 
 
 class Space(Section):
-    """Ranges that the trials of a search are drawn from, as a file of `configs/tuning/` has them.
+    """Ranges that the trials of a search draw from, as a file of `configs/tuning/` states them.
 
-    What has no range stays as the experiment has it.
+    A key without a range keeps the experiment's value.
     """
 
     rate: Range | None = None  # factors of `optim.lr`
-    dropout: Range | None = None  # of every encoder that has one, in place of the experiment's
+    dropout: Range | None = None  # replaces the dropout of every encoder that has one
     weight: Range | None = None  # factors of the weight of each term that trains no classifier
     tau: Range | None = None  # factors of the temperature of each term that has one
-    vary: dict[str, Values] = {}  # further keys, and the values or the range of each
+    vary: dict[str, Values] = {}  # further keys, with the values or the range of each
 
     def draw(self, config: Config, seed: int, trial: int) -> dict[str, Any]:
-        """Returns what a trial changes of an experiment, by dotted key; none of trial 0.
+        """Returns a trial's changes to the experiment, by dotted key; trial 0 changes nothing.
 
-        A number is drawn with (seed, trial, key), so that methods that share an option are given
-        the same.
+        Each value is drawn with (seed, trial, key), so that methods that share an option get the
+        same value.
         """
         if trial == 0:
             return {}
@@ -53,11 +53,11 @@ class Space(Section):
             if base is not None:
                 changes[key] = float(f"{base * changes[key]:.{DIGITS}g}")
             if key.endswith(".tau"):
-                changes[key] = max(changes[key], LEAST_TAU)
+                changes[key] = max(changes[key], MIN_TAU)
         return changes
 
     def _ranges(self, config: Config) -> Iterator[tuple[str, float | None, Values]]:
-        """Yields the keys that vary, the value that a factor is of, and the range."""
+        """Yields each key that varies, the base value of a factor (or None), and the range."""
         tree = config.model_dump(mode="json")
         if self.rate:
             yield "optim.lr", config.optim.lr, self.rate
@@ -75,30 +75,30 @@ class Space(Section):
 
 
 def load_space(path: Path) -> Space:
-    """Reads a file of ranges; ConfigError where it is missing or does not fit."""
+    """Reads a file of ranges; ConfigError if it is missing or not valid."""
     return check(Space, read_tree(path, "ranges", "rate"), f"ranges {path}")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a search is asked to do, for all its folds and methods."""
+class SearchSettings:
+    """Settings of a search, common to all its folds and methods."""
 
     config: Path  # the experiment's file
     overrides: Sequence[str]
     space: Space
-    trials: int  # of each method in each fold; the first is the experiment as it stands
+    trials: int  # per method and fold; the first is the experiment as it stands
     seed: int  # of the draws of values
-    score: str  # that trials are compared by, on the validation rows; more is better
-    out: Path  # folder of all that is made
+    score: str  # that ranks trials, on the validation rows; higher is better
+    out: Path  # folder of all outputs
 
     def experiment(self, method: str, fold: int | None) -> Config:
-        """Returns a method's experiment in a fold, None being its own, before any search.
+        """Returns a method's experiment in a fold, before any search.
 
-        In fold k the run's seed is k more than the experiment's.
+        Fold None is the experiment's own. In fold k the run's seed is the experiment's plus k.
         """
-        named = None if method == OWN else method
+        method_name = None if method == OWN else method
         refuse_clashes(self.overrides, ["run.dir", "run.resume", "evaluate.test"])
-        base = load_config(self.config, self.overrides, named)
+        base = load_config(self.config, self.overrides, method_name)
         tree = base.model_dump(mode="json")
         if fold is not None:
             refuse_clashes(self.overrides, ["data.protocol.fold"])
@@ -110,7 +110,7 @@ class Asked:
         return parse_config(tree)
 
     def trial(self, experiment: Config, number: int, folder: Path) -> "SearchTrial":
-        """Returns a trial of a method's experiment."""
+        """Returns a trial of a method's experiment, whose run lies in `folder`."""
         values = self.space.draw(experiment, self.seed, number)
         tree = experiment.model_dump(mode="json")
         for key, value in values.items():
@@ -121,52 +121,52 @@ class Asked:
 
 @dataclass(frozen=True)
 class SearchTrial:
-    """A run of a search: its number, what it changes of the experiment, and all it runs with."""
+    """A run of a search: its number, its changes to the experiment, and its full configuration."""
 
     number: int
     values: dict[str, Any]
     config: Config
 
     @property
-    def shown(self) -> str:
-        """Its values, as they are typed."""
+    def description(self) -> str:
+        """Its values, as `key=value, ...`."""
         return ", ".join(f"{key}={value}" for key, value in self.values.items()) or "as it stands"
 
 
 def search(
-    asked: Asked, experiment: Config, folder: Path
+    settings: SearchSettings, experiment: Config, folder: Path
 ) -> tuple[SearchTrial, list[dict[str, Any]]]:
-    """Runs the trials of a method in a fold that are not there yet, in a folder.
+    """Runs those trials of a method in a fold that have no result yet, in a folder.
 
-    What they print goes to log.txt in it; the losers' checkpoints are deleted.
+    Their output goes to its log.txt; only the best trial keeps its checkpoints.
 
     Returns:
-        The trial that is best by the validation rows, the first of equals; and of each trial its
+        The best trial by the validation rows, the first of equals; and a row per trial with its
         number, its values and its `validation` score, or None and the `error`.
 
     Raises:
         StudyError: the experiment has no such score.
         TrainingError: no trial has the score.
-        Stopped: a signal came, and the state of the run under way is saved.
+        Stopped: a signal came; the state of the current run is saved.
     """
-    trials = [asked.trial(experiment, number, folder) for number in range(asked.trials)]
+    trials = [settings.trial(experiment, number, folder) for number in range(settings.trials)]
     rows: list[dict[str, Any]] = []
     for trial in trials:
         row: dict[str, Any] = {"trial": trial.number, "values": trial.values, "error": None}
         try:
-            row["validation"] = _score(run(trial.config, folder / LOG), asked.score)
+            row["validation"] = _score(run(trial.config, folder / LOG), settings.score)
         except Held:
             raise
         except TrainingError as error:  # such as a loss that is not finite, at too high a rate
             row |= {"validation": None, "error": str(error)}
-        reached = row["error"] or f"{asked.score} {row['validation']:.4f}"
-        name = f"{folder.relative_to(asked.out)} {trial.number:03}"
-        print(f"{name} ({trial.shown}): {reached}", flush=True)
+        outcome = row["error"] or f"{settings.score} {row['validation']:.4f}"
+        name = f"{folder.relative_to(settings.out)} {trial.number:03}"
+        print(f"{name} ({trial.description}): {outcome}", flush=True)
         rows.append(row)
-    reached = [-math.inf if row["validation"] is None else row["validation"] for row in rows]
-    if max(reached) == -math.inf:
+    scores = [-math.inf if row["validation"] is None else row["validation"] for row in rows]
+    if max(scores) == -math.inf:
         raise TrainingError(f"{folder}: no trial has a score; the first: {rows[0]['error']}")
-    best = reached.index(max(reached))
+    best = scores.index(max(scores))
     for number, trial in enumerate(trials):
         if number != best:
             shutil.rmtree(Path(trial.config.run.dir) / "checkpoints", ignore_errors=True)
@@ -174,11 +174,11 @@ def search(
 
 
 def run(config: Config, log: Path) -> dict[str, Any]:
-    """Returns the result of a run, which is trained where it is not there yet."""
-    from heron.pipeline.models.networks import described  # here and below: they take a while
+    """Returns the result of a run, training it first where it has none."""
+    from heron.pipeline.models.networks import described  # imported here, as they load slowly
     from heron.pipeline.pretrain import pretrain
 
-    config = config.model_copy(update={"model": described(config.model)})  # as the run keeps it
+    config = config.model_copy(update={"model": described(config.model)})  # as the run saves it
     folder = Path(config.run.dir)
     if not is_done(config):
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,13 +192,14 @@ def run(config: Config, log: Path) -> dict[str, Any]:
 
 
 def _score(result: dict[str, Any], name: str) -> float:
-    known = sorted(key.removeprefix(PREFIX) for key in result if key.startswith(PREFIX))
-    if name not in known:  # in no trial: a StudyError ends the search at the first
+    scores = [key for key in result if key.startswith(VALIDATION_PREFIX)]
+    names = sorted(key.removeprefix(VALIDATION_PREFIX) for key in scores)
+    if name not in names:  # nor in any other trial: a StudyError ends the search at the first
         raise StudyError(
-            f"the validation rows have no score '{name}'; found {', '.join(known) or 'none'}; "
+            f"the validation rows have no score '{name}'; found {', '.join(names) or 'none'}; "
             "expected one of them: --score"
         )
-    value = result[f"{PREFIX}{name}"]
+    value = result[f"{VALIDATION_PREFIX}{name}"]
     if value is None:
         raise TrainingError(f"the validation rows' {name} is no number: they lack a class or label")
     return float(value)

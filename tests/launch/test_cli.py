@@ -220,6 +220,25 @@ def test_a_wrong_argument_is_a_line_and_status_2(
     assert error.startswith(f"error: {message}") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "\udcff",
+        "config scene opt\udcffim.lr=1",
+        "config scene data.path=data/\udcff",
+        "index folder --out x --memory \udcff",
+        "serve folder --host \udcff",
+    ],
+)
+def test_bytes_that_are_not_utf8_are_named(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They ended in a traceback of the socket's, or in "unable to parse raw data"."""
+    assert main(words.split()) == 2
+    out, error = capsys.readouterr()
+    word = ascii(words.split()[-1])
+    assert error.startswith(f"error: argument {word} is not UTF-8; expected") and not out
+    assert error.count("\n") == 1
+
+
 def test_arguments_are_those_of_the_function() -> None:
     """Of their types; overrides stand anywhere; what is not given is left to the function."""
 

@@ -71,10 +71,12 @@ def test_an_interval_by_hand() -> None:
     wider = student.ppf(0.975, 3) * spread * math.sqrt(1 / 4 + 0.1 / 0.9)  # test / labelled = 1/9
     assert shared.high - 0.25 == pytest.approx(wider) == pytest.approx(0.25 - shared.low)
     assert corrected_interval([-x for x in values], 0.0).sign == -1
-    assert corrected_interval([0.5], 0.0).shown == "+0.5000 (one fold: no interval)"
+    assert corrected_interval([0.5], 0.0).description == "+0.5000 (one fold: no interval)"
     assert corrected_interval(values, 1.0).sign == 0
     assert corrected_interval([*values, math.nan], 0.0) == apart
-    assert corrected_interval([math.nan] * 2, 0.0).shown == "not known (no fold has both scores)"
+    assert (
+        corrected_interval([math.nan] * 2, 0.0).description == "not known (no fold has both scores)"
+    )
 
 
 def test_what_folds_share() -> None:

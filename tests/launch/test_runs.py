@@ -223,6 +223,17 @@ def test_a_run_may_have_the_name_of_a_tracker_s_folder(tmp_path: Path) -> None:
     assert found == ["mlflow/a", "wandb-try"]
 
 
+@pytest.mark.parametrize("depth", [9, 200])
+def test_runs_are_found_at_any_depth(tmp_path: Path, depth: int) -> None:
+    """More than eight folders down they were left out, without a word."""
+    deep = tmp_path.joinpath(*["d"] * depth)
+    for run in (deep / "a", deep / "b", tmp_path / "e"):
+        run.mkdir(parents=True)
+        (run / "config.yaml").touch()
+        (run / "metrics.jsonl").touch()
+    assert find_runs([tmp_path]) == [deep / "a", deep / "b", tmp_path / "e"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.ledger import Ledger, alone, measure, write_rows
+from heron.launch.studies.ledger import Ledger, exclusive, measure, write_rows
 from heron.launch.studies.results import Results, best, read_results
 from heron.launch.studies.study import Study
 from heron.launch.studies.trials import Trial, plan
@@ -152,12 +152,12 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:
     with (
-        alone(tmp_path / "out"),
+        exclusive(tmp_path / "out"),
         pytest.raises(ConfigError, match="out is being worked in by another heron study"),
-        alone(tmp_path / "out"),
+        exclusive(tmp_path / "out"),
     ):
         pass
-    with alone(tmp_path / "out"):
+    with exclusive(tmp_path / "out"):
         pass
 
 
@@ -168,7 +168,7 @@ def test_a_file_system_without_locks(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with alone(tmp_path):
+    with exclusive(tmp_path):
         assert "see to it that one heron study works in it" in capsys.readouterr().out
 
 

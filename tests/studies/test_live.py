@@ -56,7 +56,7 @@ def test_a_trial_that_was_started_and_ended_ones_losses_are_shown(tmp_path: Path
     study, ledger = begun(tmp_path / "study")
     trials = plan(study, ledger.out)
     trials[3].run.mkdir()
-    ledger.begun = {"003"}
+    ledger.started = {"003"}
     rows = [{"step": 8, "loss": 0.125}, {"step": 8, "test/f1_weighted": 0.5}]
     metrics = "".join(json.dumps(row) + "\n" for row in rows)
     (trials[0].run / "metrics.jsonl").write_text(metrics)
@@ -84,7 +84,7 @@ def test_a_population_s_steps_are_to_its_end_and_its_values_those_taken_over(
     (run / "run.json").write_text('{"steps": 40}')
     (run / "metrics.jsonl").write_text('{"step": 39, "loss": 1.5}\n')
     write_rows(run / LINEAGE, [{"step": 40, "from": "001", "values": {"optim.lr": 0.125}}])
-    ledger.begun = {"000"}
+    ledger.started = {"000"}
     console = Console(width=120, record=True, file=StringIO())
     console.print(status(plan(study, folder), ledger, time.monotonic() - 60, before=0))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.forecast import Assumed
+from heron.launch.studies.forecast import Assumptions
 from heron.launch.studies.step_model import Setting, StepModel
 from heron.pipeline.distributed.traffic import Exchange
 
@@ -50,7 +50,7 @@ class Published:
         pair = PAIR * self.width / (3 * self.flops * self.per_s)
         row = seconds / self.rows - pair * self.rows * self.node
         bare = StepModel(self, fixed=0.0, row=row, pair=pair)  # type: ignore[arg-type]
-        model = Assumed(link_gbps=200).link(bare)
+        model = Assumptions(link_gbps=200).with_link(bare)
         step = model.step(Setting(world, 0, self.rows * world), ring=True, overlap=overlap)
         return 100 * seconds / step.total
 

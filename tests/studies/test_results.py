@@ -11,9 +11,9 @@ from heron.launch.studies.ledger import Ledger, read_rows
 from heron.launch.studies.results import (
     best,
     curves,
-    follows,
     grid,
-    less_is_better,
+    is_determined_by,
+    lower_is_better,
     natural_x,
     points,
     read_results,
@@ -21,7 +21,7 @@ from heron.launch.studies.results import (
 )
 from heron.launch.studies.study import dump_study, load_study
 from heron.launch.studies.text import markdown, mean_std, number
-from heron.launch.studies.worker import _why
+from heron.launch.studies.worker import _failure_reason
 from heron.pipeline.config.errors import StudyError
 from heron.shards.artefact import sha256
 from tests.studies import made
@@ -158,7 +158,9 @@ def test_curves_are_apart_where_other_keys_are(tmp_path: Path) -> None:
     lines[-1] |= {"status": "failed", "error": "no luck"}
     results = read_results(made.study(tmp_path / "study", lines))
     others = [key for key in results.varied if key != "optim.lr"]
-    assert [key for key in others if follows(results.done, ["optim.lr"], key)] == ["train.epochs"]
+    assert [key for key in others if is_determined_by(results.done, ["optim.lr"], key)] == [
+        "train.epochs"
+    ]
     found = points(curves(results, "optim.lr", "f1_weighted"))
     assert list(found["curve"].unique()) == ["optim.kind sgd", "optim.kind adam"]
     sgd, adam = (part.set_index("x") for _, part in found.groupby("curve", sort=False))
@@ -186,7 +188,7 @@ def test_the_best_is_not_a_lucky_seed(tmp_path: Path) -> None:
     ]
     found = best(read_results(made.study(tmp_path / "study", lines)), "f1")
     assert found is not None
-    assert found.shown("f1") == (
+    assert found.describe("f1") == (
         "f1 0.72 ± 0.02 (n = 3): trials 010, 011, 012 (optim.lr 0.1); 1 of too few repeats not "
         "compared"
     )
@@ -235,7 +237,7 @@ def test_the_negative_set_stands_for_the_rows_of_a_stream(tmp_path: Path) -> Non
 def test_of_what_less_is_better() -> None:
     less = {"step_s", "train_seconds", "seconds", "peak_memory_bytes", "loss", "bytes_per_step"}
     more = {"samples_per_s", "f1_weighted", "auc_macro", "accuracy"}
-    assert {name for name in less | more if less_is_better(name)} == less
+    assert {name for name in less | more if lower_is_better(name)} == less
 
 
 def test_numbers_for_people() -> None:
@@ -365,4 +367,4 @@ def test_workers_that_failed_without_a_word_are_named(tmp_path: Path) -> None:
     class Failed(Exception):
         worker_failures: ClassVar = {1: KeyError(), 2: OSError("gone")}
 
-    assert _why(tmp_path, Failed()) == f"rank 1: KeyError; see {tmp_path}/log-1.txt"
+    assert _failure_reason(tmp_path, Failed()) == f"rank 1: KeyError; see {tmp_path}/log-1.txt"

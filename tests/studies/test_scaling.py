@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from heron.launch.arguments import UsageError
 from heron.launch.cli import main
 from heron.launch.studies.contrast import time_pair
-from heron.launch.studies.forecast import Assumed, Forecast, section
+from heron.launch.studies.forecast import Assumptions, Forecast, section
 from heron.launch.studies.results import read_results
 from heron.launch.studies.step_model import (
-    Measured,
+    MeasuredStep,
     Setting,
     StepModel,
     Workload,
@@ -68,7 +69,7 @@ def test_messages_and_bytes_by_hand() -> None:
 def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     """The workload: 31 rows, two views of 16 and 12 wide layers, projections of 8."""
     model = StepModel(workload, fixed=0.01, row=1e-3, pair=1e-6)
-    linked = Assumed(link_gbps=1, latency_us=50).link(model)
+    linked = Assumptions(link_gbps=1, latency_us=50).with_link(model)
     setting = Setting(4, 40, 84)
     alone = model.step(Setting(1, 10, 21))
     assert alone.total == pytest.approx(0.01 + 31e-3 + 31 * 31e-6)
@@ -82,7 +83,7 @@ def test_a_step_is_the_sum_of_its_parts(workload: Workload) -> None:
     assert step.norm > 50e-6 * (3 * 3 + 3 * 2 * 3)
     hidden = linked.step(setting, ring=True, overlap=0.5)
     assert hidden.gradients == pytest.approx(step.gradients / 2)
-    slow = Assumed(link_gbps=1e-4, latency_us=0).link(model)
+    slow = Assumptions(link_gbps=1e-4, latency_us=0).with_link(model)
     bare, covered = slow.step(setting), slow.step(setting, overlap=1.0)
     assert bare.gradients - covered.gradients == pytest.approx(2 / 3 * step.compute)
 
@@ -93,12 +94,12 @@ def test_memory_by_stage_by_hand(workload: Workload) -> None:
     for stage, parts in enumerate(
         ((1, 1, 1), (1.25, 1, 0.25), (1.25, 0.25, 0.25), (0.5,) + (0.25,) * 2)
     ):
-        counted = [*workload.counted(Setting(4, 40, 84, stage)).values()]
+        counted = [*workload.counted_bytes(Setting(4, 40, 84, stage)).values()]
         assert counted[:3] == pytest.approx([every * part for part in parts], abs=3)
     # 2 views of z and H(z), 8 wide, of 124 rows, S, 24 wide, and 4 labels of 40; and what anchors
     # tell: a sum of L_u a view, and two of L_s a view and label.
     expected = 4 * (124 * 4 * 8 + 40 * 24 + 40 * 4 + 124 * 2 + 40 * 2 * 4)
-    assert workload.counted(Setting(4, 40, 84))["gathered"] == expected
+    assert workload.counted_bytes(Setting(4, 40, 84))["gathered"] == expected
 
 
 def test_vectors_of_bfloat16_travel_in_half_the_bytes(workload: Workload) -> None:
@@ -108,8 +109,8 @@ def test_vectors_of_bfloat16_travel_in_half_the_bytes(workload: Workload) -> Non
     half = replace(workload, config=workload.config.model_copy(update={"train": train}))
     numbers = 124 * 2 + 40 * 2 * 4
     expected = 2 * (124 * 4 * 8 + 40 * 24) + 4 * (40 * 4 + numbers)
-    assert half.counted(setting)["gathered"] == expected
-    assert half.counted(setting)["gradients"] == workload.counted(setting)["gradients"]
+    assert half.counted_bytes(setting)["gathered"] == expected
+    assert half.counted_bytes(setting)["gradients"] == workload.counted_bytes(setting)["gradients"]
 
 
 ONES = [Setting(1, n, 3 * n) for n in (16, 32, 64, 128, 256)]
@@ -119,16 +120,16 @@ MORE = [Setting(w, n * w, 3 * n * w) for w in (2, 4) for n in (8, 32, 128)]
 KNOWN = {"fixed": 5e-3, "row": 2e-4, "pair": 3e-7, "latency": 2e-5, "per_byte": 3e-9}
 
 
-def truth(workload: Workload, settings: Sequence[Setting]) -> list[Measured]:
+def truth(workload: Workload, settings: Sequence[Setting]) -> list[MeasuredStep]:
     model = StepModel(workload, **KNOWN)
-    return [Measured(s, model.step(s, ring=True).total, math.nan) for s in settings]
+    return [MeasuredStep(s, model.step(s, ring=True).total, math.nan) for s in settings]
 
 
 def test_the_constants_are_found_again(workload: Workload) -> None:
     points = truth(workload, [*ONES, *MORE])
     model = fit(workload, points)
     assert {name: getattr(model, name) for name in KNOWN} == pytest.approx(KNOWN, rel=1e-6)
-    judged = Forecast(workload, points, Assumed()).judged
+    judged = Forecast(workload, points, Assumptions()).predictions
     assert list(judged["measured"]) == [p.seconds for p in points]
     assert list(judged["fitted"]) == pytest.approx([p.seconds for p in points])
     assert list(judged["left_out"]) == pytest.approx([p.seconds for p in points])
@@ -137,8 +138,8 @@ def test_the_constants_are_found_again(workload: Workload) -> None:
 def test_an_error_of_a_point_shows_where_it_is_left_out(workload: Workload) -> None:
     points = truth(workload, [*ONES, *MORE])
     odd = points[-1]
-    points[-1] = Measured(odd.setting, 1.5 * odd.seconds, math.nan)
-    last = Forecast(workload, points, Assumed()).judged.iloc[-1]
+    points[-1] = MeasuredStep(odd.setting, 1.5 * odd.seconds, math.nan)
+    last = Forecast(workload, points, Assumptions()).predictions.iloc[-1]
     assert last["left_out"] == pytest.approx(odd.seconds, rel=1e-6)
     assert abs(last["fitted"] / last["measured"] - 1) < abs(odd.seconds / last["measured"] - 1)
 
@@ -169,9 +170,9 @@ def studies(folder: Path, run: Path, workload: Workload) -> Path:
         setting, name = point.setting, f"{len(lines):03}"
         values = {"workers": setting.world, "data.batch.labelled": setting.labelled}
         values |= {"data.batch.unlabelled": setting.unlabelled}
-        memory = 1e8 + sum(workload.counted(setting).values())
+        memory = 1e8 + sum(workload.counted_bytes(setting).values())
         measured = {"step_s": point.seconds, "samples_per_s": setting.rows / point.seconds}
-        measured["peak_memory_bytes"] = memory + 5e4 * setting.share
+        measured["peak_memory_bytes"] = memory + 5e4 * setting.local_rows
         lines.append(made.trial(name, values, measured=measured))
         batches[name] = setting.rows
     measure = {"x": "workers", "y": ["samples_per_s", "step_s"]}
@@ -210,7 +211,7 @@ def test_the_report_extrapolates(
     assert table in capsys.readouterr().out
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:2] == "| "]
     assert [line[0] for line in lines[2:]] == [f"{2**n:,}" for n in range(3, 13)]
-    model = Assumed(link_gbps=100, latency_us=10).link(StepModel(workload, **KNOWN))
+    model = Assumptions(link_gbps=100, latency_us=10).with_link(StepModel(workload, **KNOWN))
     last = Setting(4096, 128 * 4096, 384 * 4096)
     step, one = model.step(last), model.step(Setting(1, 128, 384))
     shown = dict(zip(lines[0], lines[-1], strict=True))
@@ -219,7 +220,7 @@ def test_the_report_extrapolates(
     assert shown["in rings s"] == number(model.step(last, ring=True).total, 3)
     efficiency = last.rows / step.total / 4096 / (512 / one.total)
     assert shown["efficiency"] == number(efficiency, 3)
-    memory = 1e8 + sum(workload.counted(last).values()) + 5e4 * 512
+    memory = 1e8 + sum(workload.counted_bytes(last).values()) + 5e4 * 512
     assert shown["memory GB"] == number(memory / 1e9, 3)
 
 
@@ -227,10 +228,28 @@ def test_a_fixed_batch_ends_where_its_rows_do(
     tmp_path: Path, run: Path, workload: Workload
 ) -> None:
     results = read_results(studies(tmp_path / "study", run, workload))
-    found = Forecast(*measured_points([results])[:2], Assumed(global_batch=256))
+    found = Forecast(*measured_points([results])[:2], Assumptions(global_batch=256))
     assert list(found.table["processes"]) == [8, 16, 32, 64]
     assert set(found.table["rows"]) == {256}
     assert "256 rows in all" in found.markdown()
+
+
+def test_a_global_batch_without_rows_of_a_stream_is_refused(
+    tmp_path: Path, run: Path, workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It rounded the labelled stream to nothing, and the table was of another experiment."""
+    folder = studies(tmp_path / "study", run, workload)
+    assert main(["report", str(folder), "--global-batch", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --global-batch 1 leaves no row of the labelled stream")
+    assert error.count("\n") == 1 and not (folder / "report").exists()
+    base = Setting(4, 1, 99)
+    with pytest.raises(UsageError, match="no row of the labelled stream.* expected 51 or more"):
+        Assumptions(global_batch=50).setting(base, 8)
+    with pytest.raises(UsageError, match="no row of the unlabelled stream.* expected 51 or more"):
+        Assumptions(global_batch=49).setting(Setting(4, 99, 1), 8)
+    assert Assumptions(global_batch=51).setting(base, 8) == Setting(8, 1, 50)
+    assert Assumptions(global_batch=1).setting(Setting(4, 0, 100), 8) == Setting(8, 0, 1)
 
 
 def test_other_experiments_are_left_out(tmp_path: Path, run: Path, workload: Workload) -> None:
@@ -266,9 +285,18 @@ def test_what_exchanges_more_is_not_modelled(
 def test_no_checkpoint_no_model(tmp_path: Path) -> None:
     lines = [made.trial(f"00{w}", {"workers": w}) for w in (1, 2)]
     results = read_results(made.study(tmp_path / "study", lines, {"001": 8}))
-    page, table = section([results], Assumed())
+    page, table = section([results], Assumptions())
     assert "Left out of the scaling model: 2 of the trials; the first: trial 001 of study" in page
     assert "001: its step cannot be told" in table and "no complete checkpoint" in table
+
+
+def test_a_signature_that_is_a_list_is_named(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    (path,) = copy.glob("checkpoints/step-*/model.json")
+    path.write_text("[1]")
+    seal_files(path.parent)
+    with pytest.raises(StudyError, match=r"model.json cannot be read: .* found \[1\]; expected"):
+        Workload.of_run(copy)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +324,7 @@ def test_a_setting_is_that_of_the_run(tmp_path: Path, run: Path) -> None:
     shutil.copytree(run, folder / "trials" / "000", dirs_exist_ok=True)
     _, (point,), _ = measured_points([read_results(folder)])
     assert point.setting == Setting(3, 10, 21, stage=2)
-    assert point.setting.share == 11
+    assert point.setting.local_rows == 11
     rows = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert round(rows["samples_per_s"] * rows["seconds"]) == 31
 
@@ -308,13 +336,15 @@ def test_a_pair_that_was_timed_is_not_fitted(workload: Workload) -> None:
     assert model.pair == 3e-7
     assert (model.fixed, model.row) == pytest.approx((5e-3, 2e-4), rel=1e-6)
     shrunk = [
-        Measured(p.setting, p.setting.share**0.8, math.nan) for p in points if p.setting.world == 1
+        MeasuredStep(p.setting, p.setting.local_rows**0.8, math.nan)
+        for p in points
+        if p.setting.world == 1
     ]
     assert fit(workload, shrunk).pair == 0
-    found = Forecast(workload, shrunk, Assumed())
+    found = Forecast(workload, shrunk, Assumptions())
     assert found.markdown().startswith("No table of more processes: the steps of one process do")
     assert "No table of more processes" in "".join(found.html())
-    timed = Forecast(workload, shrunk, Assumed(), pair=1e-6)
+    timed = Forecast(workload, shrunk, Assumptions(), pair=1e-6)
     assert len(timed.table) == 10 and "the objective alone, timed" in "".join(timed.html())
 
 
@@ -337,7 +367,7 @@ def test_a_pair_is_timed_on_the_objective_alone(
         return objective(batch)
 
     monkeypatch.setattr("heron.launch.studies.contrast._clock", lambda device: clock["now"])
-    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
@@ -351,7 +381,7 @@ def test_a_feature_of_one_number_is_timed_too(
     """Such as the scale of CLIP's logits, beside vectors."""
     objective = Objective(Terms.model_validate({"clip": {}}).terms())
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
-    monkeypatch.setattr("heron.launch.studies.contrast.PAIRS", 0)
+    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", objective)
     assert time_pair(workload, Setting(1, 6, 14)) >= 0
@@ -372,9 +402,9 @@ class Counted:
 
 def test_the_fits_without_a_point_give_a_range(workload: Workload) -> None:
     points = truth(workload, [*ONES, *MORE])
-    odd = Measured(points[4].setting, 1.2 * points[4].seconds, math.nan)
+    odd = MeasuredStep(points[4].setting, 1.2 * points[4].seconds, math.nan)
     bent = [*points[:4], odd, *points[5:]]
-    exact, loose = (Forecast(workload, of, Assumed()).table.iloc[-1] for of in (points, bent))
+    exact, loose = (Forecast(workload, of, Assumptions()).table.iloc[-1] for of in (points, bent))
     assert exact["most s"] == pytest.approx(exact["least s"]) == pytest.approx(exact["step s"])
     assert loose["least s"] == pytest.approx(exact["step s"])  # without the odd one
     assert loose["most s"] > 1.1 * loose["least s"]

@@ -17,7 +17,7 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
 from heron.launch.cli import main
-from heron.launch.studies.cluster import joined, trials_at_once
+from heron.launch.studies.cluster import connected, trials_at_once
 from heron.launch.studies.study import Study, dump_study, load_study
 from heron.launch.studies.trials import Trial, plan
 from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
@@ -195,7 +195,7 @@ def test_a_command_launches_what_a_worker_is(
     words = shlex.split(trial.command())
     begun = words.index("accelerate")
     parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[begun + 2 :]))
-    set_ = environment(trial.launched, gpus)
+    set_ = environment(trial.launch_strategy, gpus)
     before = dict(word.split("=") for word in words[1:begun])  # after `env`
     asked = {"ACCELERATE_USE_FSDP": str(parsed.use_fsdp).lower()} | before
     assert asked["ACCELERATE_USE_FSDP"] == set_.get("ACCELERATE_USE_FSDP", "false")
@@ -342,11 +342,11 @@ def test_a_ray_that_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=slow))
     found = r"Ray did not begin here \(The current node timed out during startup\.\); expected it"
-    with pytest.raises(TrainingError, match=found), joined(None):
+    with pytest.raises(TrainingError, match=found), connected(None):
         pass
     with (
         pytest.raises(TrainingError, match="no Ray cluster answers at h:1 .*HOST:PORT"),
-        joined("h:1"),
+        connected("h:1"),
     ):
         pass
 
