@@ -217,10 +217,10 @@ def test_redirects_to_another_host_need_leave(site: Web, tmp_path: Path) -> None
 def test_what_is_another_host(here: str, there: str, allowed: bool) -> None:
     remote = Remote(here.rpartition("/")[0])
     if allowed:
-        assert remote._redirected("f", here, there).endswith("/f")
+        assert remote._follow_redirect("f", here, there).endswith("/f")
         return
     with pytest.raises(ShardError, match="f: the server redirects to .*; expected the file at its"):
-        remote._redirected("f", here, there)
+        remote._follow_redirect("f", here, there)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_secrets_are_sent_but_never_shown(
             shown.append(str(error.value))
         shown.append(caplog.text)
         assert not re.search("sig=|hunter22|Xy12345", "\n".join(shown)), shown
-    words = Remote("s3://b", {"key": "AKIA", "client": {"aws_secret": "hush"}})._words(
+    words = Remote("s3://b", {"key": "AKIA", "client": {"aws_secret": "hush"}})._describe(
         OSError("no AKIA with hush")
     )
     assert words == "OSError: no … with …"
@@ -287,4 +287,4 @@ def test_what_cannot_be_opened(
 
 def test_secrets_by_names_in_capitals() -> None:
     remote = Remote("https://host/set", {"headers": {"Authorization": "Bearer abc"}})
-    assert "abc" not in remote._words(ValueError("no header 'Bearer abc'"))
+    assert "abc" not in remote._describe(ValueError("no header 'Bearer abc'"))
