@@ -5,7 +5,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import atomic_write, save_json
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.errors import ShardError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
+    JOURNAL,
     LABELS,
     PRESENT,
     SCHEMA_VERSION,
@@ -32,12 +33,12 @@ from heron.shards.manifest import (
     member_names,
 )
 from heron.shards.moments import Moments
+from heron.shards.removal import remove_build
 from heron.shards.sources.base import Rows, Source, is_there
 from heron.shards.terminal import Bar
-from heron.shards.texts import TOKENIZER, write_tokenizers
+from heron.shards.texts import write_tokenizers
 from heron.shards.workers import in_parallel
 
-JOURNAL = "build.json"  # describes an unfinished build; the manifest replaces it
 IMAGES_PER_READ = 64  # whatever the length of a shard
 REMEDY = "choose another --out, or --overwrite to start again"
 
@@ -70,7 +71,7 @@ def build(
         ) from None
     with _exclusive_build(out):
         if overwrite:
-            _remove_build(out)
+            remove_build(out)
         if (finished := _load_finished(out, draft.built_from, source)) is not None:
             if progress:
                 print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
@@ -158,24 +159,6 @@ def _exclusive_build(out: Path) -> Iterator[None]:
 def _remove_partial_files(out: Path) -> None:
     for part in out.glob(".*.part"):
         part.unlink()
-
-
-def _remove_build(out: Path) -> None:
-    """Removes what a build made; what is left of it meanwhile still looks like a build of ours."""
-    if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
-        return  # tars here are not ours
-    with suppress(ShardError):  # a manifest that cannot be read is one to start again from
-        if load_manifest(out).foreign:
-            raise SourceError(
-                f"{out} holds tars of others, indexed where they lie; a build would remove them; "
-                "choose another --out"
-            )
-    with suppress(FileNotFoundError):
-        (out / MANIFEST).replace(out / JOURNAL)
-    six_digits = "[0-9]" * 6
-    for pattern in (f"*-{six_digits}.tar", f"*-{six_digits}.index.npz", f"*{TOKENIZER}", JOURNAL):
-        for path in out.glob(pattern):
-            path.unlink()
 
 
 def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:

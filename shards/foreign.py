@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from heron.shards.annotation import encode
 from heron.shards.artefact import MANIFEST, FileSum, in_words
-from heron.shards.build import JOURNAL
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
     FOREIGN,
+    JOURNAL,
     KINDS,
     SCHEMA_VERSION,
     BuiltFrom,

@@ -18,6 +18,7 @@ from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
 
 SCHEMA_VERSION: Literal[3] = 3
+JOURNAL = "build.json"  # describes an unfinished build; the manifest replaces it
 LABELS = "labels.npy"  # member suffix of the labels in a tar sample
 PRESENT = "present.npy"  # member suffix of which views each row has, where some may be missing
 FOREIGN = "index"  # `built_from.source` of tars that were indexed, not built
@@ -371,7 +372,7 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
     try:
         return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
-        unfinished = store.exists("build.json")
+        unfinished = store.exists(JOURNAL)
         problem = "an unfinished build" if unfinished else fault.found
         remedy = (
             "run the same `heron shards build` again to finish it"

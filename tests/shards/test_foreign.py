@@ -275,6 +275,16 @@ def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> Non
         run(folder / "ours", image=["jpg"])
 
 
+def test_a_build_spares_indexed_tars_whose_manifest_cannot_be_read(tmp_path: Path) -> None:
+    samples = [("a.x.npy", npy([1, 2], "f4")), ("a.labels.npy", npy([0], "f4"))]
+    tar = write_tar(tmp_path / "train-000000.tar", samples)
+    run(tmp_path, vector=["x.npy", "labels.npy"])
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ShardError, match="no build .* written train-000000.tar; .*another --out"):
+        build(make("faces", {"train": 2}), tmp_path, progress=False, overwrite=True)
+    assert tar.exists() and tar.with_name("train-000000.index.npz").exists()
+
+
 def test_overwrite_mends_a_manifest_that_cannot_be_read(folder: Path) -> None:
     whole = run(folder, image=["jpg"], label="cls").manifest
     (folder / "manifest.json").write_text("{")
