@@ -66,8 +66,10 @@ class Body:
         self.written += len(chunk)
 
     def restart(self) -> None:
-        """Starts over at the beginning of the stream."""
+        """Starts over at the beginning of the stream, and drops what it holds."""
         self.stream.seek(0)
+        if self.size is None:  # else the next bytes replace all, and the size may be reserved
+            self.stream.truncate()
         self.written, self.hash = 0, hashlib.sha256()
 
     def check(self) -> None:

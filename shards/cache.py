@@ -264,6 +264,9 @@ class _Growing:
     def seek(self, offset: int) -> int:
         return self.stream.seek(offset)
 
+    def truncate(self) -> int:
+        return self.stream.truncate()
+
 
 def _evict(path: Path) -> bool:
     """Removes a file unless it is in use; returns whether it is gone."""

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,30 @@ def test_time_that_is_spent_elsewhere_is_not_the_servers(site: Web) -> None:
         time.sleep(0.1)  # a disk
         came.append(chunk)
     assert len(came) == 4
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_restart_cuts_what_came_before(raw: bool, site: Web, tmp_path: Path) -> None:
+    site.faults["set/a.tar"] = [Fault("pad")]  # four bytes more than the second answer
+    with (tmp_path / "file").open("w+b", buffering=0) if raw else BytesIO() as stream:
+        Remote(f"{site.url}/set", retry=RETRY).fetch("a.tar", stream, sha256=SUM)
+        stream.seek(0)
+        assert stream.read() == DATA and site.count("set/a.tar") == 2
+
+
+def test_a_file_that_shrinks_between_two_attempts(
+    site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shrink(pause_s: float) -> None:
+        site.files["set/a.tar"] = b""
+
+    monkeypatch.setattr("heron.shards.remote.time.sleep", shrink)
+    site.faults["set/a.tar"], site.ranges = [Fault("stall", 5000)], False
+    remote = store(f"{site.url}/set", tmp_path)
+    assert remote.read_bytes("a.tar") == b""
+    site.files["set/a.tar"], site.faults["set/a.tar"] = DATA, [Fault("stall", 5000)]
+    with remote.local("a.tar", None, hashlib.sha256().hexdigest()) as file:
+        assert file.path.read_bytes() == b""
 
 
 def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
