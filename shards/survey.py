@@ -64,10 +64,14 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
             for example_of, shape in zip(shapes, sample_shapes, strict=True):
                 example_of.setdefault(shape, f"{tar.name} sample {key}")
     if not keys:
+        found = "it has no files"
+        if skipped:
+            found = f"all {len(skipped):,} are skipped ({skipped[0]})"
+        elif listed.strays:
+            found = f"none of its {len(listed.strays):,} files has a key and a suffix"
         raise ShardError(
-            f"{tar.name} holds no sample that can be indexed: {len(listed.samples)} samples, "
-            f"{len(listed.strays)} files of none; expected some"
-            + "".join(f"; {message}" for message in skipped[:1])
+            f"{tar.name} holds no sample that can be indexed: {found}; expected one at least, "
+            "since a manifest lists no tar without rows; mend it, or move it out of the folder"
         )
     used = {suffix for column in layout.columns for suffix in column.suffixes}
     used |= {layout.annotation.suffix} if layout.annotation else set()

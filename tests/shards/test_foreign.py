@@ -187,9 +187,9 @@ def test_vectors_of_two_widths_and_tars_without_samples(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="has 3 values in b.tar sample 1 and 2 in a.tar sample 0"):
         run(tmp_path, vector=["npy"])
     for files, message in [
-        ([], "b.tar holds no sample that can be indexed: 0 samples, 0 files of none; expected"),
-        ([("README", b"")], "0 samples, 1 files of none"),
-        ([("1.npy", b"")], "1 samples, 0 files of none; expected some; b.tar sample 1 member"),
+        ([], "b.tar holds no sample that can be indexed: it has no files; expected one at least"),
+        ([("README", b"")], "none of its 1 files has a key and a suffix"),
+        ([("1.npy", b"")], r"all 1 are skipped \(b.tar sample 1 member"),
     ]:
         write_tar(tmp_path / "b.tar", files)
         with pytest.raises(ShardError, match=message):
@@ -235,6 +235,22 @@ def test_compressed_tars_are_not_left_out_in_silence(folder: Path) -> None:
     (folder / "more.tar.gz").write_bytes(b"")
     with pytest.raises(ShardError, match="holds more.tar.gz, which is compressed; expected plain"):
         run(folder, image=["jpg"])
+
+
+def test_a_tar_of_which_nothing_can_be_indexed(tmp_path: Path) -> None:
+    write_wds(tmp_path / "a.tar", cats(0, 3))
+    write_wds(tmp_path / "b.tar", [{"__key__": "x", "cls": 1}, {"__key__": "y", "cls": 2}])
+    remedy = (
+        "; expected one at least, .* no tar without rows; mend it, or move it out of the folder"
+    )
+    message = r"b.tar holds no sample .*: all 2 are skipped \(b.tar sample x lacks 'jpg'.*\)"
+    with pytest.raises(ShardError, match=message + remedy):
+        run(tmp_path, image=["jpg"], label="cls", on_error="skip")
+    write_tar(tmp_path / "b.tar", [("README", b"a"), (".x.jpg", b"b")])
+    message = "b.tar holds no sample .*: none of its 2 files has a key and a suffix"
+    with pytest.raises(ShardError, match=message + remedy):
+        run(tmp_path, image=["jpg"], label="cls", on_error="skip")
+    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_tars_that_share_keys(tmp_path: Path) -> None:
