@@ -123,12 +123,14 @@ class Layout(BaseModel):
         except UnicodeDecodeError:
             raise SourceError(f"label_names: {self.label_names} is not UTF-8") from None
         names = [line.strip() for line in lines]
-        for number, name in enumerate(names):
-            if not name or name in names[:number] or CONTROL.search(name):
+        seen = set[str]()
+        for number, name in enumerate(names, 1):
+            if not name or name in seen or CONTROL.search(name):
                 raise SourceError(
-                    f"label_names: line {number + 1} of {self.label_names} is {name!r}; expected "
+                    f"label_names: line {number} of {self.label_names} is {name!r}; expected "
                     "a name on every line, and each once, without control characters"
                 )
+            seen.add(name)
         return names
 
     def splits(self, folder: Path) -> dict[str, list[Path]]:
