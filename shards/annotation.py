@@ -138,7 +138,7 @@ def _of_array(payload: bytes, signed: bool) -> Label:
     )
 
 
-def encode(
+def encode_labels(
     keys: Sequence[str], labels: Sequence[Label | None], given_names: list[str] | None
 ) -> tuple[Labels, NDArray[Any]]:
     """Returns the description of the labels, and their array; a label of None is unlabelled.

@@ -19,8 +19,8 @@ class Unwritable(Exception):
     """Writing to the disk failed, not the network; the OSError is the cause."""
 
 
-def timely(chunks: Iterator[bytes], slowest: float, window_s: float) -> Iterator[bytes]:
-    """Yields chunks; raises Slow below `slowest` bytes per second over `window_s` of waiting.
+def enforce_speed(chunks: Iterator[bytes], min_rate: float, window_s: float) -> Iterator[bytes]:
+    """Yields chunks; raises Slow below `min_rate` bytes per second over `window_s` of waiting.
 
     The time spent on processing the chunks, and on waiting for the first, does not count.
     """
@@ -32,9 +32,9 @@ def timely(chunks: Iterator[bytes], slowest: float, window_s: float) -> Iterator
             return
         received, waited_s = received + len(chunk), waited_s + time.monotonic() - began
         if waited_s > window_s:
-            if received < slowest * waited_s:
+            if received < min_rate * waited_s:
                 raise Slow(
-                    f"{received:,} bytes in {waited_s:.3g} s; expected {slowest:,.0f} a second at "
+                    f"{received:,} bytes in {waited_s:.3g} s; expected {min_rate:,.0f} a second at "
                     "least"
                 )
             received, waited_s = 0, 0.0

@@ -157,8 +157,8 @@ def _exclusive_build(out: Path) -> Iterator[None]:
 
 
 def _remove_partial_files(out: Path) -> None:
-    for part in out.glob(".*.part"):
-        part.unlink()
+    for path in out.glob(".*.part"):
+        path.unlink()
 
 
 def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:
@@ -206,11 +206,11 @@ def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:
 
 
 def _describe_counts(manifest: Manifest) -> str:
-    parts = (
+    counts = (
         f"{split} {manifest.rows(split):,} rows in {len(shards)} shards"
         for split, shards in manifest.splits.items()
     )
-    return ", ".join(parts)
+    return ", ".join(counts)
 
 
 def _write_missing(
@@ -362,5 +362,5 @@ def _measured_manifest(draft: Manifest, out: Path, plan: list[_ShardPlan]) -> Ma
                         block = block[index.present[start : start + len(block), column] > 0]
                     if len(block):
                         moment.add(block)
-    views = [moments[i].onto(v) if i in moments else v for i, v in enumerate(draft.views)]
+    views = [moments[i].apply_to(v) if i in moments else v for i, v in enumerate(draft.views)]
     return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})

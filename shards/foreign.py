@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from heron.shards.annotation import encode
+from heron.shards.annotation import encode_labels
 from heron.shards.artefact import MANIFEST, FileSum, in_words
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
@@ -31,7 +31,7 @@ from heron.shards.manifest import (
 from heron.shards.moments import Moments
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
-from heron.shards.tarball import contents
+from heron.shards.tarball import read_contents
 from heron.shards.terminal import Bar
 from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
@@ -44,15 +44,15 @@ VECTORS_PER_READ = 4096  # while their statistics are computed
 class Outcome:
     """The manifest, and what was left out of it.
 
-    `skipped` holds samples with the reason, `strays` files that belong to no sample, and `others`
-    the members that were not requested.
+    `skipped` holds samples with the reason, `strays` files that belong to no sample, and
+    `unrequested` the other members of samples.
     """
 
     folder: Path
     manifest: Manifest
     skipped: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    unrequested: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Returns a line for each split and view, for the labels, and for what was left out."""
@@ -65,8 +65,8 @@ class Outcome:
         labels = self.manifest.labels
         names = f", {len(labels.names):,} names" if labels.names else ""
         lines.append(f"labels: {labels.kind}{names}")
-        if self.others:
-            lines.append(f"not indexed: members {', '.join(self.others)}")
+        if self.unrequested:
+            lines.append(f"not indexed: members {', '.join(self.unrequested)}")
         if self.strays:
             lines.append(
                 f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
@@ -99,7 +99,7 @@ def index(
     splits = layout.splits(folder)
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
-        raise SourceError(suggestion(folder, contents(tars[0]).samples))
+        raise SourceError(suggestion(folder, read_contents(tars[0]).samples))
     unmeasured = draft(folder, layout, splits)
     if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
         return Outcome(folder, finished)
@@ -109,7 +109,7 @@ def index(
             "of symbolic links to the tars, and index that"
         )
     surveys = _survey_tars(tars, layout, workers, progress)
-    labels, targets = encode(
+    labels, targets = encode_labels(
         _collect_keys(surveys),
         [label for survey in surveys.values() for label in survey.labels],
         layout.names,
@@ -135,7 +135,7 @@ def index(
         manifest,
         [line for survey in surveys.values() for line in survey.skipped],
         [line for survey in surveys.values() for line in survey.strays],
-        sorted({suffix for survey in surveys.values() for suffix in survey.others}),
+        sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
     )
 
 
@@ -271,4 +271,4 @@ def _measure_view(
         for first in range(0, len(index.keys), VECTORS_PER_READ):
             position = slice(first, first + VECTORS_PER_READ), column
             moments.add(np.stack(map_arrays(tar, index.offsets[position], index.lengths[position])))
-    return moments.onto(view.model_copy(update={"shape": next(iter(sample_of))}))
+    return moments.apply_to(view.model_copy(update={"shape": next(iter(sample_of))}))

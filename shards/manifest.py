@@ -373,7 +373,7 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
         return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
         unfinished = store.exists(JOURNAL)
-        problem = "an unfinished build" if unfinished else fault.found
+        problem = "an unfinished build" if unfinished else fault.reason
         remedy = (
             "run the same `heron shards build` again to finish it"
             if unfinished

@@ -41,7 +41,7 @@ class Moments:
         """The standard deviation of each column, divided by n (not n - 1)."""
         return np.sqrt(self.squares / max(1, self.rows))
 
-    def onto(self, view: View) -> View:
+    def apply_to(self, view: View) -> View:
         """Returns the view with these statistics, or unchanged where no row was added.
 
         Raises ShardError where they are too large to compute with in float32.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from heron.shards.body import Body, Damaged, Slow, Unwritable, timely
+from heron.shards.body import Body, Damaged, Slow, Unwritable, enforce_speed
 from heron.shards.errors import RESTORE, ShardError, shown
 
 BLOCK = 8 * 2**20  # bytes per read, and per request where the protocol does not stream
@@ -62,9 +62,9 @@ class Retry:
 
 
 class Missing(ShardError):
-    """There is no such file; `found` is the message without the address."""
+    """There is no such file; `reason` is the message without the address."""
 
-    found = "no such file"
+    reason = "no such file"
 
 
 class TooLong(ShardError):
@@ -118,10 +118,10 @@ class Remote:
         cannot be fetched or has other bytes than expected, and OSErrors of the stream.
         """
         max_bytes = MOST_BYTES if limit is None else limit
-        body = Body(stream, size, sha256)
+        body, retry = Body(stream, size, sha256), self.retry
 
         def attempt() -> None:
-            for chunk in timely(self._chunks(name, body), self.retry.slowest, self.retry.timeout_s):
+            for chunk in enforce_speed(self._chunks(name, body), retry.slowest, retry.timeout_s):
                 if size is None and body.written + len(chunk) > max_bytes:
                     raise TooLong(
                         f"{self.where(name)}: more than {max_bytes:,} bytes came; expected "
@@ -336,7 +336,7 @@ class Remote:
             detail = reason.partition(": ")[2]
             problem = f"no such file ({detail})" if " " in detail else "no such file"
             missing = Missing(f"{where}: {problem}; the manifest lists it; {RESTORE}")
-            missing.found = problem
+            missing.reason = problem
             return missing
         if isinstance(fault, TimeoutError | Damaged) or status == 416:
             return None

@@ -11,18 +11,18 @@ from heron.shards.index import ShardIndex, map_arrays
 from heron.shards.manifest import JOURNAL, LABELS, Manifest
 from heron.shards.texts import TOKENIZER
 
-NUMBER = "[0-9]" * 6  # at the end of the names of our shards
+NUMBER = "[0-9]" * 6  # glob for the number in the names of our shards
 
 
 def remove_build(out: Path) -> None:
     """Removes the files of a build; until the last is gone, the folder still looks like a build.
 
     Raises:
-        ShardError: the folder also holds tars that are not known to be of a build of ours.
-        SourceError: it holds tars of others that were indexed.
+        ShardError: the folder also holds tars that no build is known to have written.
+        SourceError: it holds indexed tars of others.
     """
     if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
-        return  # tars here are not ours
+        return  # no build has been here
     manifest = _readable_manifest(out)
     if manifest is not None and manifest.foreign:
         raise SourceError(
@@ -42,7 +42,7 @@ def remove_build(out: Path) -> None:
 
 
 def _readable_manifest(out: Path) -> Manifest | None:
-    """Returns the manifest, which is called as the journal where a removal was interrupted."""
+    """Returns the manifest; an interrupted removal has renamed it to the journal."""
     for name in (MANIFEST, JOURNAL):
         with suppress(OSError, ShardError):
             return Manifest.parse((out / name).read_bytes(), name)
@@ -61,8 +61,8 @@ def _listed_files(manifest: Manifest) -> list[str]:
 def _recognised_files(out: Path) -> list[str]:
     """Returns the tars and indexes that a build of ours wrote, by what is inside them.
 
-    Our tars hold their labels, which those of others do not. An index is written before its tar,
-    so a build that was killed may leave it alone.
+    Our tars hold the labels that their index lists; foreign tars do not. An index is written before
+    its tar, so that a killed build may leave an index without a tar.
     """
     tars, indexes = list[str](), list[str]()
     for path in sorted(out.glob(f"*-{NUMBER}.index.npz")):

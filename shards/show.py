@@ -146,8 +146,8 @@ def contact_sheet(
     rows = -(-len(pictures) // columns)
     sheet = Image.new("RGB", (columns * cell, rows * (cell + caption_height)), "white")
     pen = ImageDraw.Draw(sheet)
-    for number, (key, image) in enumerate(pictures):
-        x, y = number % columns * cell, number // columns * (cell + caption_height)
+    for n, (key, image) in enumerate(pictures):
+        x, y = n % columns * cell, n // columns * (cell + caption_height)
         fitted = ImageOps.contain(image, (cell, cell))
         sheet.paste(fitted, (x + (cell - fitted.width) // 2, y))
         if captions:

@@ -110,7 +110,7 @@ class TarReader:
         try:
             folder.fetch(name, raw, limit=self.most)
         except Missing as fault:
-            raise ValueError(f"{fault.found}; expected a tar") from None
+            raise ValueError(f"{fault.reason}; expected a tar") from None
         except TooLong:
             raise ValueError(
                 f"has more than {self.most:,} bytes; expected {self.most:,} at most; raise "

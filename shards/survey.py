@@ -13,7 +13,7 @@ from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_whole
-from heron.shards.tarball import ByteRange, contents
+from heron.shards.tarball import ByteRange, read_contents
 from heron.shards.texts import read_text
 
 REMEDY = "mend it, or leave such samples out with `--on-error skip`"
@@ -24,8 +24,8 @@ Sample = dict[str, ByteRange]  # where each member is, by its suffix
 class Survey:
     """What one tar holds: its index with placeholder labels, and the labels as they are stated.
 
-    `skipped` holds samples with the reason, `strays` files that belong to no sample, and `others`
-    the members that were not requested.
+    `skipped` holds samples with the reason, `strays` files that belong to no sample, and
+    `unrequested` the other members of samples.
     """
 
     index: ShardIndex
@@ -33,18 +33,18 @@ class Survey:
     shapes: list[dict[tuple[int, ...], str]]  # per view: a sample that has each shape
     skipped: list[str]
     strays: list[str]
-    others: set[str]
+    unrequested: set[str]
     bytes: int
     sha256: str
 
 
 def survey_tar(layout: Layout, tar: Path) -> Survey:
     """Reads a tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
-    listed = contents(tar)
+    contents = read_contents(tar)
     keys, ranges, checksums, labels, skipped = [], [], [], [], []
     shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for key, sample in listed.samples.items():
+        for key, sample in contents.samples.items():
             try:
                 spans = [_find_member(column, sample) for column in layout.columns]
                 payloads = [data[start : start + length] for start, length in spans]
@@ -67,14 +67,14 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
         found = "it has no files"
         if skipped:
             found = f"all {len(skipped):,} are skipped ({skipped[0]})"
-        elif listed.strays:
-            found = f"none of its {len(listed.strays):,} files has a key and a suffix"
+        elif contents.strays:
+            found = f"none of its {len(contents.strays):,} files has a key and a suffix"
         raise ShardError(
             f"{tar.name} holds no sample that can be indexed: {found}; expected one at least, "
             "since a manifest lists no tar without rows; mend it, or move it out of the folder"
         )
-    used = {suffix for column in layout.columns for suffix in column.suffixes}
-    used |= {layout.annotation.suffix} if layout.annotation else set()
+    requested = {suffix for column in layout.columns for suffix in column.suffixes}
+    requested |= {layout.annotation.suffix} if layout.annotation else set()
     offsets, lengths = np.moveaxis(np.array(ranges, np.int64), 2, 0)
     return Survey(
         index=ShardIndex(
@@ -89,8 +89,9 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
         labels=labels,
         shapes=shapes,
         skipped=skipped,
-        strays=[f"{tar.name} {path}" for path in listed.strays],
-        others={suffix for sample in listed.samples.values() for suffix in sample} - used,
+        strays=[f"{tar.name} {path}" for path in contents.strays],
+        unrequested={suffix for sample in contents.samples.values() for suffix in sample}
+        - requested,
         bytes=tar.stat().st_size,
         sha256=sha256(tar),
     )

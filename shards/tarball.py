@@ -48,7 +48,7 @@ class Contents:
     strays: list[str] = field(default_factory=list)
 
 
-def contents(tar: Path) -> Contents:
+def read_contents(tar: Path) -> Contents:
     """Groups the files of a tar into samples.
 
     Raises:

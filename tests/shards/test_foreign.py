@@ -95,7 +95,7 @@ def test_views_of_several_kinds(tmp_path: Path) -> None:
     np.testing.assert_allclose(manifest.views[2].mean or [], vectors[:3].mean(0), rtol=1e-6)
     np.testing.assert_allclose(manifest.views[2].std or [], vectors[:3].std(0), rtol=1e-6)
     assert manifest.labels.kind == "none"
-    assert outcome.others == ["caption.txt", "secret.pkl"]
+    assert outcome.unrequested == ["caption.txt", "secret.pkl"]
     assert "not indexed: members caption.txt, secret.pkl" in str(outcome)
     assert verify(tmp_path).ok
     assert "none labels (0)" in show(tmp_path)

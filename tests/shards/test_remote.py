@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heron.shards.body import timely
+from heron.shards.body import enforce_speed
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.remote import Remote, Retry
@@ -137,7 +137,7 @@ def test_time_that_is_spent_elsewhere_is_not_the_servers(site: Web) -> None:
             yield bytes(9)
 
     came = []
-    for chunk in timely(chunks(), 1e9, 0.05):
+    for chunk in enforce_speed(chunks(), 1e9, 0.05):
         time.sleep(0.1)  # a disk
         came.append(chunk)
     assert len(came) == 4
