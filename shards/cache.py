@@ -16,8 +16,8 @@ from typing import BinaryIO, NoReturn, Self, cast
 from heron.shards.artefact import FileSum, cache_folder
 from heron.shards.errors import DISK_FULL, ShardError
 
-DEFAULT_LIMIT = 100 * 10**9  # bytes, where neither this nor the disk is smaller
-FREE_SHARE = 0.9  # of the disk, which the default limit may take
+DEFAULT_LIMIT = 100 * 10**9  # bytes, unless a limit is given or the disk has less room
+FREE_SHARE = 0.9  # of the free disk, which the default limit may take
 POLL_PAUSES_S = 0.01, 0.25  # first and longest pause between attempts to find room
 
 log = logging.getLogger("heron")

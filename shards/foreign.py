@@ -162,7 +162,7 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
                 source=FOREIGN,
                 options=_options(layout),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
-                shard_rows=0,  # the size of each tar is its own
+                shard_rows=0,  # not fixed: each tar keeps its size
             ),
         )
     except ValidationError as fault:
@@ -170,10 +170,7 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
 
 
 def _options(layout: Layout) -> dict[str, Any]:
-    """Returns the options for the manifest; later additions are left out at their default.
-
-    Folders that were indexed before these options existed thus count as indexed in the same way.
-    """
+    """Returns the options; later additions are left out at their default, as in older folders."""
     excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
     return layout.model_dump(mode="json", exclude=excluded)
 

@@ -34,7 +34,7 @@ class Store(ABC):
     def read_bytes(self, name: str) -> bytes:
         """Returns the present bytes of a small file; raises Missing where there is none.
 
-        Of a file of more than MOST_BYTES, the limit of a manifest, no caller can make use.
+        Files of more than MOST_BYTES, the largest size of a manifest, are not read whole.
         """
 
     @abstractmethod

@@ -127,7 +127,7 @@ def _split_url(tar: str, *arguments: Any) -> tuple[Remote, str]:
 
 @contextmanager
 def _run_command(command: str) -> Iterator[BinaryIO]:
-    """Yields the output of a shell command; ValueError where it fails. It is killed at the exit."""
+    """Yields the output of a shell command, and kills it at the end; ValueError where it fails."""
     process = subprocess.Popen(
         command,
         shell=True,  # a command of the user, as in webdataset
