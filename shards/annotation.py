@@ -11,35 +11,35 @@ from heron.shards.errors import CONTROL, ShardError, SourceError, shown
 from heron.shards.index import array_at
 from heron.shards.manifest import Labels
 
-NUMBERS = ("cls", "cls2", "class", "index", "inx", "id")  # WebDataset's suffixes of numbers
+NUMBERS = ("cls", "cls2", "class", "index", "inx", "id")  # WebDataset's suffixes for integers
 TEXTS = ("txt", "text")
 JSONS = ("json", "jsn")
 EXPECTED = (
     f"{', '.join(NUMBERS)} (class numbers), {', '.join(TEXTS)} (class names), json:FIELD or npy, "
     "or one of them with a name before it, such as label.txt"
 )
-FEW = 20  # classes that may have a row each
-MANY = 100_000  # classes; more are captions, or numbers of something else
+FEW = 20  # class names that may all differ; more that do look like captions
+MAX_CLASSES = 100_000  # more are captions, or numbers of something else
 
 
 class Unlabelled(ValueError):
-    """A member says, in its way, that its sample has no label; the text says how."""
+    """A member states that its sample has no label; the text says how."""
 
 
 class Label(NamedTuple):
-    """The label of one sample as its member states it."""
+    """The label of one sample, as its member states it."""
 
     kind: Literal["class number", "class name", "vector of 0 and 1", "list of names"]
     values: Sequence[int | str]
 
 
 class Annotation:
-    """Where the label of a sample lies, as `--label` says: SUFFIX, or SUFFIX:FIELD of JSON."""
+    """Where the label of a sample is, as given by `--label`: SUFFIX, or SUFFIX:FIELD of JSON."""
 
     def __init__(self, text: str, minus_one: Literal["unlabelled", "no"] = "unlabelled") -> None:
-        """Takes the text of the option; SourceError where no label is read from such a member.
+        """Parses the option; SourceError where labels cannot be read from such a member.
 
-        With `minus_one` "no", -1 is a class beside 1, and in a vector a label that does not hold.
+        With `minus_one` "no", -1 is a class beside 1; in a vector it is a label that does not hold.
         """
         self._signed = minus_one == "no"
         suffix, colon, self.field = text.partition(":")
@@ -56,8 +56,8 @@ class Annotation:
         """Returns the label in the bytes of a member.
 
         Raises:
-            Unlabelled: it is -1, an array of 255, a field that is null or not there.
-            ValueError: it is no label; the text says what is there and what is expected.
+            Unlabelled: it is -1, an array of 255, or a field that is null or missing.
+            ValueError: it is no label; the text states what was found and what is expected.
         """
         if self._format == "npy":
             return _of_array(payload, self._signed)
@@ -105,7 +105,7 @@ class Annotation:
 
 
 def _number(value: int, signed: bool = False) -> Label:
-    """Returns a class number; -1 is what test sets without labels state, unless it is `signed`."""
+    """Returns a class number, or with `signed` a class name; else -1 is an unlabelled test row."""
     if signed:
         if value not in (-1, 1):
             raise ValueError(f"is {value}; expected -1 or 1, as --minus-one no says")
@@ -118,7 +118,7 @@ def _number(value: int, signed: bool = False) -> Label:
 
 
 def _of_array(payload: bytes, signed: bool) -> Label:
-    """Returns a class number of one integer, a vector of 0 and 1 of several values."""
+    """Returns a class number for a single integer, and a vector of 0 and 1 for several values."""
     try:
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "npy")
     except ShardError as fault:
@@ -138,14 +138,14 @@ def _of_array(payload: bytes, signed: bool) -> Label:
     )
 
 
-def encode(
-    keys: Sequence[str], labels: Sequence[Label | None], given: list[str] | None
+def encode_labels(
+    keys: Sequence[str], labels: Sequence[Label | None], given_names: list[str] | None
 ) -> tuple[Labels, NDArray[Any]]:
-    """Returns what the labels of samples are, and the array of them; None is unlabelled.
+    """Returns the description of the labels, and their array; a label of None is unlabelled.
 
-    `given` are the names of the classes, in the order of their numbers; by default names that
-    labels state are sorted, and numbers name themselves. Raises SourceError where labels are of two
-    kinds, do not fit the names, or are no classes.
+    `given_names` are the names of the classes in the order of their numbers; by default, names
+    that occur in labels are sorted, and numbers name themselves. Raises SourceError where labels
+    are of two kinds, do not fit the names, or are not classes.
     """
     stated = {key: label for key, label in zip(keys, labels, strict=True) if label is not None}
     if not stated:
@@ -157,45 +157,45 @@ def encode(
                 f"label: sample {first} has a {kind}, sample {key} a {label.kind}; expected "
                 "one kind for all"
             )
-    named = kind in ("class name", "list of names")
-    names = (_named if named else _numbered)(stated, given)
-    if given is None and kind == "class name" and len(names) > max(FEW, len(stated) // 2):
+    has_names = kind in ("class name", "list of names")
+    names = (_names_of_texts if has_names else _names_of_numbers)(stated, given_names)
+    if kind == "class name" and given_names is None and len(names) > max(FEW, len(stated) // 2):
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels, such as "
             f"{shown(names[len(names) // 2])}; this looks like text: index it with --text, which "
             "takes what --label was given; or name the classes with --label-names"
         )
-    if len(names) > MANY:
+    if len(names) > MAX_CLASSES:
         raise SourceError(
-            f"label: {len(names):,} names in {len(stated):,} labels; expected at most {MANY:,}; "
-            "these are no classes: give another --label"
+            f"label: {len(names):,} names in {len(stated):,} labels; expected at most "
+            f"{MAX_CLASSES:,}; these are no classes: give another --label"
         )
-    # A class number stands for itself: names are texts, so it is none of their keys.
+    # A class number stands for itself: it is an int, so it is not among the names, which are texts.
     numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
     if kind.startswith("class"):
         classes = [-1 if x is None else numbers.get(x.values[0], x.values[0]) for x in labels]
         return Labels(kind="multi_class", names=names), np.array(classes, np.int64)
     array = np.full((len(labels), len(names)), 255, np.uint8)
-    for row, one in zip(array, labels, strict=True):
-        if one is not None and named:
+    for row, x in zip(array, labels, strict=True):
+        if x is not None and has_names:
             row[:] = 0
-            row[[numbers[name] for name in one.values]] = 1
-        elif one is not None:
-            row[:] = one.values
+            row[[numbers[name] for name in x.values]] = 1
+        elif x is not None:
+            row[:] = x.values
     return Labels(kind="multi_label", names=names), array
 
 
-def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
-    """Returns the names of labels that state names."""
+def _names_of_texts(stated: dict[str, Label], given_names: list[str] | None) -> list[str]:
+    """Returns the class names for labels that state names."""
     samples = {str(name): key for key, label in stated.items() for name in label.values}
-    if strange := [name for name in samples if CONTROL.search(name)]:
+    if invalid := [name for name in samples if CONTROL.search(name)]:
         raise SourceError(
-            f"label: sample {samples[strange[0]]} has the name {shown(strange[0])}; expected names "
+            f"label: sample {samples[invalid[0]]} has the name {shown(invalid[0])}; expected names "
             "without control characters or byte order marks; write it again"
         )
-    if given is None and not samples:
+    if given_names is None and not samples:
         raise SourceError("label: every list is empty; expected names; leave --label out")
-    names = sorted(samples) if given is None else given
+    names = sorted(samples) if given_names is None else given_names
     if unknown := sorted(samples.keys() - set(names)):
         raise SourceError(
             f"label_names: no line for {unknown[0]!r} of sample {samples[unknown[0]]}; expected "
@@ -204,10 +204,10 @@ def _named(stated: dict[str, Label], given: list[str] | None) -> list[str]:
     return names
 
 
-def _numbered(stated: dict[str, Label], given: list[str] | None) -> list[str]:
-    """Returns the names of labels that state numbers."""
+def _names_of_numbers(stated: dict[str, Label], given_names: list[str] | None) -> list[str]:
+    """Returns the class names for labels that state numbers."""
     vectors = next(iter(stated.values())).kind == "vector of 0 and 1"
-    counts = {k: len(x.values) if vectors else 1 + int(x.values[0]) for k, x in stated.items()}
+    counts = {key: len(x.values) if vectors else 1 + int(x.values[0]) for key, x in stated.items()}
     least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     count = counts[most]
     if vectors and counts[least] < count:
@@ -215,11 +215,11 @@ def _numbered(stated: dict[str, Label], given: list[str] | None) -> list[str]:
             f"label: sample {least} has {counts[least]} values of 0 and 1, sample {most} {count}; "
             "expected as many for all"
         )
-    limit = MANY if given is None else len(given)
-    if count > limit or (vectors and given is not None and count < limit):
-        names = "no names" if given is None else f"{limit} names"
+    limit = MAX_CLASSES if given_names is None else len(given_names)
+    if count > limit or (vectors and given_names is not None and count < limit):
+        names = "no names" if given_names is None else f"{limit} names"
         raise SourceError(
             f"label_names: {names}, but the label of sample {most} is one of {count:,} classes; "
             "expected a name for each"
         )
-    return [str(number) for number in range(count)] if given is None else given
+    return [str(number) for number in range(count)] if given_names is None else given_names

@@ -1,7 +1,7 @@
-"""Artefacts: folders that hold a manifest, which vouches for every file beside it and for itself.
+"""Artefacts: folders whose manifest vouches for every file beside it, and for itself.
 
-A data set, a checkpoint, embeddings and an index each have one. It lists size and checksum of the
-files, names the fingerprints of what it was made from, and has a fingerprint of its own.
+Data sets, checkpoints, embeddings and indexes have a manifest. It lists the size and checksum of
+each file, the fingerprints of what the artefact was made from, and its own fingerprint.
 """
 
 import hashlib
@@ -20,50 +20,50 @@ from heron.shards.atomic import save_json
 from heron.shards.errors import HeronError, ShardError, shown
 
 MANIFEST = "manifest.json"
-MOST_BYTES = 64 * 2**20  # of a manifest: some 200,000 shards
-MOST_REMEMBERED = 8 * 2**20  # bytes of what is remembered to be whole: some 130,000 files
-VERIFIED = "verified"  # where it is remembered, in the cache's folder
-LARGEST = 2**63 - 1  # int64's
+MOST_BYTES = 64 * 2**20  # largest manifest: some 200,000 shards
+MAX_VERIFIED_BYTES = 8 * 2**20  # of the record of verified files: some 130,000 files
+VERIFIED = "verified"  # name of that record in the cache folder
+LARGEST = 2**63 - 1  # of an int64
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}$")]  # and no path
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}$")]  # not a path
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
-_found_whole: set[str] = set()  # by this process: the cache's folder may not be writable
+_verified_here: set[str] = set()  # by this process, as the cache folder may be read-only
 
 
 class Record(BaseModel):
-    """A part of a manifest: unknown keys are errors, types are exact, values never change."""
+    """A part of a manifest: immutable, strictly typed, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FileSum(Record):
-    """A file as it was written: its size and checksum."""
+    """The size and checksum of a file as it was written."""
 
     bytes: Count
     sha256: Sha256
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Reads a file to its end."""
+        """Returns the size and checksum of an existing file."""
         return cls(bytes=path.stat().st_size, sha256=sha256(path))
 
     def fault(self, path: Path, read: bool = True) -> str:
-        """Returns what of a file is not as it was written, or "".
+        """Returns how a file differs from what was written, or "".
 
-        The size is always compared. The checksum is compared with `read`, once: a file that was
-        found whole is not read again while its inode, size and time of modification stay.
+        The size is always compared, the checksum only with `read`. A file that once passed is not
+        read again while its inode, size and modification time stay the same.
         """
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             return f"{path}: {error.strerror}"
-        if found.st_size != self.bytes:
-            return f"{path} has {found.st_size:,} bytes; expected {self.bytes:,}"
-        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self.sha256
+        if status.st_size != self.bytes:
+            return f"{path} has {status.st_size:,} bytes; expected {self.bytes:,}"
+        state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, self.sha256
         line = hashlib.sha256(repr(state).encode()).hexdigest()
-        if not read or line in _found_whole or line in _remembered():
+        if not read or line in _verified_here or line in _verified_lines():
             return ""
         try:
             digest = sha256(path)
@@ -71,15 +71,15 @@ class FileSum(Record):
             return f"{path}: {error.strerror}"
         if digest != self.sha256:
             return f"{path} is altered: its sha256 is {digest[:12]}…; expected {self.sha256[:12]}…"
-        _remember(line)
+        _mark_verified(line)
         return ""
 
 
 class Artefact(Record):
     """A manifest with a fingerprint: the sha256 of its canonical JSON without that field.
 
-    A subclass says what it is, its error, how it is made again, and the versions that it reads;
-    one of `unsealed` is from before there were fingerprints, and is given one when it is read.
+    A subclass states what it is, its error type, how to make it again, and the versions it reads.
+    The `unsealed` versions predate fingerprints; they are given one when they are read.
     """
 
     what: ClassVar[str]
@@ -89,38 +89,38 @@ class Artefact(Record):
     versions: ClassVar[tuple[int, ...]]
     unsealed: ClassVar[tuple[int, ...]] = ()
 
-    fingerprint: Fingerprint | Literal[""] = ""  # "": not written yet
+    fingerprint: Fingerprint | Literal[""] = ""  # "" until it is written
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Self:
-        """Parses what came from `where`, a path or a URL; `error` says what is wrong with it."""
+        """Parses the manifest at `where`, a path or a URL; raises `error` where it is invalid."""
 
-        def refused(fault: object) -> HeronError:
+        def invalid(fault: object) -> HeronError:
             return cls.error(f"{where}: {fault}; expected {cls.what}; {cls.again}")
 
         try:
             tree = parse_json(data)
         except ValueError as fault:
-            raise refused(fault) from None
+            raise invalid(fault) from None
         version = tree.get(cls.version_key) if isinstance(tree, dict) else None
         if type(version) is not int or version not in cls.versions:
-            reads = " or ".join(map(str, cls.versions))
+            supported = " or ".join(map(str, cls.versions))
             raise cls.error(
                 f"{where}: {cls.version_key} is {shown(version)}; this version of heron reads "
-                f"{reads}; {cls.again}"
+                f"{supported}; {cls.again}"
             )
-        stated, found = tree.get("fingerprint"), fingerprint(tree)
-        if stated != found and not (version in cls.unsealed and stated is None):
-            raise refused(f"its fingerprint is {shown(stated)}, its content has {found}")
+        stated, computed = tree.get("fingerprint"), fingerprint(tree)
+        if stated != computed and not (version in cls.unsealed and stated is None):
+            raise invalid(f"its fingerprint is {shown(stated)}, its content has {computed}")
         try:
             record = cls.model_validate_json(data, strict=True)
         except ValidationError as fault:
-            raise refused(in_words(fault)) from None
-        return record.model_copy(update={"fingerprint": found})
+            raise invalid(in_words(fault)) from None
+        return record.model_copy(update={"fingerprint": computed})
 
     @classmethod
     def read(cls, path: Path, remedy: str = "") -> Self:
-        """Reads a file of at most `MOST_BYTES`; `remedy` is what to do where there is none."""
+        """Reads a file of at most `MOST_BYTES`; `remedy` says what to do if it cannot be read."""
         try:
             with path.open("rb") as stream:
                 data = stream.read(MOST_BYTES + 1)
@@ -136,13 +136,13 @@ class Artefact(Record):
         return self.model_copy(update={"fingerprint": fingerprint(self.model_dump(mode="json"))})
 
     def write(self, path: Path) -> Self:
-        """Writes the manifest with its fingerprint, whole or not at all, and returns it."""
+        """Adds the fingerprint, writes the manifest atomically, and returns it."""
         sealed = self.sealed()
         save_json(path, sealed.model_dump(mode="json"))
         return sealed
 
     def check_files(self, folder: Path, files: Mapping[str, FileSum], read: bool = True) -> None:
-        """Raises `error` where a file is missing or not as it was written: see `FileSum.fault`."""
+        """Raises `error` if a file is missing or differs from its sum: see `FileSum.fault`."""
         if faults := [f for name, file in files.items() if (f := file.fault(folder / name, read))]:
             raise self.error(f"{'; '.join(faults[:5])}; bring it back, or {self.again}")
 
@@ -155,18 +155,18 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON in UTF-8 with no key twice and no number that is not finite.
+    """Parses JSON in UTF-8 with unique keys and finite numbers.
 
-    Raises ValueError for anything else, in one line.
+    Raises ValueError, with a text of one line, for anything else.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES:,} bytes")
     try:
         return json.loads(
             data.decode(),
-            object_pairs_hook=_no_key_twice,
-            parse_float=_finite,
-            parse_constant=_finite,
+            object_pairs_hook=_unique_keys,
+            parse_float=_finite_float,
+            parse_constant=_finite_float,
         )
     except json.JSONDecodeError as fault:
         raise ValueError(f"not JSON (line {fault.lineno}: {fault.msg})") from None
@@ -176,26 +176,26 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("nested too deep") from None
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"key {shown(twice)} is there twice")
-    return found
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"key {shown(duplicate)} is there twice")
+    return mapping
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text:.20} is no finite number")
     return number
 
 
 def in_words(fault: Exception) -> str:
-    """Returns the first few things that are wrong with a record, on one line; else its text."""
+    """Returns the first few errors of a ValidationError, or the text of any other, on one line."""
     if not isinstance(fault, ValidationError):
         return str(fault)
     lines = [
-        error["msg"].removeprefix("Value error, ")  # ours, which say all
+        error["msg"].removeprefix("Value error, ")  # our own texts are complete
         if error["type"] == "value_error"
         else f"{'.'.join(map(str, error['loc']))}: {error['msg']}, found {shown(error['input'])}"
         for error in fault.errors()[:5]
@@ -210,12 +210,12 @@ def sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what may be fetched or found out again."""
+    """Returns the folder for what can be fetched or computed again."""
     return Path(os.environ.get("HERON_CACHE") or "~/.cache/heron/shards").expanduser().absolute()
 
 
-def _remembered() -> frozenset[str]:
-    """Returns which states of files were found whole; none where that cannot be read."""
+def _verified_lines() -> frozenset[str]:
+    """Returns the recorded states of verified files; none if they cannot be read."""
     path = cache_folder() / VERIFIED
     try:
         state = path.stat()
@@ -224,20 +224,20 @@ def _remembered() -> frozenset[str]:
         return frozenset()
 
 
-@lru_cache(1)  # many files are asked for in a row
+@lru_cache(1)  # many files are looked up in a row
 def _lines(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
     with path.open() as stream:
-        return frozenset(stream.read(MOST_REMEMBERED).split())
+        return frozenset(stream.read(MAX_VERIFIED_BYTES).split())
 
 
-def _remember(line: str) -> None:
-    """Adds a state, in one write; where too much is remembered, it begins anew."""
-    _found_whole.add(line)
+def _mark_verified(line: str) -> None:
+    """Records a state in a single write; a record that is full starts over."""
+    _verified_here.add(line)
     path = cache_folder() / VERIFIED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        full = path.exists() and path.stat().st_size > MOST_REMEMBERED - 100
+        full = path.exists() and path.stat().st_size > MAX_VERIFIED_BYTES - 100
         with path.open("w" if full else "a") as stream:
             stream.write(f"{line}\n")
     except OSError:
-        return  # another process reads the file again
+        return  # only means that other processes read the file again

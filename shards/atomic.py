@@ -11,14 +11,14 @@ from heron.shards.errors import DISK_FULL, ShardError
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Writes a JSON file atomically."""
     with atomic_write(path) as stream:
         stream.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Writes a file under a temporary name; it gets its own when whole, else it is removed.
+    """Writes a file under a temporary name; renames it when complete, else removes it.
 
     Raises ShardError where the disk is full.
     """

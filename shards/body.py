@@ -1,4 +1,4 @@
-"""The body of an answer: what came of a file, how fast, and whether it is the one expected."""
+"""The body of a response: what was received of a file, how fast, and whether it is as expected."""
 
 import hashlib
 import time
@@ -8,74 +8,77 @@ from typing import BinaryIO
 
 
 class Damaged(Exception):
-    """What came is not the file that was asked for."""
+    """The bytes received are not those of the requested file."""
 
 
 class Slow(Exception):
-    """The file comes more slowly than anyone can wait for."""
+    """The file arrives more slowly than the limit."""
 
 
 class Unwritable(Exception):
-    """The disk, not the network, failed: its cause is the fault."""
+    """Writing to the disk failed, not the network; the OSError is the cause."""
 
 
-def timely(chunks: Iterator[bytes], slowest: float, window_s: float) -> Iterator[bytes]:
-    """Yields chunks; raises Slow where fewer bytes a second come, over so many seconds of waiting.
+def enforce_speed(chunks: Iterator[bytes], min_rate: float, window_s: float) -> Iterator[bytes]:
+    """Yields chunks; raises Slow below `min_rate` bytes per second over `window_s` of waiting.
 
-    What is done with the chunks takes its time, and so may the first of them.
+    The time spent on processing the chunks, and on waiting for the first, does not count.
     """
-    came, waited = 0, 0.0
+    received, waited_s = 0, 0.0
     yield from islice(chunks, 1)
     while True:
         began = time.monotonic()
         if not (chunk := next(chunks, b"")):
             return
-        came, waited = came + len(chunk), waited + time.monotonic() - began
-        if waited > window_s:
-            if came < slowest * waited:
+        received, waited_s = received + len(chunk), waited_s + time.monotonic() - began
+        if waited_s > window_s:
+            if received < min_rate * waited_s:
                 raise Slow(
-                    f"{came:,} bytes in {waited:.3g} s; expected {slowest:,.0f} a second at least"
+                    f"{received:,} bytes in {waited_s:.3g} s; expected {min_rate:,.0f} a second at "
+                    "least"
                 )
-            came, waited = 0, 0.0
+            received, waited_s = 0, 0.0
         yield chunk
 
 
 class Body:
-    """What came of a file, hashed as it came."""
+    """The received bytes of a file, written to a stream and hashed."""
 
     def __init__(self, stream: BinaryIO, size: int | None, sha256: str | None) -> None:
-        """Begins at the beginning of a stream."""
+        """Takes a stream at its beginning, and what is known about the file."""
         self.stream, self.size, self.sha256 = stream, size, sha256
         self.written, self.hash = 0, hashlib.sha256()
 
     def write(self, chunk: bytes) -> None:
-        """Takes the next bytes, and no more than are expected."""
+        """Writes the next bytes; Damaged where they are more than expected."""
         if self.size is not None and self.written + len(chunk) > self.size:
             raise Damaged(
                 f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
                 f"{self.sha256}"
             )
         try:
-            left = memoryview(chunk)
-            while left:  # a raw file may take a part
-                left = left[self.stream.write(left) :]
+            remaining = memoryview(chunk)
+            while remaining:  # a raw file may write less than asked
+                remaining = remaining[self.stream.write(remaining) :]
         except OSError as fault:
             raise Unwritable from fault
         self.hash.update(chunk)
         self.written += len(chunk)
 
     def restart(self) -> None:
-        """Forgets what came."""
+        """Starts over at the beginning of the stream, and drops what it holds."""
         self.stream.seek(0)
+        if self.size is None:  # else the next bytes replace all, and the size may be reserved
+            self.stream.truncate()
         self.written, self.hash = 0, hashlib.sha256()
 
     def check(self) -> None:
-        """Raises where it is not what was expected."""
-        found, size = self.hash.hexdigest(), self.size
-        wrong = size is not None and self.written != size
-        if wrong or self.sha256 not in (None, found):
+        """Raises Damaged where size or checksum are not as expected."""
+        actual, size = self.hash.hexdigest(), self.size
+        wrong_size = size is not None and self.written != size
+        if wrong_size or self.sha256 not in (None, actual):
             expected = f"{size:,} bytes" if size is not None else "an index"
             raise Damaged(
-                f"{self.written:,} bytes with sha256 {found}; expected {expected} "
+                f"{self.written:,} bytes with sha256 {actual}; expected {expected} "
                 f"with sha256 {self.sha256}"
             )

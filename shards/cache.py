@@ -1,4 +1,4 @@
-"""The cache: whole, verified files of remote data sets, shared by all processes of a host."""
+"""A cache of whole, verified files of remote data sets, shared by all processes of a host."""
 
 import fcntl
 import logging
@@ -16,68 +16,68 @@ from typing import BinaryIO, NoReturn, Self, cast
 from heron.shards.artefact import FileSum, cache_folder
 from heron.shards.errors import DISK_FULL, ShardError
 
-MOST = 100 * 10**9  # bytes that a cache holds where nobody says how many
-OF_FREE = 0.9  # share of the free disk that it takes at most, then
-POLL_S = 0.01, 0.25  # first and longest pause between looks for room
+DEFAULT_LIMIT = 100 * 10**9  # bytes, unless a limit is given or the disk has less room
+FREE_SHARE = 0.9  # of the free disk, which the default limit may take
+POLL_PAUSES_S = 0.01, 0.25  # first and longest pause between attempts to find room
 
 log = logging.getLogger("heron")
 
 
 class LocalFile:
-    """A local file that nobody evicts until it is closed, or its process ends.
+    """A local file that is not evicted until it is closed or its process ends.
 
-    Unmap the file before closing: what is mapped stays readable, but its bytes no longer count.
+    Unmap it before closing: a mapping stays readable, but the cache no longer counts its bytes.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Holds a file by a descriptor that has its lock; none where nothing is ever evicted."""
+        """Takes a descriptor that holds the file's lock, or None where nothing evicts it."""
         self.path = path
         self._close = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
 
     def close(self) -> None:
-        """Lets the file go; again does nothing."""
+        """Releases the file; a second call does nothing."""
         if self._close is not None:
             self._close()
 
     def __enter__(self) -> Self:
-        """Holds it for a block."""
+        """Returns itself; the file is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets it go."""
+        """Closes the file."""
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse: a lock belongs to its process."""
+        """Raises TypeError, as a lock belongs to its process."""
         raise TypeError("a held file cannot be pickled; ask the store again in the other process")
 
 
 class ShardCache:
-    """A folder of files named by their sha256, at most so many bytes of them.
+    """A folder of files named by their sha256, of limited total size.
 
-    Files that are used by a process have a shared lock and stay; of the others, the least recently
-    used make room. A file that is being fetched counts with its whole size from the beginning.
-    The folder must be on a disk of this host, as locks over NFS may not hold.
+    Files in use by a process have a shared lock and stay; of the others, the least recently used
+    are evicted first. A file that is being fetched counts with its whole size from the beginning.
+    The folder must be on a disk of this host, as locks may not work over NFS.
     """
 
     def __init__(
         self, folder: Path | str | None = None, limit: int | None = None, patience_s: float = 60.0
     ) -> None:
-        """Chooses a folder and a limit in bytes; nothing is made before the first file.
+        """Takes a folder and a limit in bytes; the folder is created with the first file.
 
-        By default these are $HERON_CACHE or ~/.cache/heron/shards, and 100 GB, or 90 % of the
-        disk's free bytes where that is less. Where all files are in use, `patience_s` is how long
-        it waits for others to close some.
+        The defaults are $HERON_CACHE or ~/.cache/heron/shards, and 100 GB or 90 % of the disk's
+        free bytes, whichever is less. `patience_s` is how long to wait for other processes to close
+        files where all are in use.
         """
         self.folder = Path(folder).expanduser().absolute() if folder else cache_folder()
         if limit is None:
-            held = sum(state.st_size for _, state in self._files())
-            limit = min(MOST, int(OF_FREE * (self._free() + held)))
+            cached_bytes = sum(state.st_size for _, state in self._files())
+            limit = min(DEFAULT_LIMIT, int(FREE_SHARE * (self._free_bytes() + cached_bytes)))
         self.limit = limit
         self.patience_s = patience_s
 
-    def _free(self) -> int:
-        """Returns the free bytes of the disk that the folder is on, or will be."""
+    def _free_bytes(self) -> int:
+        """Returns the free bytes of the disk that the folder is, or will be, on."""
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
@@ -89,64 +89,65 @@ class ShardCache:
         *,
         of_content: bool = True,
     ) -> LocalFile:
-        """Holds the file with a checksum; where it is not there, one process fetches it.
+        """Returns the file with a checksum; where it is missing, one process fetches it.
 
-        One that was altered since is fetched again. `fetch` writes the file to a stream, and raises
-        where it is not the one asked for. Not `of_content`, the checksum is of what identifies the
-        file, and its size alone is compared. ShardError: too much is in use, or the disk is full.
+        A file that was altered since is fetched again. `fetch` writes the file to a stream, and
+        raises where it is not the requested one. Without `of_content` the checksum is not of the
+        file's content but of its identity, and only the size is compared. Raises ShardError where
+        too much is in use or the disk is full.
         """
         path = self.folder / sha256
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             while True:
-                if (held := self._hold(path, size, of_content)) is not None:
-                    return held
-                if (part := self._begin(path)) is not None:
+                if (cached := self._open_cached(path, size, of_content)) is not None:
+                    return cached
+                if (part := self._create_part(path)) is not None:
                     return self._fetch(path, part, size, fetch)
         except OSError as fault:
-            raise self._disk_fault(fault, size) from None
+            raise self._disk_error(fault, size) from None
 
     def clear(self, wait: bool = True) -> None:
-        """Removes every file that nobody uses, where there are any and they may be removed.
+        """Removes every file that is not in use, as far as that is possible.
 
-        A finalizer, which may run while its own thread has the lock, must not `wait` for it.
+        A finalizer must not `wait` for the lock, since its own thread may hold it.
         """
-        with suppress(OSError), self._alone(wait):
+        with suppress(OSError), self._locked(wait):
             for path, _ in list(self._files()):
                 _evict(path)
 
-    def _hold(self, path: Path, size: int | None, of_content: bool) -> LocalFile | None:
-        """Locks the cached file; None where there is none that is whole."""
+    def _open_cached(self, path: Path, size: int | None, of_content: bool) -> LocalFile | None:
+        """Opens and locks the cached file; None where it is missing or damaged."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        held = LocalFile(path, descriptor)
+        cached = LocalFile(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not _lies_at(descriptor, path):  # evicted before we had the lock
-            held.close()
+        if not _is_still_at(descriptor, path):  # evicted before it was locked
+            cached.close()
             return None
         state = os.fstat(descriptor)
         expected = FileSum(bytes=state.st_size if size is None else size, sha256=path.name)
         if expected.fault(path, of_content):
-            with self._alone():
-                if _lies_at(descriptor, path):
+            with self._locked():
+                if _is_still_at(descriptor, path):
                     log.warning("%s is not as it was fetched; it is fetched again", path)
                     path.unlink()
-            held.close()
+            cached.close()
             return None
-        # The time of last use, which a file system may not keep; that of change stays, by which it
-        # is known that the file was found whole.
+        # Set the access time, which the file system may not maintain. The modification time stays,
+        # since it identifies the file as verified.
         os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))
-        return held
+        return cached
 
-    def _begin(self, path: Path) -> FileIO | None:
-        """Makes and locks a .part; None once another process, which had one, is through with it."""
+    def _create_part(self, path: Path) -> FileIO | None:
+        """Creates and locks a .part; if another process has one, waits for it and returns None."""
         part = path.with_suffix(".part")
-        with self._alone():  # no evictor comes between the file and its lock
-            with suppress(FileNotFoundError, BlockingIOError), FileIO(part) as left:
-                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()  # of a killed process: to fetch is cheaper than to trust
+        with self._locked():  # nothing evicts the file before it is locked
+            with suppress(FileNotFoundError, BlockingIOError), FileIO(part) as abandoned:
+                fcntl.flock(abandoned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()  # of a killed process, and not to be trusted
             with suppress(FileExistsError):
                 if not path.exists():
                     stream = FileIO(part, "x+")
@@ -154,13 +155,13 @@ class ShardCache:
                     return stream
         with suppress(FileNotFoundError), FileIO(part) as other:
             log.info("%s: waiting for another process to fetch it", path)
-            fcntl.flock(other, fcntl.LOCK_SH)  # granted when it has its name, or is given up
+            fcntl.flock(other, fcntl.LOCK_SH)  # granted once it is renamed or given up
         return None
 
     def _fetch(
         self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
     ) -> LocalFile:
-        """Fills a .part, and gives it its name with no moment in which it has no lock."""
+        """Fills a .part and renames it, without ever releasing its lock."""
         part = path.with_suffix(".part")
         with stream:
             try:
@@ -168,7 +169,7 @@ class ShardCache:
                     self._reserve(stream, part, size)
                 fetch(cast(BinaryIO, _Growing(self, stream, part) if size is None else stream))
                 os.fsync(stream.fileno())
-                with self._alone():
+                with self._locked():
                     part.rename(path)
                     fcntl.flock(stream, fcntl.LOCK_SH)
                     return LocalFile(path, os.dup(stream.fileno()))
@@ -177,17 +178,17 @@ class ShardCache:
                 raise
 
     def _reserve(self, stream: FileIO, part: Path, size: int) -> None:
-        """Makes room for so many bytes, and takes it; waits while all of it is in use."""
+        """Reserves `size` bytes for a .part; waits while all room is in use."""
         if size > self.limit:
             raise ShardError(
                 f"cache {self.folder}: a file of {size:,} bytes; the limit is {self.limit:,}; "
                 "raise data.cache.bytes"
             )
-        pause, longest = POLL_S
+        pause, longest = POLL_PAUSES_S
         deadline = time.monotonic() + self.patience_s
         while True:
-            with self._alone():
-                files, used = self._make_room(size, part)
+            with self._locked():
+                files, used = self._evict_for(size, part)
                 if used + size <= self.limit:
                     stream.truncate(size)
                     return
@@ -197,15 +198,15 @@ class ShardCache:
                     f"({files} files), {size:,} more are needed; raise data.cache.bytes, or open "
                     "fewer shards at once: lower data.canonical_streams"
                 )
-            if pause == POLL_S[0]:
+            if pause == POLL_PAUSES_S[0]:
                 log.info("cache %s is full of files in use; waiting for room", self.folder)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def _make_room(self, size: int, part: Path) -> tuple[int, int]:
-        """Evicts until so many bytes fit; returns how many files are left, and their bytes.
+    def _evict_for(self, size: int, part: Path) -> tuple[int, int]:
+        """Evicts until `size` bytes fit; returns the number and the bytes of the remaining files.
 
-        Parts go first: where one has no lock, its process was killed.
+        Parts go first: a part without a lock belongs to a killed process.
         """
         files = [(path, state) for path, state in self._files() if path != part]
         files.sort(key=lambda file: (file[0].suffix != ".part", file[1].st_atime_ns))
@@ -219,7 +220,7 @@ class ShardCache:
         return count, used
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Yields every file that counts: cached ones, and parts of those that are being fetched."""
+        """Yields every file that counts: cached files, and parts of files being fetched."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if re.fullmatch(r"[0-9a-f]{64}(\.part)?", entry.name):
@@ -227,8 +228,8 @@ class ShardCache:
                         yield Path(entry.path), entry.stat()
 
     @contextmanager
-    def _alone(self, wait: bool = True) -> Iterator[None]:
-        """Keeps others from evicting, reserving and naming; wait for no file in here."""
+    def _locked(self, wait: bool = True) -> Iterator[None]:
+        """Keeps others from evicting, reserving and renaming; never wait for a file inside."""
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -236,7 +237,7 @@ class ShardCache:
         finally:
             os.close(descriptor)
 
-    def _disk_fault(self, fault: OSError, size: int | None) -> ShardError:
+    def _disk_error(self, fault: OSError, size: int | None) -> ShardError:
         if fault.errno not in DISK_FULL:
             return ShardError(
                 f"cache {self.folder}: {fault}; expected a folder that can be written; "
@@ -244,14 +245,14 @@ class ShardCache:
             )
         needed = "" if size is None else f" for a file of {size:,} bytes"
         return ShardError(
-            f"cache {self.folder}: the disk is full ({self._free():,} bytes are free){needed}; "
-            "free some space, lower data.cache.bytes, or set HERON_CACHE to a folder on a larger "
-            "disk"
+            f"cache {self.folder}: the disk is full ({self._free_bytes():,} bytes are free)"
+            f"{needed}; free some space, lower data.cache.bytes, or set HERON_CACHE to a folder on "
+            "a larger disk"
         )
 
 
 class _Growing:
-    """A file whose size is not known before it comes: room is made at every write."""
+    """A file of unknown size, for which room is reserved at every write."""
 
     def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
         self.cache, self.stream, self.part = cache, stream, part
@@ -263,16 +264,19 @@ class _Growing:
     def seek(self, offset: int) -> int:
         return self.stream.seek(offset)
 
+    def truncate(self) -> int:
+        return self.stream.truncate()
+
 
 def _evict(path: Path) -> bool:
-    """Removes a file that nobody uses; returns whether it is gone."""
+    """Removes a file unless it is in use; returns whether it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _lies_at(descriptor, path):
+        if _is_still_at(descriptor, path):
             path.unlink()
         return True
     except BlockingIOError:
@@ -281,8 +285,8 @@ def _evict(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _lies_at(descriptor: int, path: Path) -> bool:
-    """Tells whether an open file still has its name: others may have removed or renamed it."""
+def _is_still_at(descriptor: int, path: Path) -> bool:
+    """Returns whether an open file is still at its path; others may have removed or renamed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Classes that users keep outside the repository, by dotted path."""
+"""Loads users' own classes by dotted path."""
 
 import importlib
 import inspect
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 Base = TypeVar("Base")
-_loaded: set[Path] = set()
+_decisive_files: set[Path] = set()
 
 
 def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]:
@@ -15,47 +15,47 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
 
     Args:
         path: such as `my_lab.losses.Mine`; the module must be importable (PYTHONPATH).
-        base: what the class must derive from.
-        decisive: whether it decides a run's numbers, so that its file is one of `loaded_files`.
+        base: the class that it must derive from.
+        decisive: whether it affects a run's numbers, so that `loaded_files` includes its file.
 
     Raises:
-        ValueError: there is no such module or name, or it is no such class.
+        ValueError: there is no such module or name, or it is not such a class.
     """
-    where, _, name = path.rpartition(".")
+    module_name, _, name = path.rpartition(".")
     expected = f"expected a subclass of {base.__module__}.{base.__qualname__}"
     try:
-        module = importlib.import_module(where)
-    except Exception as fault:  # it is code of others, which may do anything
+        module = importlib.import_module(module_name)
+    except Exception as fault:  # user code may raise anything
         raise ValueError(
-            f"{path}: module {where!r} cannot be imported ({type(fault).__name__}: {fault}); "
+            f"{path}: module {module_name!r} cannot be imported ({type(fault).__name__}: {fault}); "
             "expected a module on the Python path; install its package, or put the folder it lies "
             "in on PYTHONPATH"
         ) from fault
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if _derives(value, base)]
+        candidates = [key for key, value in vars(module).items() if _is_subclass(value, base)]
         raise ValueError(
-            f"{path}: module {where!r} has no {name!r}; {expected}; "
-            + (suggest(name, known) if known else "the module has none")
+            f"{path}: module {module_name!r} has no {name!r}; {expected}; "
+            + (suggest(name, candidates) if candidates else "the module has none")
         )
-    found: object = getattr(module, name)
-    if not _derives(found, base):
-        what = f"the class {found.__name__}" if inspect.isclass(found) else repr(found)
-        raise ValueError(f"{path}: found {what:.80}; {expected}; derive it from that class")
+    loaded: object = getattr(module, name)
+    if not _is_subclass(loaded, base):
+        description = f"the class {loaded.__name__}" if inspect.isclass(loaded) else repr(loaded)
+        raise ValueError(f"{path}: found {description:.80}; {expected}; derive it from that class")
     if module.__file__ and decisive:
-        _loaded.add(Path(module.__file__))
-    return found
+        _decisive_files.add(Path(module.__file__))
+    return loaded
 
 
 def loaded_files() -> list[Path]:
-    """Returns the source files of the decisive classes loaded so far, in order of their names."""
-    return sorted(path for path in _loaded if path.is_file())
+    """Returns the source files of the decisive classes loaded so far, sorted."""
+    return sorted(path for path in _decisive_files if path.is_file())
 
 
 def suggest(wrong: str, known: list[str]) -> str:
-    """Returns the nearest of the known names as a question, or all of them."""
-    near = get_close_matches(wrong, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    """Returns a question with the closest known name, or the list of all."""
+    matches = get_close_matches(wrong, known, n=1)
+    return f"did you mean {matches[0]!r}?" if matches else f"expected one of {', '.join(known)}"
 
 
-def _derives(value: object, base: type[Base]) -> TypeGuard[type[Base]]:
+def _is_subclass(value: object, base: type[Base]) -> TypeGuard[type[Base]]:
     return inspect.isclass(value) and issubclass(value, base) and value is not base

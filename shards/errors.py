@@ -1,26 +1,26 @@
-"""What goes wrong with data: shards of ours, and files of a publisher."""
+"""The errors of data, be it our own shards or a publisher's files, and the wording of messages."""
 
 import errno
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second: of one user
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
-LONGEST = 60  # characters of a text in a message
-MESSAGE = 4000  # characters of a whole one
-# Characters that end lines, hide, or cannot be written: none stands in a name, or in a message.
+LONGEST = 60  # characters of a quoted value
+MAX_MESSAGE = 4000  # characters of a whole message
+# Characters that end lines, are invisible or cannot be encoded; kept out of names and messages.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
 class HeronError(Exception):
-    """What a user can mend: its message names the thing, what was found, expected, the remedy."""
+    """An error that a user can mend: it names the thing, what was found, expected, the remedy."""
 
     def __str__(self) -> str:
-        """Returns the message on one line, whatever characters are in what it quotes of others."""
-        return one_line(re.sub(r"\n +", " ", super().__str__()))  # our own lists are indented
+        """Returns the message on one line, with control characters of quoted data escaped."""
+        return one_line(re.sub(r"\n +", " ", super().__str__()))  # our own lists are indented lines
 
 
 class ShardError(HeronError):
@@ -28,13 +28,13 @@ class ShardError(HeronError):
 
 
 class SourceError(HeronError):
-    """A publisher's file, or an option of the source that reads it, is not what it should be."""
+    """A publisher's file, or an option of the source that reads it, is invalid."""
 
 
 def one_line(text: str) -> str:
-    """Returns a text in which control characters are written as Python writes them, and cut."""
-    text = text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Returns a text with control characters escaped as in Python, cut to `MAX_MESSAGE`."""
+    text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def times(shape: Iterable[Any]) -> str:
@@ -43,14 +43,14 @@ def times(shape: Iterable[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as Python writes it, cut where it is long."""
+    """Returns the repr of a value, cut to `LONGEST` characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # of a whole number with more digits than Python writes
+    except (ValueError, RecursionError):  # an integer with more digits than Python prints
         text = f"{type(value).__name__} too large to show"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def some(names: Sequence[str]) -> str:
-    """Returns the first few names, and how many more there are."""
+    """Returns the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

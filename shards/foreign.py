@@ -1,4 +1,4 @@
-"""Index tars that others wrote, where they lie: an index beside each, and a manifest."""
+"""Indexes tars that others wrote in place: adds an index beside each, and a manifest."""
 
 import os
 from contextlib import closing, suppress
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from heron.shards.annotation import encode
+from heron.shards.annotation import encode_labels
 from heron.shards.artefact import MANIFEST, FileSum, in_words
-from heron.shards.build import JOURNAL
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
     FOREIGN,
+    JOURNAL,
     KINDS,
     SCHEMA_VERSION,
     BuiltFrom,
@@ -31,30 +31,31 @@ from heron.shards.manifest import (
 from heron.shards.moments import Moments
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
-from heron.shards.tarball import contents
+from heron.shards.tarball import read_contents
 from heron.shards.terminal import Bar
 from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
-SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before they are measured
-AT_ONCE = 4096  # vectors read at a time for their statistics
+INITIAL_SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before measurement
+VECTORS_PER_READ = 4096  # while their statistics are computed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The manifest, and what is not in it.
+    """The manifest, and what was left out of it.
 
-    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
+    `skipped` holds samples with the reason, `strays` files that belong to no sample, and
+    `unrequested` the other members of samples.
     """
 
     folder: Path
     manifest: Manifest
     skipped: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    unrequested: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Returns a line for each split and view, for the labels, and for all that was left out."""
+        """Returns a line for each split and view, for the labels, and for what was left out."""
         lines = []
         for split, shards in self.manifest.splits.items():
             rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
@@ -64,8 +65,8 @@ class Outcome:
         labels = self.manifest.labels
         names = f", {len(labels.names):,} names" if labels.names else ""
         lines.append(f"labels: {labels.kind}{names}")
-        if self.others:
-            lines.append(f"not indexed: members {', '.join(self.others)}")
+        if self.unrequested:
+            lines.append(f"not indexed: members {', '.join(self.unrequested)}")
         if self.strays:
             lines.append(
                 f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
@@ -84,62 +85,62 @@ def index(
     progress: bool = True,
     overwrite: bool = False,
 ) -> Outcome:
-    """Writes an index beside every tar of a folder, and a manifest; the tars stay as they are.
+    """Writes an index beside every tar of a folder, and a manifest; the tars are not changed.
 
-    All tars are read before anything is written, and the manifest is written last: what an
-    interrupted run leaves does not count, and it is simply run again.
+    All tars are read before anything is written, and the manifest is written last, so that an
+    interrupted run can simply be repeated.
 
     Raises:
-        ShardError: a tar or a sample is damaged, keys come twice, or the folder holds a build of
-            ours, or was indexed in another way.
-        SourceError: an option is wrong, or labels do not fit each other.
+        ShardError: a tar or a sample is damaged, two samples share a key, or the folder holds a
+            build of ours or was indexed with other options.
+        SourceError: an option is wrong, or the labels are inconsistent.
     """
     folder = Path(folder)
     splits = layout.splits(folder)
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
-        raise SourceError(suggestion(folder, contents(tars[0]).samples))
-    plan = draft(folder, layout, splits)
-    if (done := _finished(folder, plan, splits, overwrite)) is not None:
-        return Outcome(folder, done)
+        raise SourceError(suggestion(folder, read_contents(tars[0]).samples))
+    unmeasured = draft(folder, layout, splits)
+    if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
+        return Outcome(folder, finished)
     if not os.access(folder, os.W_OK):
         raise ShardError(
             f"{folder} cannot be written; expected to put an index beside each tar; make a folder "
             "of symbolic links to the tars, and index that"
         )
-    surveys = _read_all(tars, layout, workers, progress)
-    labels, targets = encode(
-        _keys(surveys),
+    surveys = _survey_tars(tars, layout, workers, progress)
+    labels, targets = encode_labels(
+        _collect_keys(surveys),
         [label for survey in surveys.values() for label in survey.labels],
         layout.names,
     )
     if layout.label is not None and labels.kind == "none":
         raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
-    views = [_measured(view, n, surveys, splits) for n, view in enumerate(plan.views)]
-    _clear(folder)
+    views = [_measure_view(view, n, surveys, splits) for n, view in enumerate(unmeasured.views)]
+    _remove_index(folder)
     ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
-    shards = {}
+    shard_of = {}
     for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
         path = tar.with_name(index_name(tar.name))
         index = replace(survey.index, labels=rows)
         index.write(path)
-        shards[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
-    trained = splits.get("train", list(surveys))
-    write_tokenizers(folder, views, {tar: surveys[tar].index for tar in trained})
-    measured = {split: [shards[tar] for tar in tars] for split, tars in splits.items()}
-    changes = {"views": views, "labels": labels, "splits": measured}
-    manifest = Manifest.model_validate(dict(plan) | changes).write(folder / MANIFEST)
+        shard_of[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
+    training_tars = splits.get("train", list(surveys))
+    write_tokenizers(folder, views, {tar: surveys[tar].index for tar in training_tars})
+    shards_of = {split: [shard_of[tar] for tar in tars] for split, tars in splits.items()}
+    measured = {"views": views, "labels": labels, "splits": shards_of}
+    manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
     return Outcome(
         folder,
         manifest,
         [line for survey in surveys.values() for line in survey.skipped],
         [line for survey in surveys.values() for line in survey.strays],
-        sorted({suffix for survey in surveys.values() for suffix in survey.others}),
+        sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
     )
 
 
 def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
-    """Returns the manifest but for what is measured; SourceError where it could not be one."""
+    """Returns the manifest without its measured fields; SourceError where it would be invalid."""
     try:
         return Manifest(
             dataset=folder.resolve().name,
@@ -148,7 +149,7 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
                 View(
                     name=column.name,
                     kind=column.kind,
-                    shape=SHAPES[column.kind],
+                    shape=INITIAL_SHAPES[column.kind],
                     dtype=KINDS[column.kind][0],
                     member=column.suffixes[0],
                     field=column.field,
@@ -161,7 +162,7 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
                 source=FOREIGN,
                 options=_options(layout),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
-                shard_rows=0,  # as many as each tar has
+                shard_rows=0,  # not fixed: each tar keeps its size
             ),
         )
     except ValidationError as fault:
@@ -169,15 +170,15 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
 
 
 def _options(layout: Layout) -> dict[str, Any]:
-    """Returns the options; one that came later is left out at its default, as of older folders."""
-    left_out = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
-    return layout.model_dump(mode="json", exclude=left_out)
+    """Returns the options; later additions are left out at their default, as in older folders."""
+    excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
+    return layout.model_dump(mode="json", exclude=excluded)
 
 
-def _finished(
-    folder: Path, draft: Manifest, splits: dict[str, list[Path]], overwrite: bool
+def _load_finished(
+    folder: Path, expected: Manifest, splits: dict[str, list[Path]], overwrite: bool
 ) -> Manifest | None:
-    """Returns the manifest where it is there already; ShardError where something else is."""
+    """Returns the manifest of the same index, if there is one; ShardError for any other content."""
     if (folder / JOURNAL).exists():
         raise ShardError(f"{folder} holds an unfinished build of ours; expected tars of others")
     if not (folder / MANIFEST).exists():
@@ -185,7 +186,7 @@ def _finished(
     try:
         manifest = load_manifest(folder)
     except ShardError:
-        if overwrite:  # which mends one that cannot be read
+        if overwrite:  # replaces a manifest that cannot be read
             return None
         raise
     if not manifest.foreign:
@@ -197,17 +198,17 @@ def _finished(
         return None
     present = {(split, t.name, t.stat().st_size) for split, tars in splits.items() for t in tars}
     listed = {(split, s.file, s.bytes) for split, shards in manifest.splits.items() for s in shards}
-    if manifest.built_from != draft.built_from or present != listed:
-        what = "other tars" if manifest.built_from == draft.built_from else "other options"
-        raise ShardError(f"{folder} was indexed with {what}; --overwrite indexes it again")
+    if manifest.built_from != expected.built_from or present != listed:
+        change = "other tars" if manifest.built_from == expected.built_from else "other options"
+        raise ShardError(f"{folder} was indexed with {change}; --overwrite indexes it again")
     return manifest
 
 
-def _clear(folder: Path) -> None:
-    """Removes an older manifest and its indexes: some of the tars they list may have gone."""
+def _remove_index(folder: Path) -> None:
+    """Removes an older manifest and its indexes, as some of the tars they list may be gone."""
     if (folder / MANIFEST).exists():
         stale = list(folder.glob(f"*{TOKENIZER}"))
-        with suppress(ShardError):  # one that cannot be read lists no indexes
+        with suppress(ShardError):  # an unreadable manifest lists no indexes
             for shards in load_manifest(folder).splits.values():
                 stale += [folder / shard.index_file for shard in shards]
         (folder / MANIFEST).unlink()
@@ -215,8 +216,10 @@ def _clear(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) -> dict[Path, Survey]:
-    """Reads the tars, in parallel; returns what they hold, in their order."""
+def _survey_tars(
+    tars: list[Path], layout: Layout, workers: int, progress: bool
+) -> dict[Path, Survey]:
+    """Surveys the tars in parallel; returns the surveys in the order of the tars."""
     size = sum(tar.stat().st_size for tar in tars)
     bar = Bar(size, "B", name=tars[0].parent.name, hidden=not progress)
     surveys = {}
@@ -226,8 +229,8 @@ def _read_all(tars: list[Path], layout: Layout, workers: int, progress: bool) ->
     return {tar: surveys[tar] for tar in tars}
 
 
-def _keys(surveys: dict[Path, Survey]) -> list[str]:
-    """Returns the keys of all samples; ShardError where two tars share one."""
+def _collect_keys(surveys: dict[Path, Survey]) -> list[str]:
+    """Returns the keys of all samples; ShardError where two tars share a key."""
     tar_of: dict[str, str] = {}
     for tar, survey in surveys.items():
         keys = survey.index.keys.tolist()
@@ -240,21 +243,21 @@ def _keys(surveys: dict[Path, Survey]) -> list[str]:
     return list(tar_of)
 
 
-def _measured(
+def _measure_view(
     view: View, column: int, surveys: dict[Path, Survey], splits: dict[str, list[Path]]
 ) -> View:
-    """Returns the view with its shape, -1 where that varies, and the statistics of its vectors."""
-    samples: dict[tuple[int, ...], str] = {}  # one of each shape
+    """Returns the view with its shape, -1 where that varies, and its statistics, if of vectors."""
+    sample_of: dict[tuple[int, ...], str] = {}  # an example of each shape
     for survey in surveys.values():
-        samples = survey.shapes[column] | samples
+        sample_of = survey.shapes[column] | sample_of
     if view.kind == "image":
-        axes = [set(axis) for axis in zip(*samples, strict=True)]
+        axes = [set(axis) for axis in zip(*sample_of, strict=True)]
         shape = tuple(axis.pop() if len(axis) == 1 else -1 for axis in axes)
         return view.model_copy(update={"shape": shape})
     if view.kind == "text":
         return view
-    if len(samples) > 1:
-        ((width,), sample), ((other_width,), other), *_ = samples.items()
+    if len(sample_of) > 1:
+        ((width,), sample), ((other_width,), other), *_ = sample_of.items()
         raise ShardError(
             f"view {view.name!r} has {width} values in {sample} and {other_width} in {other}; "
             "expected one width"
@@ -262,7 +265,7 @@ def _measured(
     moments = Moments()
     for tar in splits.get("train", surveys):
         index = surveys[tar].index
-        for first in range(0, len(index.keys), AT_ONCE):
-            part = slice(first, first + AT_ONCE), column
-            moments.add(np.stack(map_arrays(tar, index.offsets[part], index.lengths[part])))
-    return moments.onto(view.model_copy(update={"shape": next(iter(samples))}))
+        for first in range(0, len(index.keys), VECTORS_PER_READ):
+            position = slice(first, first + VECTORS_PER_READ), column
+            moments.add(np.stack(map_arrays(tar, index.offsets[position], index.lengths[position])))
+    return moments.apply_to(view.model_copy(update={"shape": next(iter(sample_of))}))

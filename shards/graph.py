@@ -1,4 +1,4 @@
-"""Graphs as bytes: an npy file of int32, which holds the nodes' labels and the edges."""
+"""Graphs as bytes: an npy file of int32 with the labels of the nodes, and the edges."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ Edges = NDArray[np.int32]  # pairs of nodes, numbered from 0, [edges, 2]
 
 
 def tidy(pairs: NDArray[np.int64]) -> Edges:
-    """Returns undirected edges as they are stored: each once, its lesser node first, sorted.
+    """Returns undirected edges as they are stored: unique, lesser node first, and sorted.
 
     Raises:
         ValueError: an edge joins a node with itself.
@@ -22,49 +22,49 @@ def tidy(pairs: NDArray[np.int64]) -> Edges:
 
 
 def pack(labels: Nodes, edges: Edges) -> bytes:
-    """Returns a graph as the bytes of an npy file: how many nodes, their labels, the edges."""
-    from heron.shards.build import npy  # here: it imports the sources, which import this
+    """Returns a graph as the bytes of an npy file: the number of nodes, their labels, the edges."""
+    from heron.shards.build import npy  # imported here, since build imports the users of this file
 
     return npy(np.concatenate([[len(labels)], labels, edges.ravel()]).astype(np.int32))
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
-    """Returns the labels of the nodes, and the edges, out of what `pack` has made.
+    """Returns the labels of the nodes, and the edges, of a graph from `pack`.
 
     Args:
-        data: the bytes.
-        shape: the most nodes and edges of a graph, and how many labels there are.
+        data: the bytes of the npy file.
+        shape: the maximum number of nodes and of edges, and the number of node labels.
 
     Raises:
-        ValueError, ShardError: they are no graph, or one that does not fit the shape.
+        ValueError, ShardError: the bytes are not a graph, or it does not fit the shape.
     """
     array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "a graph")
     if array.dtype != np.int32 or array.ndim != 1 or not len(array):
         raise ValueError(f"is {array.dtype} {array.shape}; expected a graph: int32, one axis")
-    nodes = int(array[0])
-    if not 1 <= nodes < len(array) or (len(array) - 1 - nodes) % 2:
-        raise ValueError(f"says {nodes} nodes in {len(array) - 1} numbers; expected a graph")
-    labels, edges = array[1 : 1 + nodes], array[1 + nodes :].reshape(-1, 2)
+    num_nodes = int(array[0])
+    if not 1 <= num_nodes < len(array) or (len(array) - 1 - num_nodes) % 2:
+        raise ValueError(f"says {num_nodes} nodes in {len(array) - 1} numbers; expected a graph")
+    labels, edges = array[1 : 1 + num_nodes], array[1 + num_nodes :].reshape(-1, 2)
     if fault := graph_fault(labels, edges, shape):
         raise ValueError(fault)
     return labels, edges
 
 
 def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
-    """Says why a graph is not one of so many nodes, edges and labels at most, or returns ""."""
-    nodes, most_edges, names = shape
-    if not 1 <= len(labels) <= nodes or len(edges) > most_edges:
+    """Returns how a graph does not fit a shape, or "": see `unpack`."""
+    max_nodes, max_edges, num_labels = shape
+    if not 1 <= len(labels) <= max_nodes or len(edges) > max_edges:
         return (
-            f"has {len(labels)} nodes and {len(edges)} edges; expected 1 to {nodes} nodes and "
-            f"{most_edges} edges at most"
+            f"has {len(labels)} nodes and {len(edges)} edges; expected 1 to {max_nodes} nodes and "
+            f"{max_edges} edges at most"
         )
-    if len(bad := np.flatnonzero((labels < 0) | (labels >= names))):
-        return f"has a node of label {labels[bad[0]]}; expected 0 to {names - 1}"
+    if len(invalid := np.flatnonzero((labels < 0) | (labels >= num_labels))):
+        return f"has a node of label {labels[invalid[0]]}; expected 0 to {num_labels - 1}"
     if not len(edges):
         return ""
     if edges.min() < 0 or edges.max() >= len(labels):
         return f"has an edge to node {shown(int(edges.max()))}; expected 0 to {len(labels) - 1}"
-    numbers = edges[:, 0].astype(np.int64) * len(labels) + edges[:, 1]
-    if (edges[:, 0] >= edges[:, 1]).any() or (np.diff(numbers) <= 0).any():
+    order = edges[:, 0].astype(np.int64) * len(labels) + edges[:, 1]
+    if (edges[:, 0] >= edges[:, 1]).any() or (np.diff(order) <= 0).any():
         return "has edges out of order; expected each once, its lesser node first, sorted"
     return ""

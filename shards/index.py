@@ -1,4 +1,4 @@
-"""The index of a shard: where each member lies in the tar, so any sample is one seek away."""
+"""The index of a shard: where each member is in the tar, so that any sample is one seek away."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import REBUILD, RESTORE, ShardError
 
-BLOCK = tarfile.BLOCKSIZE  # 512: headers and payloads of a tar begin at its multiples
-UNREADABLE = (  # what NumPy raises for bytes that are no arrays
+BLOCK = tarfile.BLOCKSIZE  # 512 bytes: tar headers and payloads start at multiples of it
+UNREADABLE = (  # what NumPy raises for bytes that are not arrays
     *(ValueError, TypeError, KeyError, EOFError, OSError, RuntimeError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
@@ -28,13 +28,13 @@ UNREADABLE = (  # what NumPy raises for bytes that are no arrays
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """Keys, members, and where they lie; the labels too, so protocols open no tar.
+    """Keys, members, and where they are in the tar; also labels, so that protocols open no tar.
 
-    Shapes: keys [samples], members [members], offsets and lengths [samples, members] in bytes
-    of the payloads, crc32 [samples, members] of their bytes, rows [samples] (1 for images, up to
-    block_rows of a block), and labels [sum of rows, ...] of the whole shard. Where rows may lack
-    views, present [sum of rows, views] is 1 for those that a row has; a tar sample of one row has
-    no member, of length 0, for the others, and a block zeros.
+    Shapes: keys [samples], members [members], offsets and lengths [samples, members] of the
+    payloads in bytes, crc32 [samples, members] of the payloads, rows [samples] (1 for images, up to
+    block_rows for a block), and labels [sum of rows, ...] of the whole shard. Where rows may lack
+    views, present [sum of rows, views] is 1 for the views that a row has. A view that is absent has
+    length 0 and no member in a tar sample of one row, and is zeros in a block.
     """
 
     keys: NDArray[np.str_]
@@ -48,7 +48,7 @@ class ShardIndex:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The first row of each tar sample, and at the end the number of rows: [samples + 1]."""
+        """The first row of each tar sample, followed by the number of rows: [samples + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.rows)])
 
     def column(self, member: str) -> int:
@@ -59,14 +59,14 @@ class ShardIndex:
         return members.index(member)
 
     def write(self, path: Path) -> None:
-        """Writes the index; the same index gives the same bytes (zip dates are constant)."""
+        """Writes the index deterministically (zip dates are constant)."""
         with atomic_write(path) as stream:
             arrays = {field.name: getattr(self, field.name) for field in fields(self)}
             np.savez(stream, **{name: x for name, x in arrays.items() if x is not None})
 
     @classmethod
     def read(cls, path: Path | str) -> ShardIndex:
-        """Reads an index and checks that its parts fit each other."""
+        """Reads an index and checks that its arrays fit each other."""
         path = Path(path)
         try:
             return cls.parse(path.read_bytes(), str(path))
@@ -80,29 +80,29 @@ class ShardIndex:
         """Parses the bytes of an index that came from `where` (a path or a URL, for messages)."""
         names = [field.name for field in fields(cls) if field.name != "present"]
         try:
-            stored = read_npz(BytesIO(data), len(data))  # which is not compressed
-            there = {name: stored[name] for name in names}
-            index = cls(**there, present=stored.get("present"))
+            stored = read_npz(BytesIO(data), len(data))  # it is not compressed
+            arrays = {name: stored[name] for name in names}
+            index = cls(**arrays, present=stored.get("present"))
         except (*UNREADABLE, ShardError) as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
         samples, members = len(index.keys), len(index.members)
-        wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys(
             ("offsets", "lengths", "crc32"), (samples, members)
         )
-        wanted |= {"rows": (samples,), "labels": (int(index.rows.sum()), *index.labels.shape[1:])}
-        for name, shape in wanted.items():
-            if (found := getattr(index, name).shape) != shape:
+        expected |= {"rows": (samples,), "labels": (int(index.rows.sum()), *index.labels.shape[1:])}
+        for name, shape in expected.items():
+            if (actual := getattr(index, name).shape) != shape:
                 raise ShardError(
-                    f"{where}: {name} {found} do not fit {samples} keys of {members} members; "
+                    f"{where}: {name} {actual} do not fit {samples} keys of {members} members; "
                     f"{REBUILD}"
                 )
         return index
 
 
 def labels_in(data: bytes, where: str) -> NDArray[Any]:
-    """Returns the labels alone of the bytes of an index, which costs less than to parse it."""
+    """Returns only the labels in the bytes of an index, which is faster than parsing all of it."""
     try:
         return read_npz(BytesIO(data), len(data), ["labels.npy"])["labels"]
     except (*UNREADABLE, ShardError) as fault:
@@ -110,15 +110,15 @@ def labels_in(data: bytes, where: str) -> NDArray[Any]:
 
 
 def read_npz(
-    stream: BinaryIO, most: int, files: list[str] | None = None
+    stream: BinaryIO, max_bytes: int, files: list[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz, of at most so many bytes; ShardError or UNREADABLE else.
+    """Returns the arrays of an npz of at most `max_bytes`; else raises ShardError or UNREADABLE.
 
-    `files` are those of the archive that are read; None: all.
+    Only `files` of the archive are read; None reads all.
     """
     with zipfile.ZipFile(stream) as archive:
-        if (size := sum(info.file_size for info in archive.infolist())) > most:
-            raise ShardError(f"{size:,} bytes unpacked; expected {most:,} at most")
+        if (size := sum(info.file_size for info in archive.infolist())) > max_bytes:
+            raise ShardError(f"{size:,} bytes unpacked; expected {max_bytes:,} at most")
         arrays = {}
         for info in archive.infolist() if files is None else map(archive.getinfo, files):
             data = np.frombuffer(archive.read(info), np.uint8)
@@ -130,10 +130,10 @@ def read_npz(
 def map_arrays(
     tar: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[NDArray[Any]]:
-    """Maps a tar into memory once, and gives some of its npy members in place and read-only.
+    """Maps a tar into memory, and returns read-only views of some of its npy members.
 
     `offsets` and `lengths` [members] are in bytes, as in a column of the index. Raises ShardError
-    where a member is no npy file, holds pickles, or is cut.
+    where a member is not an npy file, holds pickles, or is cut.
     """
     data = np.memmap(tar, np.uint8, "r")
     return [
@@ -143,10 +143,10 @@ def map_arrays(
 
 
 def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> NDArray[Any]:
-    """Returns the array of an npy file that lies at so many bytes into others, in place."""
+    """Returns a view of the array in an npy file that starts at byte `offset` of `data`."""
     head = data[offset : offset + min(length, 4096)].tobytes()
     try:
-        start, shape, order, dtype = _header(head[: 10 + int.from_bytes(head[8:10], "little")])
+        start, shape, fortran, dtype = _header(head[: 10 + int.from_bytes(head[8:10], "little")])
     except UNREADABLE as fault:
         raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
@@ -156,14 +156,14 @@ def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> N
         raise ShardError(
             f"{where}: an array of {dtype} {shape} at byte {offset} is cut or too long; {RESTORE}"
         )
-    return np.ndarray(shape, dtype, data, offset + start, order="F" if order else "C")
+    return np.ndarray(shape, dtype, data, offset + start, order="F" if fortran else "C")
 
 
-@lru_cache(1024)  # those of a data set are nearly all the same, and NumPy runs Python's parser
+@lru_cache(1024)  # NumPy's parser is slow, and nearly all headers of a data set are the same
 def _header(head: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
-    """Returns the length of an npy header, and the shape, order (Fortran's?) and type it states."""
+    """Returns the length of an npy header, the shape, whether it is in Fortran order, the dtype."""
     stream = BytesIO(head)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("npy version other than 1.0")
-    shape, order, dtype = np.lib.format.read_array_header_1_0(stream)
-    return stream.tell(), shape, order, dtype
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    return stream.tell(), shape, fortran, dtype

@@ -1,4 +1,4 @@
-"""How the tars of others are laid out: which members are views, which labels, which tars splits."""
+"""How foreign tars are laid out: which members are views and labels, and which tars are splits."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,16 +21,16 @@ COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz",
 
 
 class StoredColumn(NamedTuple):
-    """A view: its name, its kind, and the suffixes its member may have."""
+    """A view: its name, its kind, and the suffixes that its member may have."""
 
     name: str
     kind: Literal["image", "vector", "text"]
     suffixes: tuple[str, ...]
-    field: str | None = None  # of the JSON object that holds the text
+    field: str | None = None  # of a JSON object, if it holds the text
 
 
 class Layout(BaseModel):
-    """What to index of each sample: the fields are the options of `heron shards index`."""
+    """What to index of each sample. The fields are the options of `heron shards index`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,7 +80,7 @@ class Layout(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Checks options as the command line gives them; SourceError where one is wrong."""
+        """Returns the layout that command-line options describe; SourceError where one is wrong."""
         try:
             return cls.model_validate(dict(options))
         except ValidationError as fault:
@@ -88,33 +88,34 @@ class Layout(BaseModel):
 
     @cached_property
     def columns(self) -> list[StoredColumn]:
-        """The views; SourceError where two would have the same name."""
+        """The views; SourceError where two would share a name."""
         images, vectors = self.image or [], self.vector or []
-        asked = [StoredColumn("image", "image", _suffixes(text, PICTURES)) for text in images]
-        asked += [StoredColumn("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
-        asked += map(_text, self.text or [])
-        words = [one.field or one.suffixes[0].replace(".", "_") for one in asked]
-        # By what stands before the suffix (left of left.jpg), or else by all of it.
+        columns = [StoredColumn("image", "image", _suffixes(text, PICTURES)) for text in images]
+        columns += [StoredColumn("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
+        columns += map(_parse_text, self.text or [])
+        full_names = [column.field or column.suffixes[0].replace(".", "_") for column in columns]
+        # A view is named by what precedes its suffix (left.jpg: left), or else by its kind.
         names = [
-            one.field or (word.rpartition("_")[0] if "." in one.suffixes[0] else one.name)
-            for word, one in zip(words, asked, strict=True)
+            column.field
+            or (full_name.rpartition("_")[0] if "." in column.suffixes[0] else column.name)
+            for full_name, column in zip(full_names, columns, strict=True)
         ]
         if len(images) == 1:
             names[0] = "image"
         if len(set(names)) < len(names):
-            names = words
+            names = full_names
         if len(set(names)) < len(names):
             raise SourceError(f"views are called {', '.join(names)}; expected each once")
-        return [one._replace(name=name) for name, one in zip(names, asked, strict=True)]
+        return [column._replace(name=name) for name, column in zip(names, columns, strict=True)]
 
     @cached_property
     def annotation(self) -> Annotation | None:
-        """Where labels lie, if anywhere."""
+        """Where the labels are, or None."""
         return None if self.label is None else Annotation(self.label, self.minus_one)
 
     @property
     def names(self) -> list[str] | None:
-        """The names of the classes, where they are given."""
+        """The names of the classes, or None where no file lists them."""
         if self.label_names is None:
             return None
         try:
@@ -122,31 +123,33 @@ class Layout(BaseModel):
         except UnicodeDecodeError:
             raise SourceError(f"label_names: {self.label_names} is not UTF-8") from None
         names = [line.strip() for line in lines]
-        for number, name in enumerate(names):
-            if not name or name in names[:number] or CONTROL.search(name):
+        seen = set[str]()
+        for number, name in enumerate(names, 1):
+            if not name or name in seen or CONTROL.search(name):
                 raise SourceError(
-                    f"label_names: line {number + 1} of {self.label_names} is {name!r}; expected "
+                    f"label_names: line {number} of {self.label_names} is {name!r}; expected "
                     "a name on every line, and each once, without control characters"
                 )
+            seen.add(name)
         return names
 
     def splits(self, folder: Path) -> dict[str, list[Path]]:
         """Returns the tars of each split, in the order of their names.
 
         Raises:
-            ShardError: there are no tars, or a name cannot stand in a manifest.
-            SourceError: a tar is in no split, or in two; a split has no tar.
+            ShardError: there are no tars, or a manifest cannot hold a name.
+            SourceError: a tar is in no split or in several, or a split has no tar.
         """
-        tars = _tars(folder)
-        patterns = [_pattern(text, tars) for text in self.split] if self.split else BY_WORD
+        tars = _find_tars(folder)
+        patterns = [_parse_split(text, tars) for text in self.split] if self.split else BY_WORD
         splits: dict[str, list[Path]] = {split: [] for split, _ in patterns}
         strays = []
         for tar in tars:
-            found = {split for split, pattern in patterns if re.fullmatch(pattern, tar.name)}
-            if len(found) == 1:
-                splits[found.pop()].append(tar)
+            matching = {split for split, pattern in patterns if re.fullmatch(pattern, tar.name)}
+            if len(matching) == 1:
+                splits[matching.pop()].append(tar)
             else:
-                strays.append(f"{tar.name} is of {' and '.join(sorted(found)) or 'no split'}")
+                strays.append(f"{tar.name} is of {' and '.join(sorted(matching)) or 'no split'}")
         if len(strays) == len(tars) and not self.split and all("no split" in x for x in strays):
             return {WHOLE: tars}
         if strays:
@@ -154,11 +157,11 @@ class Layout(BaseModel):
                 f"split: {strays[0]}; expected one; say which with --split NAME=PATTERN, or move "
                 "it away"
             )
-        return {split: found for split, found in splits.items() if found}
+        return {split: matching for split, matching in splits.items() if matching}
 
 
-def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
-    """Parses a value of --split into a split and a regular expression that some tar matches."""
+def _parse_split(text: str, tars: list[Path]) -> tuple[str, str]:
+    """Parses a value of --split into a split and the regular expression of its tars."""
     split, _, pattern = text.partition("=")
     if not split or not pattern:
         raise SourceError(f"split: {text!r}; expected NAME=PATTERN: train='a-*.tar'")
@@ -170,7 +173,7 @@ def _pattern(text: str, tars: list[Path]) -> tuple[str, str]:
     return split, translate(pattern)
 
 
-def _text(text: str) -> StoredColumn:
+def _parse_text(text: str) -> StoredColumn:
     """Parses a value of --text."""
     member, _, field = text.partition(":")
     if field and member.lower().rpartition(".")[2] in JSONS:
@@ -181,8 +184,8 @@ def _text(text: str) -> StoredColumn:
 def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
     suffixes = tuple(text.lower().split(","))
     for suffix in suffixes:
-        plain = re.fullmatch(r"([a-z0-9_-]+\.)*([a-z0-9_-]+)", suffix)
-        if plain is None or plain[2] not in endings:
+        match = re.fullmatch(r"([a-z0-9_-]+\.)*([a-z0-9_-]+)", suffix)
+        if match is None or match[2] not in endings:
             raise SourceError(
                 f"no such view can be read from {suffix!r}; expected {', '.join(endings)}, or a "
                 f"name before it, as in left.{endings[0]}"
@@ -190,13 +193,13 @@ def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
     return suffixes
 
 
-def _tars(folder: Path) -> list[Path]:
-    """Returns the tars of a folder, sorted; ShardError where there are none, or one is left out."""
+def _find_tars(folder: Path) -> list[Path]:
+    """Returns the tars of a folder, sorted; ShardError where there are none or one is unusable."""
     names = sorted(path.name for path in folder.iterdir())
-    if packed := [name for name in names if name.lower().endswith(COMPRESSED)]:
+    if compressed := [name for name in names if name.lower().endswith(COMPRESSED)]:
         raise ShardError(
-            f"{folder} holds {packed[0]}, which is compressed; expected plain tars, since nobody "
-            "can seek in compressed ones; decompress it, or move it away"
+            f"{folder} holds {compressed[0]}, which is compressed; expected plain tars, since "
+            "nobody can seek in compressed ones; decompress it, or move it away"
         )
     tars = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not tars:
@@ -204,31 +207,31 @@ def _tars(folder: Path) -> list[Path]:
             f"{folder} holds no tar; found {some(names) or 'nothing'}; give the folder in which "
             "the tars lie"
         )
-    if strange := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
+    if invalid := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
         raise ShardError(
-            f"{folder / strange[0]}: a manifest cannot name it; expected letters, digits, '-', "
+            f"{folder / invalid[0]}: a manifest cannot name it; expected letters, digits, '-', "
             "'_' and single dots; rename it"
         )
     return [folder / name for name in tars]
 
 
 def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
-    """Says that no view is asked for, what the first sample has, and a command for it."""
+    """Returns the error for no views: what the first sample has, and a command that indexes it."""
     message, members = f"{folder}: no view is asked for; ", list[str]()
-    for key, first in [*samples.items()][:1]:
-        members = list(first)
+    for key, sample in [*samples.items()][:1]:
+        members = list(sample)
         message += f"sample {key} has {some(members)}; "
 
-    def ending(endings: tuple[str, ...]) -> list[str]:
+    def ending_in(endings: tuple[str, ...]) -> list[str]:
         return [member for member in members if member.rpartition(".")[2] in endings]
 
-    images, vectors = ending(PICTURES), ending(("npy",))
+    images, vectors = ending_in(PICTURES), ending_in(("npy",))
     if not images and not vectors:
         return (
             f"{message}expected a picture ({', '.join(PICTURES)}) or a vector (npy) in each sample"
         )
-    labels = ending(NUMBERS) or ending(TEXTS) or [f"{one}:FIELD" for one in ending(JSONS)]
-    words = ["--image", *images] if images else ["--vector", *vectors]
+    labels = ending_in(NUMBERS) or ending_in(TEXTS) or [f"{x}:FIELD" for x in ending_in(JSONS)]
+    arguments = ["--image", *images] if images else ["--vector", *vectors]
     for label in (labels or (vectors if images else []))[:1]:
-        words += ["--label", label]
-    return f"{message}try `heron shards index {folder} {' '.join(words)}`"
+        arguments += ["--label", label]
+    return f"{message}try `heron shards index {folder} {' '.join(arguments)}`"

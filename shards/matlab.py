@@ -1,4 +1,4 @@
-"""MATLAB files: numeric matrices mapped into memory, however many rows they have."""
+"""Reads MATLAB files: maps numeric matrices of any number of rows into memory."""
 
 import hashlib
 import math
@@ -17,69 +17,70 @@ from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.errors import DOWNLOAD, SourceError, times
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
-HEADER = 128  # bytes before the first element of a v5 file
-HEAD = 4096  # bytes of an element that surely hold all that comes before its numbers
-CHUNK = 1 << 20  # bytes held at a time while a matrix is unpacked
-LARGEST_CHUNK = 1 << 28  # bytes of a chunk of HDF5, which is held as a whole
-# Bytes of a matrix unpacked, or so many times the file's, if that is more.
+HEADER_BYTES = 128  # before the first element of a v5 file
+HEAD_BYTES = 4096  # of an element; enough for everything that precedes its numbers
+CHUNK = 1 << 20  # bytes held at a time while a matrix is decompressed
+LARGEST_CHUNK = 1 << 28  # bytes of an HDF5 chunk, which is held whole
+# Limits of a decompressed matrix: in bytes, and as a multiple of the file size; the larger counts.
 MOST_UNPACKED, MOST_FOLD = 1 << 30, 100
-MATRIX, COMPRESSED = 14, 15  # types of an element of a v5 file
-COMPLEX = 0x0800  # flag of a v5 array
-KINDS = ["", "cell", "struct", "object", "char", "sparse", "double", "single"]  # by their numbers
+MATRIX, COMPRESSED = 14, 15  # element types of a v5 file
+COMPLEX_FLAG = 0x0800  # of a v5 array
+# MATLAB classes, and dtypes of stored numbers, by their codes.
+KINDS = ["", "cell", "struct", "object", "char", "sparse", "double", "single"]
 KINDS += ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 NUMERIC = [*KINDS[6:], "logical"]
-NO_NUMBERS = np.dtype(np.void)
-STORED = ["", "i1", "u1", "i2", "u2", "i4", "u4", "f4", "", "f8", "", "", "i8", "u8"]  # the same
+NOT_NUMERIC = np.dtype(np.void)
+STORED = ["", "i1", "u1", "i2", "u2", "i4", "u4", "f4", "", "f8", "", "", "i8", "u8"]
 
 
 class Variable(NamedTuple):
-    """A variable: its name, MATLAB's class of it (or "complex"), its shape, where its numbers are.
+    """A variable: its name, MATLAB class ("complex …" included), shape, and where its numbers are.
 
-    `dtype` is that of the stored numbers, since MATLAB writes small whole numbers of a double as
-    bytes, and NO_NUMBERS where the variable is no array of real ones. The rest is of a v5 file:
-    where the element begins, its bytes before the numbers, its length where it is compressed.
+    `dtype` is that of the stored numbers, since MATLAB stores doubles with small integer values as
+    bytes; it is NOT_NUMERIC unless the variable is an array of real numbers. The rest is for v5:
+    where the element starts, the bytes before its numbers, and its length if it is compressed.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any] = NO_NUMBERS
+    dtype: np.dtype[Any] = NOT_NUMERIC
     start: int = 0
     skip: int = 0
     packed: int | None = None
 
 
 class MatlabFile:
-    """A MATLAB file of v5 (which `save -v6` and `-v7` write, too) or of v7.3.
+    """A MATLAB file of v5 (as `save -v6` and `-v7` write it) or v7.3.
 
-    Opening it reads the heads of its variables alone. A matrix is mapped into memory where it
-    lies; a packed one is first unpacked, a piece at a time, into a file of the cache's folder that
-    all processes share, and that the last of them removes. (scipy.io.loadmat would hold the whole
-    matrix in memory, in each of them.)
+    Opening it reads only the heads of its variables. A matrix is mapped into memory in place; a
+    compressed one is first unpacked, in chunks, into a file in the cache folder that all processes
+    share and the last one removes. (scipy.io.loadmat would hold the whole matrix in the memory of
+    each process.)
     """
 
     def __init__(self, path: Path) -> None:
-        """Lists the variables; SourceError where this is no MATLAB file, or a damaged one."""
+        """Lists the variables; SourceError where the file is damaged or not a MATLAB file."""
         self.path = path
         with path.open("rb") as stream:
             start = stream.read(512 + len(HDF5))  # v7.3 puts its own 512 bytes before HDF5's
         self.hdf5 = start.startswith(HDF5) or start.endswith(HDF5)
-        variables = _hdf5_variables(path) if self.hdf5 else _variables(path, start)
-        # What else there is has no name in MATLAB: `#refs#` of v7.3, or mischief such as `../x`.
+        variables = _read_hdf5_variables(path) if self.hdf5 else _read_variables(path, start)
+        # Other names are not variables: `#refs#` of v7.3, or malicious ones such as `../x`.
         named = [v for v in variables if v.name.isascii() and v.name.isidentifier()]
         self.variables = {variable.name: variable for variable in named}
         self._mapped: dict[str, NDArray[Any]] = {}
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Returns rows and columns of a matrix; SourceError where it is none of real numbers."""
+        """Returns rows and columns of a matrix; SourceError unless it is one of real numbers."""
         if (variable := self.variables.get(name)) is None:
-            known = ", ".join(self.variables) or "none"
+            names = ", ".join(self.variables) or "none"
             raise SourceError(
-                f"{self.path.name}: no variable {name}; it has {known}; expected the file as its "
+                f"{self.path.name}: no variable {name}; it has {names}; expected the file as its "
                 f"publisher made it; {DOWNLOAD}"
             )
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
-        if variable.dtype == NO_NUMBERS or not rows * columns:
+        if variable.dtype == NOT_NUMERIC or not rows * columns:
             raise SourceError(
                 f"{self.path.name}: {name} is {variable.kind} {times(variable.shape)}; expected "
                 "a matrix of real numbers, full and not empty"
@@ -87,19 +88,19 @@ class MatlabFile:
         return rows, columns
 
     def element(self, name: str) -> bytes:
-        """Returns a v5 file of one variable alone, unpacked, of MOST_UNPACKED bytes at most."""
+        """Returns a v5 file with only one variable, unpacked, of at most MOST_UNPACKED bytes."""
         variable = self.variables[name]
         with self.path.open("rb") as stream:
-            header = stream.read(HEADER)
-            order = "<" if header.endswith(b"IM") else ">"
+            header = stream.read(HEADER_BYTES)
+            byte_order = "<" if header.endswith(b"IM") else ">"
             stream.seek(variable.start)
             if variable.packed is None:
                 tag = stream.read(8)
-                return header + tag + stream.read(struct.unpack(f"{order}II", tag)[1])
+                return header + tag + stream.read(struct.unpack(f"{byte_order}II", tag)[1])
             data = bytearray()
             try:
-                for piece in _inflated(stream, variable.packed):
-                    data += piece
+                for chunk in _inflate_chunks(stream, variable.packed):
+                    data += chunk
                     if len(data) > MOST_UNPACKED:
                         raise SourceError(
                             f"{self.path.name}: {name} has more than {MOST_UNPACKED:,} bytes "
@@ -113,27 +114,28 @@ class MatlabFile:
         return header + bytes(data)
 
     def matrix(self, name: str) -> NDArray[Any]:
-        """Returns a matrix [rows, columns], mapped into memory, in the type that is stored."""
+        """Returns a matrix [rows, columns], mapped into memory, in its stored dtype."""
         if name not in self._mapped:
             shape, variable = self.shape(name), self.variables[name]
             path, offset = self.path, variable.start + variable.skip
             if self.hdf5 or variable.packed is not None:
-                path, offset = self._unpacked(variable), 0
+                path, offset = self._unpacked_file(variable), 0
             mapped = np.memmap(path, variable.dtype, "r", offset, shape, "F")
-            self._mapped[name] = mapped.view(np.ndarray)  # a memmap's slices are slower
+            self._mapped[name] = mapped.view(np.ndarray)  # slicing a memmap is slower
         return self._mapped[name]
 
-    def _unpacked(self, variable: Variable) -> Path:
-        """Returns a file of the numbers alone, which the first process that asks for it writes."""
+    def _unpacked_file(self, variable: Variable) -> Path:
+        """Returns a file with only the numbers, which the first process to ask for it writes."""
         cache = ShardCache(ShardCache(limit=0).folder / "unpacked", limit=1 << 60)
-        cache.clear()  # of what builds that were killed have left
-        state = self.path.stat()
-        identity = self.path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, variable
+        cache.clear()  # removes the leftovers of killed builds
+        status = self.path.stat()
+        identity = self.path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, variable
         size = math.prod(variable.shape) * variable.dtype.itemsize
-        if size > (most := max(MOST_UNPACKED, MOST_FOLD * state.st_size)):
+        if size > (max_bytes := max(MOST_UNPACKED, MOST_FOLD * status.st_size)):
             raise SourceError(
-                f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected {most:,} "
-                f"at most, of a file of {state.st_size:,}; save it uncompressed with `save -v6`"
+                f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected "
+                f"{max_bytes:,} at most, of a file of {status.st_size:,}; save it uncompressed "
+                "with `save -v6`"
             )
 
         def unpack(stream: BinaryIO) -> None:
@@ -141,139 +143,141 @@ class MatlabFile:
                 (_unpack_hdf5 if self.hdf5 else _unpack)(self.path, variable, out)
 
         name = hashlib.sha256(repr(identity).encode()).hexdigest()
-        held = cache.get(name, size, unpack, of_content=False)
-        weakref.finalize(self, _leave, held, cache)
-        return held.path
+        local_file = cache.get(name, size, unpack, of_content=False)
+        weakref.finalize(self, _release, local_file, cache)
+        return local_file.path
 
 
-def _leave(held: LocalFile, cache: ShardCache) -> None:
-    held.close()
+def _release(local_file: LocalFile, cache: ShardCache) -> None:
+    local_file.close()
     cache.clear(wait=False)
 
 
-def _variables(path: Path, start: bytes) -> Iterator[Variable]:
-    """Reads the heads of the variables of a v5 file, and none of their numbers."""
-    order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(start[124:HEADER])  # v5, and its ends
-    if order is None:
-        raise SourceError(_stranger(path, start))
-    at, size = HEADER, path.stat().st_size
+def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
+    """Yields the variables of a v5 file; reads only their heads."""
+    signature = start[124:HEADER_BYTES]  # of v5, in its byte order
+    byte_order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(signature)
+    if byte_order is None:
+        raise SourceError(_unknown_file_message(path, start))
+    offset, size = HEADER_BYTES, path.stat().st_size
     with path.open("rb") as stream:
-        while at < size:
-            stream.seek(at)
+        while offset < size:
+            stream.seek(offset)
             tag = stream.read(8)
-            kind, length = struct.unpack(f"{order}II", tag.ljust(8, b"\0"))
-            end = at + 8 + (length if len(tag) == 8 else 0)
+            kind, length = struct.unpack(f"{byte_order}II", tag.ljust(8, b"\0"))
+            end = offset + 8 + (length if len(tag) == 8 else 0)
             if len(tag) < 8 or (kind in (MATRIX, COMPRESSED) and end > size):
                 raise SourceError(
                     f"{path.name}: {size:,} bytes; expected {end:,} at least, to the end of its "
-                    f"variable at byte {at:,}: it is cut short; {DOWNLOAD}"
+                    f"variable at byte {offset:,}: it is cut short; {DOWNLOAD}"
                 )
             try:
                 if kind == COMPRESSED:
-                    variable = _variable(order, next(_inflated(stream, length)))
-                    yield variable._replace(start=at + 8, packed=length)
+                    variable = _parse_variable(byte_order, next(_inflate_chunks(stream, length)))
+                    yield variable._replace(start=offset + 8, packed=length)
                 elif kind == MATRIX:
-                    variable = _variable(order, tag + stream.read(min(HEAD, length)))
-                    yield variable._replace(start=at)
+                    head = tag + stream.read(min(HEAD_BYTES, length))
+                    variable = _parse_variable(byte_order, head)
+                    yield variable._replace(start=offset)
                 else:
                     raise ValueError(f"an element of type {kind}")
             except (ValueError, struct.error, zlib.error) as fault:
                 raise SourceError(
-                    f"{path.name}: damaged at byte {at:,} ({fault}); expected a variable; "
+                    f"{path.name}: damaged at byte {offset:,} ({fault}); expected a variable; "
                     f"{DOWNLOAD}"
                 ) from None
-            at = end
+            offset = end
 
 
-def _variable(order: str, head: bytes) -> Variable:
-    """Parses the head of an element: its tag, flags, dimensions, name, and the tag of its numbers.
+def _parse_variable(byte_order: str, head: bytes) -> Variable:
+    """Parses the head of an element: its tag, flags, dimensions, name, and the tag of its data.
 
     The layout is that of MathWorks' "MAT-File Level 5 File Format".
     """
-    kind, length = struct.unpack_from(f"{order}II", head)
-    flags_at, _, flags_end, _ = _part(head, 8, order)
-    (flags,) = struct.unpack_from(f"{order}I", head, flags_at)
-    if kind != MATRIX or not 0 < flags & 0xFF < len(KINDS):
-        return Variable("", "opaque", ())  # a function or a class of the user's, laid out otherwise
-    at, size, end, _ = _part(head, flags_end, order)
-    shape = struct.unpack_from(f"{order}{size // 4}I", head, at)
-    at, size, end, _ = _part(head, end, order)
-    name, kind_name = head[at : at + size].decode("latin-1"), KINDS[flags & 0xFF]
-    if flags & COMPLEX or kind_name not in NUMERIC:
-        return Variable(name, "complex " * bool(flags & COMPLEX) + kind_name, shape)
-    at, size, _, stored = _part(head, end, order)
-    if stored >= len(STORED) or not STORED[stored]:
-        raise ValueError(f"numbers of type {stored} in {name}")
-    dtype = np.dtype(order + STORED[stored])
-    if size != math.prod(shape) * dtype.itemsize or at + size > 8 + length:
+    element_type, length = struct.unpack_from(f"{byte_order}II", head)
+    flags_start, _, flags_end, _ = _subelement(head, 8, byte_order)
+    (flags,) = struct.unpack_from(f"{byte_order}I", head, flags_start)
+    if element_type != MATRIX or not 0 < flags & 0xFF < len(KINDS):
+        return Variable("", "opaque", ())  # a function or user class, in another layout
+    start, size, end, _ = _subelement(head, flags_end, byte_order)
+    shape = struct.unpack_from(f"{byte_order}{size // 4}I", head, start)
+    start, size, end, _ = _subelement(head, end, byte_order)
+    name, class_name = head[start : start + size].decode("latin-1"), KINDS[flags & 0xFF]
+    if flags & COMPLEX_FLAG or class_name not in NUMERIC:
+        return Variable(name, "complex " * bool(flags & COMPLEX_FLAG) + class_name, shape)
+    start, size, _, stored_type = _subelement(head, end, byte_order)
+    if stored_type >= len(STORED) or not STORED[stored_type]:
+        raise ValueError(f"numbers of type {stored_type} in {name}")
+    dtype = np.dtype(byte_order + STORED[stored_type])
+    if size != math.prod(shape) * dtype.itemsize or start + size > 8 + length:
         raise ValueError(f"{name} of {times(shape)} in {size:,} bytes of {dtype.name}")
-    return Variable(name, kind_name, shape, dtype, skip=at)
+    return Variable(name, class_name, shape, dtype, skip=start)
 
 
-def _part(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
-    """Returns where the data of a part begin, their bytes, where the next part is, their type."""
-    kind, size = struct.unpack_from(f"{order}II", head, at)
-    if kind >> 16:  # four bytes at most lie within the tag
-        return at + 4, kind >> 16, at + 8, kind & 0xFFFF
-    return at + 8, size, at + 8 + -(-size // 8) * 8, kind
+def _subelement(head: bytes, offset: int, byte_order: str) -> tuple[int, int, int, int]:
+    """Returns start and size of a subelement's data, the start of the next one, the data type."""
+    data_type, size = struct.unpack_from(f"{byte_order}II", head, offset)
+    if data_type >> 16:  # up to four bytes are stored in the tag itself
+        return offset + 4, data_type >> 16, offset + 8, data_type & 0xFFFF
+    return offset + 8, size, offset + 8 + -(-size // 8) * 8, data_type
 
 
-def _inflated(stream: BinaryIO, length: int) -> Iterator[bytes]:
-    """Inflates the next `length` bytes of a stream, at most CHUNK at a time."""
-    zipped = zlib.decompressobj()
-    while not zipped.eof:
-        packed = zipped.unconsumed_tail
+def _inflate_chunks(stream: BinaryIO, length: int) -> Iterator[bytes]:
+    """Decompresses the next `length` bytes of a stream, yielding at most CHUNK bytes at a time."""
+    decompressor = zlib.decompressobj()
+    while not decompressor.eof:
+        packed = decompressor.unconsumed_tail
         if not packed:
             packed = stream.read(min(CHUNK, length))
             length -= len(packed)
-        piece = zipped.decompress(packed, CHUNK)
-        if not packed and not piece:
+        chunk = decompressor.decompress(packed, CHUNK)
+        if not packed and not chunk:
             raise zlib.error("it ends too early")
-        yield piece
+        yield chunk
 
 
 def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Writes the numbers of a compressed element."""
+    """Writes the numbers of a compressed v5 element."""
     assert variable.packed is not None
-    size = left = math.prod(variable.shape) * variable.dtype.itemsize
+    size = remaining = math.prod(variable.shape) * variable.dtype.itemsize
     skip = variable.skip
     try:
         with path.open("rb") as stream:
             stream.seek(variable.start)
-            for piece in _inflated(stream, variable.packed):
-                left -= out.write(memoryview(piece)[skip : skip + left])
-                skip = max(skip - len(piece), 0)
-        fault = f"{left:,} of {size:,} bytes are missing" if left else ""
+            for chunk in _inflate_chunks(stream, variable.packed):
+                remaining -= out.write(memoryview(chunk)[skip : skip + remaining])
+                skip = max(skip - len(chunk), 0)
+        fault = f"{remaining:,} of {size:,} bytes are missing" if remaining else ""
     except zlib.error as error:
         fault = str(error)
     if fault:
         raise SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD}")
 
 
-def _hdf5_variables(path: Path) -> list[Variable]:
-    """Reads the heads of the variables of a v7.3 file."""
-    import h5py  # here: only files of v7.3 need it
+def _read_hdf5_variables(path: Path) -> list[Variable]:
+    """Returns the variables of a v7.3 file; reads only their heads."""
+    import h5py  # imported here, as only v7.3 files need it
 
     try:
         with h5py.File(path, "r") as file:
             return [
-                _hdf5_variable(name, file[name])
+                _describe_hdf5(name, file[name])
                 for name in file
-                # Other links may lead to any file.
+                # Soft and external links could lead to any file.
                 if isinstance(file.get(name, getlink=True), h5py.HardLink)
             ]
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
         raise SourceError(f"{path.name}: damaged HDF5 ({fault}); {DOWNLOAD}") from None
 
 
-def _hdf5_variable(name: str, item: Any) -> Variable:
-    """Describes an object of the file, whose axes MATLAB stores in reverse."""
+def _describe_hdf5(name: str, item: Any) -> Variable:
+    """Describes an HDF5 object; MATLAB stores its axes in reverse order."""
     kind = matlab_class(item)
     shape = () if "MATLAB_empty" in item.attrs else getattr(item, "shape", None) or ()
-    dtype = item.dtype if hasattr(item, "shape") else np.dtype("O")  # a group is a struct or sparse
+    dtype = item.dtype if hasattr(item, "shape") else np.dtype("O")  # groups are structs or sparse
     if "MATLAB_sparse" in item.attrs or dtype.names:
         kind = f"{'complex' if dtype.names else 'sparse'} {kind}"
-    elif not kind:  # what other programs write
+    elif not kind:  # written by other programs
         kind = {"f4": "single", "f8": "double"}.get(dtype.str[1:], dtype.name)
     if kind not in NUMERIC or dtype.kind not in "fiu":
         return Variable(name, kind, shape[::-1])
@@ -283,49 +287,49 @@ def _hdf5_variable(name: str, item: Any) -> Variable:
 
 
 def matlab_class(item: Any) -> str:
-    """Returns MATLAB's class of an object of HDF5, "" where none is stated."""
+    """Returns the MATLAB class of an HDF5 object, or "" where it states none."""
     kind = item.attrs.get("MATLAB_class", "")
-    if isinstance(kind, bytes):  # as MATLAB writes it; others write a text
+    if isinstance(kind, bytes):  # as MATLAB writes it; others write str
         return kind.decode("latin-1")
     return kind if isinstance(kind, str) else "unknown"
 
 
 def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
-    """Writes the columns of a data set of HDF5, reading whole chunks."""
+    """Writes the columns of an HDF5 data set, reading it by whole chunks."""
     import h5py
 
     name = variable.name
     with h5py.File(path, "r") as file:
         data = file[name]
         columns, rows = data.shape
-        held = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
-        if held > LARGEST_CHUNK:
+        chunk_bytes = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
+        if chunk_bytes > LARGEST_CHUNK:
             raise SourceError(
-                f"{path.name}: {name} has chunks of {held:,} bytes; expected {LARGEST_CHUNK:,} "
-                f"at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
+                f"{path.name}: {name} has chunks of {chunk_bytes:,} bytes; expected "
+                f"{LARGEST_CHUNK:,} at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
             )
-        # One stretch of the file where there are no chunks: a column at a time.
-        places = (
-            data.iter_chunks() if data.chunks else (np.s_[at : at + 1, :] for at in range(columns))
+        # Data without chunks are contiguous in the file, and read a column at a time.
+        positions = (
+            data.iter_chunks() if data.chunks else (np.s_[i : i + 1, :] for i in range(columns))
         )
-        for place in places:
+        for position in positions:
             try:
-                block = data[place]
+                block = data[position]
             except OSError as fault:
                 raise SourceError(f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD}") from None
-            first, row = place[0].start, place[1].start or 0
-            for column, values in enumerate(block, first):
-                out.seek((column * rows + row) * values.itemsize)
+            first_column, first_row = position[0].start, position[1].start or 0
+            for column, values in enumerate(block, first_column):
+                out.seek((column * rows + first_row) * values.itemsize)
                 out.write(values)
 
 
-def _stranger(path: Path, start: bytes) -> str:
-    """Says what a file is that is neither v5 nor v7.3."""
+def _unknown_file_message(path: Path, start: bytes) -> str:
+    """Returns the error message for a file that is neither v5 nor v7.3."""
     if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
-        found = f"it begins with {start[:16]!r}"
-    elif len(start) < HEADER:
-        found = f"{len(start)} bytes"
+        description = f"it begins with {start[:16]!r}"
+    elif len(start) < HEADER_BYTES:
+        description = f"{len(start)} bytes"
     else:
-        found = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER].hex()}"
-    remedy = "save it again with `save -v7`" if found == "MATLAB v4" else DOWNLOAD
-    return f"{path.name}: {found}; expected a file of MATLAB v5 or v7.3; {remedy}"
+        description = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER_BYTES].hex()}"
+    remedy = "save it again with `save -v7`" if description == "MATLAB v4" else DOWNLOAD
+    return f"{path.name}: {description}; expected a file of MATLAB v5 or v7.3; {remedy}"

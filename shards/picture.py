@@ -1,4 +1,4 @@
-"""Pictures as files: what the header of a JPEG or a PNG says, and whether all of it is there."""
+"""JPEG and PNG files: their headers, whether they are complete, and their pixels."""
 
 import re
 import zlib
@@ -12,18 +12,18 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"  # how they begin
-MOST_PIXELS = 1 << 27  # of a picture; more is a bomb
-HEAD = 4096  # bytes; the header of most files is shorter
-MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, less those within coded pixels
-END = 0xD9  # the marker of a JPEG's end
-PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # that it raises
+JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"  # their first bytes
+MOST_PIXELS = 1 << 27  # of a picture; more is a decompression bomb
+HEAD_BYTES = 4096  # most headers are shorter
+MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, other than those inside coded pixels
+END_OF_IMAGE = 0xD9  # the last marker of a JPEG
+PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # Pillow's errors
 
 Kind = Literal["JPEG", "PNG"]
 
 
 class Header(NamedTuple):
-    """What a picture says of itself; height and width in pixels."""
+    """The header of a picture; height and width in pixels."""
 
     kind: Kind
     height: int
@@ -31,7 +31,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, kind: Kind | None = None) -> Header:
-    """Returns the header of a picture, of either kind or of one; ValueError says what is wrong."""
+    """Returns the header of a picture, of a given kind or either; ValueError where it is bad."""
     if data.startswith(JPEG):
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
@@ -41,9 +41,9 @@ def read_header(data: bytes, kind: Kind | None = None) -> Header:
     elif data.startswith(PNG):
         if data[12:16] != b"IHDR" or zlib.crc32(data[12:29]).to_bytes(4, "big") != data[29:33]:
             raise ValueError("is a damaged PNG (its header is cut or has another checksum)")
-        if data[24:26] == b"\x10\0":  # bits, and the type of grey without transparency
+        if data[24:26] == b"\x10\0":  # 16 bits, and the colour type of grey without alpha
             raise ValueError("is a PNG whose grey has 16 bits; expected 8, as more would be cut")
-        width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
         header = Header("PNG", height, width)
     else:
         raise ValueError(f"begins with {data[:8]!r}; expected a {kind or 'JPEG or a PNG'}")
@@ -55,35 +55,35 @@ def read_header(data: bytes, kind: Kind | None = None) -> Header:
 
 
 def read_header_of(path: Path, kind: Kind | None = None) -> Header:
-    """Returns the header of a picture's file, of which no more is read than is needed."""
+    """Returns the header of a picture file, reading no more of it than needed."""
     with path.open("rb") as stream:
-        head = stream.read(HEAD)
+        head = stream.read(HEAD_BYTES)
         try:
             return read_header(head, kind)
-        except ValueError:  # a long header: look at all of it
+        except ValueError:  # a long header: read the whole file
             return read_header(head + stream.read(), kind)
 
 
 def shape_of(headers: Iterable[Header]) -> tuple[int, int, int]:
-    """Returns the shape of pictures, decoded; -1 for a height or width that varies."""
-    axes = map(set, zip(*((one.height, one.width) for one in headers), strict=True))
+    """Returns the shape of the decoded pictures; -1 for a height or width that varies."""
+    axes = map(set, zip(*((header.height, header.width) for header in headers), strict=True))
     height, width = (axis.pop() if len(axis) == 1 else -1 for axis in axes)
     return height, width, 3
 
 
 def read_whole(data: bytes, kind: Kind | None = None) -> Header:
-    """Returns the header of a picture that is not cut; ValueError says what is wrong.
+    """Returns the header of a complete picture; ValueError where it is damaged or cut.
 
-    A file may go on after the end of its picture. The checksums of a PNG are compared.
+    The file may continue after the picture. The checksums of a PNG are compared.
     """
     header = read_header(data, kind)
-    if not (_jpeg_ends if header.kind == "JPEG" else _png_ends)(data):
+    if not (_is_whole_jpeg if header.kind == "JPEG" else _is_whole_png)(data):
         raise ValueError(f"is cut short; expected a whole {header.kind}")
     return header
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
-    """Returns the pixels [height, width, 3] of a whole picture; ValueError says what is wrong."""
+    """Returns the pixels [height, width, 3] of a picture; ValueError where it is damaged."""
     header = read_whole(data)
     try:
         if header.kind == "JPEG":
@@ -98,26 +98,27 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     return pixels
 
 
-def _jpeg_ends(data: bytes) -> bool:
-    """Goes from marker to marker: what looks like an end within one, a thumbnail's, is none."""
-    at = len(JPEG)
-    while (marker := MARKER.search(data, at)) is not None:
-        at = marker.end()
-        if data[at - 1] == END:
+def _is_whole_jpeg(data: bytes) -> bool:
+    """Steps from marker to marker, as a thumbnail inside a segment has an end marker too."""
+    offset = len(JPEG)
+    while (marker := MARKER.search(data, offset)) is not None:
+        offset = marker.end()
+        if data[offset - 1] == END_OF_IMAGE:
             return True
-        at += int.from_bytes(data[at : at + 2], "big")
+        offset += int.from_bytes(data[offset : offset + 2], "big")
     return False
 
 
-def _png_ends(data: bytes) -> bool:
-    at, view = len(PNG), memoryview(data)
-    while at + 12 <= len(data):
-        kind, end = data[at + 4 : at + 8], at + 12 + int.from_bytes(data[at : at + 4], "big")
+def _is_whole_png(data: bytes) -> bool:
+    offset, view = len(PNG), memoryview(data)
+    while offset + 12 <= len(data):
+        kind = data[offset + 4 : offset + 8]
+        end = offset + 12 + int.from_bytes(data[offset : offset + 4], "big")
         if end > len(data):
             return False
-        if zlib.crc32(view[at + 4 : end - 4]).to_bytes(4, "big") != view[end - 4 : end]:
+        if zlib.crc32(view[offset + 4 : end - 4]).to_bytes(4, "big") != view[end - 4 : end]:
             raise ValueError(f"is a damaged PNG (its part {kind!r} has another checksum)")
         if kind == b"IEND":
             return True
-        at = end
+        offset = end
     return False

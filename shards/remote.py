@@ -1,4 +1,4 @@
-"""A folder behind a URL: its files are fetched whole, and again where a connection fails."""
+"""Fetches whole files of a folder behind a URL, with retries where a connection fails."""
 
 import logging
 import os
@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from heron.shards.body import Body, Damaged, Slow, Unwritable, timely
+from heron.shards.body import Body, Damaged, Slow, Unwritable, enforce_speed
 from heron.shards.errors import RESTORE, ShardError, shown
 
-BLOCK = 8 * 2**20  # bytes of a read; of protocols that do not stream, also of a request
-DAMAGED = 2  # a file with other bytes than expected is fetched so many times
-MOST_BYTES = 2**30  # of a file of which nobody knows the size
+BLOCK = 8 * 2**20  # bytes per read, and per request where the protocol does not stream
+MAX_DAMAGED = 2  # downloads with the wrong bytes before it gives up
+MOST_BYTES = 2**30  # of a file of unknown size
 PORTS = {"http": 80, "https": 443}
-HOPS = 5  # redirects within a host that are followed
+MAX_REDIRECTS = 5  # followed within a host
 EXTRA = "pip install 'heron-pretrain[remote]'"
-# What waiting does not mend, by name: the libraries that define them may not be installed.
-HOPELESS = {
+# Errors that a retry cannot mend, by name, as the libraries that define them may be missing.
+FATAL_ERRORS = {
     "NoCredentialsError",
     "PartialCredentialsError",
     "ProfileNotFound",
@@ -32,9 +32,9 @@ HOPELESS = {
     "SSLCertVerificationError",
 }
 BUGS = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError, ImportError)
-# In the name of an option, or of a query of a URL.
+# Matches the names of options and of URL query parameters that hold secrets.
 SECRET = re.compile("key|secret|token|pass|auth|sig|cred|connection_string", re.I)
-PASSING = (408, 425, 429)  # statuses below 500 that may go away
+TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that may go away
 
 T = TypeVar("T")
 log = logging.getLogger("heron")
@@ -42,10 +42,11 @@ log = logging.getLogger("heron")
 
 @dataclass(frozen=True)
 class Retry:
-    """How often to try, and how long to wait: for a byte, and between two attempts.
+    """How often to try, and how long to wait for bytes and between attempts.
 
-    The pause doubles from `pause_s` up to `longest_s`; a random half of it keeps processes apart.
-    An attempt ends where fewer than `slowest` bytes a second come over `timeout_s`.
+    The pause doubles from `pause_s` up to `longest_s`; up to half of it is taken off at random, so
+    that processes do not retry in step. An attempt ends where fewer than `slowest` bytes a second
+    come over `timeout_s`.
     """
 
     attempts: int = 5
@@ -55,52 +56,52 @@ class Retry:
     slowest: float = 10_000
 
     def pause(self, failed: int) -> float:
-        """Returns the seconds to wait after so many failed attempts."""
-        whole = min(self.longest_s, self.pause_s * 2.0 ** (failed - 1))
-        return whole * random.uniform(0.5, 1)  # noqa: S311
+        """Returns the seconds to wait after `failed` failed attempts."""
+        delay = min(self.longest_s, self.pause_s * 2.0 ** (failed - 1))
+        return delay * random.uniform(0.5, 1)  # noqa: S311
 
 
 class Missing(ShardError):
-    """There is no such file; `found` says what there is not, without its address."""
+    """There is no such file; `reason` is the message without the address."""
 
-    found = "no such file"
+    reason = "no such file"
 
 
 class TooLong(ShardError):
-    """A file has more bytes than it may have; no more of them were fetched."""
+    """A file is longer than allowed; the rest of it was not fetched."""
 
 
 class Remote:
     """The files of a folder that fsspec can reach.
 
-    A redirect to another host is followed where the options say `allow_redirects: true` alone.
-    It pickles as its URL and options; every process connects on its own, since connections and
-    their threads do not survive a fork.
+    Redirects to another host are followed only with the option `allow_redirects: true`. It pickles
+    as its URL and options; each process connects on its own, since connections and their threads
+    do not survive a fork.
     """
 
     def __init__(
         self, url: str, options: dict[str, Any] | None = None, retry: Retry | None = None
     ) -> None:
-        """Names a folder, with fsspec's `options`; nothing is opened before the first file."""
+        """Takes the folder's URL and fsspec's `options`; connects at the first request."""
         self.url = url.rstrip("/")
         protocol = self.url.partition("://")[0]
         self._http, self._s3 = protocol in ("http", "https"), protocol in ("s3", "s3a")
         self.options = options or {}
         self.retry = retry or Retry()
-        self._opened: tuple[int, Any, str] | None = None  # process, file system, path of the root
+        self._connection: tuple[int, Any, str] | None = None  # process id, file system, root path
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns all but the connection."""
+        """Returns the state without the connection."""
         return self.__dict__ | {"_opened": None}
 
     def __repr__(self) -> str:
-        """Returns the address alone: options may hold secrets."""
+        """Returns the address only, as options may hold secrets."""
         return f"Remote({self.where()!r})"
 
     def where(self, name: str = "") -> str:
         """Returns the address of a file, without passwords, for messages."""
-        shown = re.sub(r"//[^/@]*@", "//", self._split()[0])
-        return f"{shown}/{name}" if name else shown
+        address = re.sub(r"//[^/@]*@", "//", self._split_query()[0])
+        return f"{address}/{name}" if name else address
 
     def fetch(
         self,
@@ -112,25 +113,25 @@ class Remote:
     ) -> None:
         """Writes a whole file to a stream that is at its beginning.
 
-        What came before a connection broke is kept where the server can send the rest. Raises
-        Missing, TooLong where it has more than `limit` bytes, ShardError where it cannot be had or
-        is another, OSError of the stream.
+        After a broken connection it continues where it stopped, if the server can send the rest.
+        Raises Missing, TooLong where the file has more than `limit` bytes, ShardError where it
+        cannot be fetched or has other bytes than expected, and OSErrors of the stream.
         """
-        most = MOST_BYTES if limit is None else limit
-        body = Body(stream, size, sha256)
+        max_bytes = MOST_BYTES if limit is None else limit
+        body, retry = Body(stream, size, sha256), self.retry
 
         def attempt() -> None:
-            for chunk in timely(self._chunks(name, body), self.retry.slowest, self.retry.timeout_s):
-                if size is None and body.written + len(chunk) > most:
+            for chunk in enforce_speed(self._chunks(name, body), retry.slowest, retry.timeout_s):
+                if size is None and body.written + len(chunk) > max_bytes:
                     raise TooLong(
-                        f"{self.where(name)}: more than {most:,} bytes came; expected {most:,} at "
-                        f"most; {RESTORE}"
+                        f"{self.where(name)}: more than {max_bytes:,} bytes came; expected "
+                        f"{max_bytes:,} at most; {RESTORE}"
                     )
                 body.write(chunk)
             body.check()
 
         try:
-            self._persist(name, attempt, body)
+            self._with_retries(name, attempt, body)
         except Unwritable as fault:
             assert isinstance(fault.__cause__, OSError)
             raise fault.__cause__ from None
@@ -145,42 +146,42 @@ class Remote:
             ls = partial(self._call, fs.ls) if fs.async_impl else fs.ls
             return {path.rpartition("/")[2] for path in ls(root, detail=False)}
 
-        return self._persist("", attempt)
+        return self._with_retries("", attempt)
 
-    def _persist(self, name: str, attempt: Callable[[], T], body: Body | None = None) -> T:
-        """Tries until it works, or cannot."""
-        where, attempts, damaged = self.where(name), self.retry.attempts, 0
+    def _with_retries(self, name: str, attempt: Callable[[], T], body: Body | None = None) -> T:
+        """Repeats `attempt` until it succeeds; ShardError where no retry is left or can help."""
+        where, attempts, damaged_attempts = self.where(name), self.retry.attempts, 0
         for number in range(1, attempts + 1):
             try:
                 return attempt()
             except (Unwritable, ShardError):
                 raise
             except Exception as fault:  # each library has its own
-                last = self._words(fault)
-                damaged += isinstance(fault, Damaged)
-                if damaged == DAMAGED:
-                    raise ShardError(f"{where}: {last}; {RESTORE}") from None
-                if (final := self._final(fault, name, last)) is not None:
-                    raise final from (fault if isinstance(fault, BUGS) else None)
+                reason = self._describe(fault)
+                damaged_attempts += isinstance(fault, Damaged)
+                if damaged_attempts == MAX_DAMAGED:
+                    raise ShardError(f"{where}: {reason}; {RESTORE}") from None
+                if (error := self._fatal_error(fault, name, reason)) is not None:
+                    raise error from (fault if isinstance(fault, BUGS) else None)
                 if body is not None and (isinstance(fault, Damaged) or _status(fault) == 416):
                     body.restart()
             if number < attempts:
                 pause = self.retry.pause(number)
-                line = "%s: %s; attempt %d of %d follows in %.1f s"
-                log.warning(line, where, last, number + 1, attempts, pause)
+                message = "%s: %s; attempt %d of %d follows in %.1f s"
+                log.warning(message, where, reason, number + 1, attempts, pause)
                 time.sleep(pause)
         raise ShardError(
-            f"{where}: failed {attempts} times, the last time with: {last}; expected the whole "
+            f"{where}: failed {attempts} times, the last time with: {reason}; expected the whole "
             "file; see that the server can be reached, and start again: what was fetched before "
             "is kept"
         )
 
     def _chunks(self, name: str, body: Body) -> Iterator[bytes]:
-        """Yields the bytes from where the body is, or all where the server gives no part."""
+        """Yields the bytes that the body lacks, or all of them where the server sends no ranges."""
         fs, root = self._connect()
         path = self._join(root, name)
         if self._http:
-            yield from self._stream(fs, name, body)
+            yield from self._stream_http(fs, name, body)
         elif fs.async_impl:
             size = body.size if body.size is not None else int(self._call(fs.info, path)["size"])
             while body.written < size:
@@ -195,68 +196,68 @@ class Remote:
                 while chunk := stream.read(BLOCK):
                     yield chunk
 
-    def _stream(self, fs: Any, name: str, body: Body) -> Iterator[bytes]:
-        """Streams one request: a part of it that came is not asked for again."""
+    def _stream_http(self, fs: Any, name: str, body: Body) -> Iterator[bytes]:
+        """Streams one HTTP request for the bytes that the body lacks."""
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if body.written:
             headers["Range"] = f"bytes={body.written}-"
-        # A size spares the request that asks for it; block_size 0 means to stream.
-        ask = {"block_size": 0, "size": 1, "headers": headers}
-        ask |= {"allow_redirects": fs.kwargs.get("allow_redirects", False)}
+        # A given size spares fsspec a request for it; block_size 0 means to stream.
+        arguments = {"block_size": 0, "size": 1, "headers": headers}
+        arguments |= {"allow_redirects": fs.kwargs.get("allow_redirects", False)}
         path = self._join("", name)
-        stream = fs.open(path, "rb", **ask)
-        for _ in range(HOPS):
+        stream = fs.open(path, "rb", **arguments)
+        for _ in range(MAX_REDIRECTS):
             if 300 <= stream.r.status < 400:
                 stream.close()
-                path = self._redirected(name, path, stream.r.headers.get("Location", ""))
-                stream = fs.open(path, "rb", **ask)
+                path = self._follow_redirect(name, path, stream.r.headers.get("Location", ""))
+                stream = fs.open(path, "rb", **arguments)
         with closing(stream):
             if 300 <= stream.r.status < 400:
                 raise ShardError(
-                    f"{self.where(name)}: {HOPS} redirects, and another; expected the file; give "
-                    "the address where it lies"
+                    f"{self.where(name)}: {MAX_REDIRECTS} redirects, and another; expected the "
+                    "file; give the address where it lies"
                 )
-            if (coding := stream.r.headers.get("Content-Encoding", "identity")) != "identity":
+            if (encoding := stream.r.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ShardError(
-                    f"{self.where(name)}: the server sent Content-Encoding {shown(coding)}; "
+                    f"{self.where(name)}: the server sent Content-Encoding {shown(encoding)}; "
                     "expected the bytes of the file as they are; turn compression off at the server"
                 )
-            sent = stream.r.headers.get("Content-Range", "")
+            content_range = stream.r.headers.get("Content-Range", "")
             if body.written and stream.r.status != 206:
                 body.restart()
-            elif body.written and not sent.startswith(f"bytes {body.written}-"):
-                raise Damaged(f"asked from byte {body.written}, the server sent {sent!r}")
+            elif body.written and not content_range.startswith(f"bytes {body.written}-"):
+                raise Damaged(f"asked from byte {body.written}, the server sent {content_range!r}")
             while chunk := stream.read(BLOCK):
                 yield chunk
 
-    def _redirected(self, name: str, path: str, location: str) -> str:
-        """Returns where a redirect leads within the host; ShardError where it leaves it."""
+    def _follow_redirect(self, name: str, path: str, location: str) -> str:
+        """Returns the target of a redirect; ShardError where it leaves the host."""
         target = urljoin(path, location)
-        here, there = (
-            (one.scheme, one.hostname, one.port or PORTS.get(one.scheme))
-            for one in map(urlsplit, (path, target))
+        old, new = (
+            (parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme))
+            for parts in map(urlsplit, (path, target))
         )
-        upgraded = here == ("http", there[1], 80) and there == ("https", here[1], 443)
-        if here == there or upgraded:
+        upgraded = old == ("http", new[1], 80) and new == ("https", old[1], 443)
+        if old == new or upgraded:
             return target
         raise ShardError(
-            f"{self.where(name)}: the server redirects to {there[0]}://{there[1]}:{there[2]}; "
+            f"{self.where(name)}: the server redirects to {new[0]}://{new[1]}:{new[2]}; "
             "expected the file at its own host; give the address where it lies, or allow it with "
             "data.storage_options: {allow_redirects: true}"
         )
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Calls an asynchronous file system; S3 has timeouts of its own, for a byte."""
-        longest = self.retry.timeout_s + (BLOCK / self.retry.slowest if self._s3 else 0)
-        return function(*args, timeout=longest, **kwargs)
+        """Calls an asynchronous file system with a timeout; S3 also has its own, for each byte."""
+        timeout = self.retry.timeout_s + (BLOCK / self.retry.slowest if self._s3 else 0)
+        return function(*args, timeout=timeout, **kwargs)
 
     def _connect(self) -> tuple[Any, str]:
-        """Returns the file system of this process, and the folder's path there."""
-        if self._opened is None or self._opened[0] != os.getpid():
+        """Returns this process's file system, and the folder's path in it."""
+        if self._connection is None or self._connection[0] != os.getpid():
             try:
                 from fsspec.core import url_to_fs
 
-                options = {**self._patience(), **self.options, "skip_instance_cache": True}
+                options = {**self._timeout_options(), **self.options, "skip_instance_cache": True}
                 fs, root = url_to_fs(self.url, **options)
             except ImportError as fault:
                 raise ShardError(
@@ -265,16 +266,16 @@ class Remote:
                 ) from None
             except (ValueError, TypeError) as fault:
                 raise ShardError(
-                    f"{self.where()}: {self._words(fault)}; expected a local folder, or a URL "
+                    f"{self.where()}: {self._describe(fault)}; expected a local folder, or a URL "
                     "and options that fsspec knows, such as s3://bucket/folder"
                 ) from None
             if hasattr(fs, "retries"):
-                fs.retries = 1  # ours are the only ones, so that each is counted and reported
-            self._opened = os.getpid(), fs, root.rstrip("/")
-        return self._opened[1], self._opened[2]
+                fs.retries = 1  # only ours count, so that each is reported
+            self._connection = os.getpid(), fs, root.rstrip("/")
+        return self._connection[1], self._connection[2]
 
-    def _patience(self) -> dict[str, Any]:
-        """Returns the timeouts, in each protocol's words; options of the same name win."""
+    def _timeout_options(self) -> dict[str, Any]:
+        """Returns the protocol's timeout options; the user's options of the same name win."""
         seconds = self.retry.timeout_s
         if self._http:
             from aiohttp import ClientTimeout
@@ -292,17 +293,17 @@ class Remote:
             }
         return {}
 
-    def _split(self) -> tuple[str, str]:
-        """Splits the URL from the query that signs it, which only HTTP has."""
+    def _split_query(self) -> tuple[str, str]:
+        """Splits the URL into address and signing query, which only HTTP has."""
         address, mark, query = self.url.partition("?") if self._http else (self.url, "", "")
         return address.rstrip("/"), mark + query
 
     def _join(self, root: str, name: str) -> str:
-        address, query = self._split()
+        address, query = self._split_query()
         return f"{address}/{name}{query}" if self._http else f"{root}/{name}"
 
-    def _words(self, fault: BaseException) -> str:
-        """Returns a fault on one line, without secrets."""
+    def _describe(self, fault: BaseException) -> str:
+        """Describes an error on one line, without secrets."""
         if isinstance(fault, Damaged | Slow):
             return str(fault)
         if isinstance(fault, TimeoutError) and not str(fault):
@@ -310,55 +311,57 @@ class Remote:
         status = _status(fault)
         text = f"HTTP {status} {fault.message}" if hasattr(fault, "message") and status else ""
         line = " ".join((text or f"{type(fault).__name__}: {fault}").split())
-        for secret in self._secrets():
+        for secret in self._find_secrets():
             line = line.replace(secret, "…")
         return line[:300]
 
-    def _secrets(self) -> list[str]:
-        """Returns what must not be shown: of the URL, and the options that look like it."""
-        secrets = [self._split()[1].lstrip("?"), *re.findall(r"//([^/@]*)@", self._split()[0])]
-        left: list[tuple[str, Any]] = list(self.options.items())
-        while left:
-            key, value = left.pop()
+    def _find_secrets(self) -> list[str]:
+        """Returns the secrets in the URL, and the options whose names suggest one."""
+        address, query = self._split_query()
+        secrets = [query.lstrip("?"), *re.findall(r"//([^/@]*)@", address)]
+        pending: list[tuple[str, Any]] = list(self.options.items())
+        while pending:
+            key, value = pending.pop()
             if isinstance(value, dict):
-                left += [(f"{key}.{name}", item) for name, item in value.items()]
+                pending += [(f"{key}.{name}", item) for name, item in value.items()]
             elif isinstance(value, str) and SECRET.search(key):
                 secrets.append(value)
         return [secret for secret in secrets if secret]
 
-    def _final(self, fault: Exception, name: str, words: str) -> ShardError | None:
-        """Returns the error to stop with, or None where another attempt may help."""
+    def _fatal_error(self, fault: Exception, name: str, reason: str) -> ShardError | None:
+        """Returns the error to give up with, or None where another attempt may help."""
         where, status = self.where(name), _status(fault)
         kinds = {kind.__name__ for kind in type(fault).__mro__}
         if isinstance(fault, FileNotFoundError) or status == 404:
-            detail = words.partition(": ")[2]
-            found = f"no such file ({detail})" if " " in detail else "no such file"
-            missing = Missing(f"{where}: {found}; the manifest lists it; {RESTORE}")
-            missing.found = found
+            detail = reason.partition(": ")[2]
+            problem = f"no such file ({detail})" if " " in detail else "no such file"
+            missing = Missing(f"{where}: {problem}; the manifest lists it; {RESTORE}")
+            missing.reason = problem
             return missing
         if isinstance(fault, TimeoutError | Damaged) or status == 416:
             return None
         if isinstance(fault, PermissionError) or status in (401, 403) or "NoCred" in str(kinds):
             return ShardError(
-                f"{where}: not allowed ({words}); expected credentials that may read it; set the "
+                f"{where}: not allowed ({reason}); expected credentials that may read it; set the "
                 "environment variables of the protocol (AWS_ACCESS_KEY_ID, …) or storage options "
                 "(anon: true for public buckets)"
             )
-        refused = status is not None and 400 <= status < 500 and status not in PASSING
-        if refused or kinds & HOPELESS or isinstance(fault, BUGS):
+        refused = status is not None and 400 <= status < 500 and status not in TRANSIENT
+        if refused or kinds & FATAL_ERRORS or isinstance(fault, BUGS):
             return ShardError(
-                f"{where}: {words}; expected a file; check the address and the storage options"
+                f"{where}: {reason}; expected a file; check the address and the storage options"
             )
         return None
 
 
 def _status(fault: BaseException) -> int | None:
-    """Returns the HTTP status behind a fault of any library, where there is one."""
-    for one in (fault, fault.__cause__):
-        response = getattr(one, "response", None)
+    """Returns the HTTP error status behind an error of any library, or None."""
+    for error in (fault, fault.__cause__):
+        response = getattr(error, "response", None)
         if isinstance(response, dict):  # botocore
             response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        for found in (response, getattr(response, "status_code", None), getattr(one, "status", 0)):
-            if isinstance(found, int) and found >= 400:
-                return found
+        codes = response, getattr(response, "status_code", None), getattr(error, "status", None)
+        for code in codes:
+            if isinstance(code, int) and code >= 400:
+                return code
     return None

@@ -1,4 +1,4 @@
-"""Show what is inside a folder of shards: a table, and for images a contact sheet."""
+"""Shows the content of a folder of shards: a table, and for images a contact sheet."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode
 from heron.shards.store import Store, open_store
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # what a contact sheet can be
-DRAWN = (1, 3)  # channels: grey, and red, green and blue
-CELL = 96  # least width of a picture on the contact sheet, in pixels
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # file types of a contact sheet
+DRAWN = (1, 3)  # numbers of channels that can be drawn: grey and RGB
+CELL = 96  # minimum width of a picture on the contact sheet, in pixels
 
 
 def show(folder: Path | str | Store) -> str:
-    """Returns a table of views, splits, labels and how frequent they are, and the provenance."""
+    """Returns tables of the views, splits and label frequencies, and the provenance."""
     store = open_store(folder)
     return "\n".join(_lines(store, load_manifest(store)))
 
@@ -30,12 +30,12 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
     yield ""
     yield f"{'view':<14}{'kind':<10}{'shape':<18}{'dtype':<10}statistics"
     for view in manifest.views:
-        moments = ""
+        details = ""
         if view.mean is not None and view.std is not None:
-            moments = f"mean {np.mean(view.mean):.3f}, std {np.mean(view.std):.3f} over columns"
+            details = f"mean {np.mean(view.mean):.3f}, std {np.mean(view.std):.3f} over columns"
         if view.kind == "graph":
-            moments = "{} nodes and {} edges at most, {} labels of nodes".format(*view.shape)
-        yield f"{view.name:<14}{view.kind:<10}{view.extent:<18}{view.dtype:<10}{moments}".rstrip()
+            details = "{} nodes and {} edges at most, {} labels of nodes".format(*view.shape)
+        yield f"{view.name:<14}{view.kind:<10}{view.extent:<18}{view.dtype:<10}{details}".rstrip()
     yield ""
     yield f"{'split':<14}{'rows':>10}{'shards':>8}{'MB':>10}"
     for split, shards in manifest.splits.items():
@@ -65,17 +65,20 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
-    """Returns the share of rows with each label, where it is known; of trees, the finest level."""
+    """Returns the share of rows with each label among those where it is known.
+
+    Of hierarchical labels, the finest level counts.
+    """
     names = manifest.labels.names
     counts, rows = np.zeros(len(names)), np.zeros(len(names))
     for shards in manifest.splits.values():
         for shard in shards:
             labels = read_index(store, shard).labels
             labels = labels[manifest.labels.known(labels)]
-            stated = labels != manifest.labels.unlabelled
-            rows += stated.sum(0) if manifest.labels.unknown else len(labels)
+            is_known = labels != manifest.labels.unlabelled
+            rows += is_known.sum(0) if manifest.labels.unknown else len(labels)
             if labels.dtype == np.uint8:
-                counts += (labels * stated).sum(0)
+                counts += (labels * is_known).sum(0)
             else:
                 finest = labels if labels.ndim == 1 else labels[:, -1]
                 counts += np.bincount(finest, minlength=len(names))
@@ -83,28 +86,28 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
 
 
 def rows_by_views(store: Store, manifest: Manifest) -> dict[str, int]:
-    """Returns how many rows have which views, `image + text`, those of most rows first."""
-    parts = [
+    """Returns the number of rows by the views they have (`image + text`), largest first."""
+    presence = [
         present
         for shards in manifest.splits.values()
         for shard in shards
         if (present := read_index(store, shard).present) is not None
     ]
-    return count_views(np.concatenate(parts) > 0, [view.name for view in manifest.views])
+    return count_views(np.concatenate(presence) > 0, [view.name for view in manifest.views])
 
 
 def count_views(present: NDArray[np.bool_], names: Sequence[str]) -> dict[str, int]:
-    """Returns how many rows [rows, views] have which of the views named, most rows first."""
-    found, counts = np.unique(present, axis=0, return_counts=True)
+    """Returns the number of rows of `present` [rows, views] by views, largest first."""
+    patterns, counts = np.unique(present, axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable").tolist()
-    titles = [" + ".join(n for n, has in zip(names, row, strict=True) if has) for row in found]
+    titles = [" + ".join(n for n, on in zip(names, row, strict=True) if on) for row in patterns]
     return {titles[i] or "none": int(counts[i]) for i in order}
 
 
 def read_index(store: Store, shard: Shard) -> ShardIndex:
     """Returns the index of a shard; ShardError where it is missing or damaged."""
-    with store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as held:
-        return ShardIndex.read(held.path)
+    with store.local(shard.index_file, shard.index_bytes, shard.index_sha256) as file:
+        return ShardIndex.read(file.path)
 
 
 def contact_sheet(
@@ -114,7 +117,7 @@ def contact_sheet(
     count: int = 48,
     captions: bool = False,
 ) -> None:
-    """Draws the first pictures of a split (by default the first split) on one sheet."""
+    """Draws the first pictures of a split (by default the first) on one sheet."""
     store = open_store(folder)
     path = Path(path)
     if path.suffix.lower() not in PICTURES:
@@ -130,7 +133,7 @@ def contact_sheet(
             "run without --sheet"
         )
     split = split or next(iter(manifest.splits))
-    manifest.rows(split)  # names the splits there are where this is none of them
+    manifest.rows(split)  # raises an error that lists the splits if there is no such split
     pictures = list(_pictures(store, manifest, split, count, manifest.views.index(view)))
     if not pictures:
         raise ShardError(
@@ -138,13 +141,13 @@ def contact_sheet(
             "give --count 1 or more"
         )
     cell = max(CELL, max(image.width for _, image in pictures))
-    line = 14 if captions else 0
-    across = min(12, max(1, round((len(pictures) * 4 / 3) ** 0.5)))
-    down = -(-len(pictures) // across)
-    sheet = Image.new("RGB", (across * cell, down * (cell + line)), "white")
+    caption_height = 14 if captions else 0
+    columns = min(12, max(1, round((len(pictures) * 4 / 3) ** 0.5)))
+    rows = -(-len(pictures) // columns)
+    sheet = Image.new("RGB", (columns * cell, rows * (cell + caption_height)), "white")
     pen = ImageDraw.Draw(sheet)
-    for number, (key, image) in enumerate(pictures):
-        x, y = number % across * cell, number // across * (cell + line)
+    for n, (key, image) in enumerate(pictures):
+        x, y = n % columns * cell, n // columns * (cell + caption_height)
         fitted = ImageOps.contain(image, (cell, cell))
         sheet.paste(fitted, (x + (cell - fitted.width) // 2, y))
         if captions:
@@ -157,8 +160,8 @@ def _pictures(
 ) -> Iterator[tuple[str, Image.Image]]:
     for shard in manifest.splits[split]:
         index = read_index(store, shard)
-        with store.local(shard.file, shard.bytes, shard.sha256) as held:
-            data = np.memmap(held.path, np.uint8, "r")
+        with store.local(shard.file, shard.bytes, shard.sha256) as file:
+            data = np.memmap(file.path, np.uint8, "r")
             starts, lengths = index.offsets[:, column].tolist(), index.lengths[:, column].tolist()
             for key, start, length in zip(index.keys.tolist(), starts, lengths, strict=True):
                 if count <= 0:
@@ -172,15 +175,15 @@ def _pictures(
                     except ValueError as fault:
                         raise ShardError(f"{shard.file} sample {key} {fault}; {RESTORE}") from None
                 else:
-                    pictures = _raw(key, payload, shard.file)[:count]
+                    pictures = _decode_block(key, payload, shard.file)[:count]
                 count -= len(pictures)
                 yield from pictures
 
 
-def _raw(key: str, payload: bytes, file: str) -> list[tuple[str, Image.Image]]:
-    """Returns the raw pictures of a block [rows, height, width, channels]."""
+def _decode_block(key: str, payload: bytes, file: str) -> list[tuple[str, Image.Image]]:
+    """Returns the pictures of a block [rows, height, width, channels], by their keys."""
     where = f"{file} sample {key}"
     block = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), where)
     if block.shape[-1] == 1:
-        block = block[..., 0]  # grey, as Pillow has it
+        block = block[..., 0]  # Pillow has no channel axis for grey
     return [(f"{key}/{row}", Image.fromarray(x).convert("RGB")) for row, x in enumerate(block)]

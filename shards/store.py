@@ -1,4 +1,4 @@
-"""The store: where the files of a data set lie, in a local folder or behind a URL."""
+"""Stores: the files of a data set, in a local folder or behind a URL."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from heron.shards.remote import Missing, Remote, Retry
 
 
 class Store(ABC):
-    """The files of a data set, by their names in its manifest."""
+    """The files of a data set, addressed by their names in its manifest."""
 
     def __str__(self) -> str:
-        """Returns where it is."""
+        """Returns the path or address of the folder."""
         return self.where()
 
     @abstractmethod
@@ -32,9 +32,9 @@ class Store(ABC):
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """Returns a small file, as it is now; Missing where there is none.
+        """Returns the present bytes of a small file; raises Missing where there is none.
 
-        One of more than MOST_BYTES, a manifest's most, is none that anyone reads.
+        Files of more than MOST_BYTES, the largest size of a manifest, are not read whole.
         """
 
     @abstractmethod
@@ -45,16 +45,17 @@ class Store(ABC):
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index, until it is closed.
 
-        A remote file is compared with its size (None for an index, of which no manifest has it) and
-        checksum when it is fetched; a local one is used in place, unread and perhaps not there.
-        Raises Missing, or ShardError where it cannot be fetched, is another, or has no room.
+        A remote file is compared with its checksum and its size (None where a manifest of schema 2
+        lists none for an index) when it is fetched; a local file is used in place, unread and
+        perhaps missing. Raises Missing, or ShardError where it cannot be fetched, has other bytes
+        than expected, or the cache has no room for it.
         """
 
     @abstractmethod
     def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
-        """Gives a local folder with these files as they are now, without those that are missing.
+        """Provides a local folder with the present state of these files, less the missing ones.
 
-        Raises TooLong where one is longer than it should be.
+        Raises TooLong where a file is longer than its size.
         """
 
     def part(self, name: str) -> tuple[Store, str]:
@@ -62,7 +63,7 @@ class Store(ABC):
         return self, name
 
     def exists(self, name: str) -> bool:
-        """Tells whether there is such a (small) file."""
+        """Returns whether a (small) file exists."""
         try:
             self.read_bytes(name)
         except Missing:
@@ -72,7 +73,7 @@ class Store(ABC):
 
 @dataclass(frozen=True)
 class LocalStore(Store):
-    """A folder of this host: files are used where they lie."""
+    """A folder of this host, whose files are used in place."""
 
     folder: Path
 
@@ -83,7 +84,7 @@ class LocalStore(Store):
     def read_bytes(self, name: str) -> bytes:
         """Returns a small file."""
         try:
-            with (self.folder / _plain(name)).open("rb") as stream:
+            with (self.folder / _check_plain_name(name)).open("rb") as stream:
                 return stream.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(f"{self.where(name)}: no such file") from None
@@ -94,17 +95,17 @@ class LocalStore(Store):
 
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns the file in place."""
-        return LocalFile(self.folder / _plain(name))
+        return LocalFile(self.folder / _check_plain_name(name))
 
     @contextmanager
     def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
-        """Gives the folder itself: nothing is copied."""
+        """Provides the folder itself; nothing is copied."""
         yield self.folder
 
 
 @dataclass(frozen=True)
 class RemoteStore(Store):
-    """A folder behind a URL: files are fetched whole into a cache, and used there."""
+    """A folder behind a URL, whose files are fetched whole into a cache."""
 
     remote: Remote
     cache: ShardCache | None = field(default=None, repr=False)
@@ -114,9 +115,9 @@ class RemoteStore(Store):
         return self.remote.where(name)
 
     def read_bytes(self, name: str) -> bytes:
-        """Fetches a small file every time."""
+        """Returns a small file, fetched anew every time."""
         stream = BytesIO()
-        self.remote.fetch(_plain(name), stream, limit=MOST_BYTES)
+        self.remote.fetch(_check_plain_name(name), stream, limit=MOST_BYTES)
         return stream.getvalue()
 
     def names(self) -> set[str] | None:
@@ -124,17 +125,17 @@ class RemoteStore(Store):
         return self.remote.names()
 
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
-        """Returns the file in the cache, which is fetched where it is not there."""
-        fetch = partial(self.remote.fetch, _plain(name), size=size, sha256=sha256)
+        """Returns the file in the cache; fetches it first where it is not there."""
+        fetch = partial(self.remote.fetch, _check_plain_name(name), size=size, sha256=sha256)
         return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
     def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
-        """Gives a temporary folder; the cache would hide what is wrong with the files now."""
-        with TemporaryDirectory(prefix="heron-") as made:
-            folder = Path(made)
+        """Provides a temporary folder, as the cache would hide later damage to the files."""
+        with TemporaryDirectory(prefix="heron-") as temporary:
+            folder = Path(temporary)
             for name, size in sizes.items():
-                path = folder / _plain(name)
+                path = folder / _check_plain_name(name)
                 try:
                     with path.open("wb", buffering=0) as stream:
                         self.remote.fetch(name, stream, limit=size)
@@ -149,7 +150,7 @@ class RemoteStore(Store):
 
 
 def is_remote(path: str) -> bool:
-    """Returns whether a data set lies behind a URL, and is fetched."""
+    """Returns whether a path is a URL whose files must be fetched."""
     return "://" in path and not path.startswith("file://")
 
 
@@ -161,8 +162,8 @@ def open_store(
 ) -> Store:
     """Returns the store of a local path, file:// or any URL that fsspec knows; reads nothing yet.
 
-    `options` are fsspec's storage options: s3, https, hf, gs, memory, … have their own. A store is
-    returned as it is.
+    `options` are fsspec's storage options, which differ between s3, https, hf, gs, memory, …
+    A store is returned as it is.
     """
     if isinstance(folder, Store):
         return folder
@@ -174,8 +175,8 @@ def open_store(
     return RemoteStore(Remote(text, options, retry), cache)
 
 
-def _plain(name: str) -> str:
-    """Returns a name as it is; ShardError where it is a path, which may leave the folder."""
+def _check_plain_name(name: str) -> str:
+    """Returns the name unchanged; ShardError where it is a path, which could leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         raise ShardError(
             f"{name!r}: not a file of the data set; expected a name with no path in it"

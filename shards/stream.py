@@ -1,4 +1,4 @@
-"""Tars that are read once, from beginning to end: of a file, an address or a command."""
+"""Reads tars sequentially, from a file, a URL or the output of a command."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from heron.shards.store import is_remote
 from heron.shards.tarball import COMPRESSED, LINKS
 
 PIPE = "pipe:"  # before a command whose output is a tar
-CHUNK = 1 << 20  # bytes of a read where nobody looks at them
-ENDS_S = 5.0  # for a command to end once its output has
+CHUNK = 1 << 20  # bytes per read of the rest of a stream
+EXIT_TIMEOUT_S = 5.0  # for a command to exit after its output ends
 
 
-class _Counted:
-    """The bytes of a tar as they come.
+class _CountingReader:
+    """Counts the bytes of a tar while they are read.
 
     Attributes:
-        count: of bytes so far.
-        filled: of bytes up to the last that is not zero.
+        count: bytes so far.
+        filled: bytes up to and including the last non-zero one.
     """
 
-    def __init__(self, raw: BinaryIO, most: int) -> None:
-        self.raw, self.most, self.count, self.filled = raw, most, 0, 0
+    def __init__(self, raw: BinaryIO, max_bytes: int) -> None:
+        self.raw, self.max_bytes, self.count, self.filled = raw, max_bytes, 0, 0
 
     def read(self, size: int) -> bytes:
         data = self.raw.read(size)
-        for magic, what in COMPRESSED.items():
+        for magic, program in COMPRESSED.items():
             if not self.count and data.startswith(magic):
                 raise ValueError(
-                    f"is compressed by {what}; expected a plain tar; decompress it, or read it "
+                    f"is compressed by {program}; expected a plain tar; decompress it, or read it "
                     "through a command (pipe:)"
                 )
-        if found := len(data.rstrip(b"\0")):
-            self.filled = self.count + found
+        if length := len(data.rstrip(b"\0")):
+            self.filled = self.count + length
         self.count += len(data)
-        if self.count > self.most:
+        if self.count > self.max_bytes:
             raise ValueError(
-                f"has more than {self.most:,} bytes; expected {self.most:,} at most; raise "
-                "data.webdataset.tar_bytes, or write smaller tars"
+                f"has more than {self.max_bytes:,} bytes; expected {self.max_bytes:,} at most; "
+                "raise data.webdataset.tar_bytes, or write smaller tars"
             )
         return data
 
 
 @dataclass(frozen=True)
 class TarReader:
-    """Reads tars of local files, of addresses that fsspec knows, and of commands.
+    """Reads tars from local files, URLs that fsspec knows, and commands.
 
-    What is behind an address is fetched whole, under the limits of `heron.shards.remote`, into a
-    file without a name; of a command's output the tar is read as it comes.
+    A URL is fetched whole, under the limits of `heron.shards.remote`, into an unnamed file; the
+    output of a command is read as it comes.
 
     Attributes:
-        most: bytes of a tar.
-        options: fsspec's, for addresses.
-        retry: how often an address is tried, and how long is waited for it.
+        most: largest number of bytes of a tar.
+        options: fsspec's options for URLs.
+        retry: how often a URL is tried, and how long to wait for it.
     """
 
     most: int
@@ -73,26 +73,28 @@ class TarReader:
     retry: Retry = Retry()
 
     def files(self, tar: str, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields name and bytes of every file of a tar; no bytes where its suffix is another.
+        """Yields the name and bytes of every file of a tar; b"" for files of other suffixes.
 
         Raises:
-            ShardError: it cannot be had, or is cut, damaged, compressed, too long, or holds links.
+            ShardError: the tar cannot be read, is cut, damaged, compressed or too long, or it holds
+                links.
         """
-        where = tar if tar.startswith(PIPE) or not is_remote(tar) else _remote(tar)[0].where()
+        local = tar.startswith(PIPE) or not is_remote(tar)
+        where = tar if local else _split_url(tar)[0].where()
         try:
             with self._open(tar) as raw:
-                yield from _files(_Counted(raw, self.most), suffixes)
+                yield from _read_files(_CountingReader(raw, self.most), suffixes)
         except ValueError as fault:
             raise ShardError(f"{where}: {fault}") from None
         except OSError as fault:
             if fault.errno in DISK_FULL:
-                raise  # no fault of the tar
+                raise  # not a fault of the tar
             raise ShardError(f"{where}: {fault.strerror or fault}; expected a tar") from None
 
     @contextmanager
     def _open(self, tar: str) -> Iterator[BinaryIO]:
         if tar.startswith(PIPE):
-            with _output_of(tar.removeprefix(PIPE)) as raw:
+            with _run_command(tar.removeprefix(PIPE)) as raw:
                 yield raw
         elif not is_remote(tar):
             with Path(tar.removeprefix("file://")).open("rb") as raw:
@@ -104,11 +106,11 @@ class TarReader:
                 yield raw
 
     def _fetch(self, tar: str, raw: BinaryIO) -> None:
-        folder, name = _remote(tar, self.options, self.retry)
+        folder, name = _split_url(tar, self.options, self.retry)
         try:
             folder.fetch(name, raw, limit=self.most)
         except Missing as fault:
-            raise ValueError(f"{fault.found}; expected a tar") from None
+            raise ValueError(f"{fault.reason}; expected a tar") from None
         except TooLong:
             raise ValueError(
                 f"has more than {self.most:,} bytes; expected {self.most:,} at most; raise "
@@ -116,19 +118,19 @@ class TarReader:
             ) from None
 
 
-def _remote(tar: str, *how: Any) -> tuple[Remote, str]:
-    """Returns the folder of a tar's address, which keeps the query that signs it, and its name."""
+def _split_url(tar: str, *arguments: Any) -> tuple[Remote, str]:
+    """Splits a tar's URL into its folder, which keeps a signing query, and the tar's name."""
     address, mark, query = tar.partition("?") if tar.startswith("http") else (tar, "", "")
     folder, _, name = address.rpartition("/")
-    return Remote(folder + mark + query, *how), name
+    return Remote(folder + mark + query, *arguments), name
 
 
 @contextmanager
-def _output_of(command: str) -> Iterator[BinaryIO]:
-    """Runs a command of the shell; ValueError where it fails. It is killed when nobody reads on."""
+def _run_command(command: str) -> Iterator[BinaryIO]:
+    """Yields the output of a shell command, and kills it at the end; ValueError where it fails."""
     process = subprocess.Popen(
         command,
-        shell=True,  # the user's own words, as in webdataset
+        shell=True,  # a command of the user, as in webdataset
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -138,12 +140,12 @@ def _output_of(command: str) -> Iterator[BinaryIO]:
         fault: ValueError | None = None
         try:
             yield output
-        except ValueError as broken:
-            fault = broken
+        except ValueError as error:
+            fault = error
         with suppress(subprocess.TimeoutExpired):
-            if status := process.wait(ENDS_S):
-                said = f"{fault}; " if fault else ""
-                raise ValueError(f"{said}the command ended with status {status}; expected 0")
+            if status := process.wait(EXIT_TIMEOUT_S):
+                prefix = f"{fault}; " if fault else ""
+                raise ValueError(f"{prefix}the command ended with status {status}; expected 0")
         if fault:
             raise fault
     finally:
@@ -153,23 +155,23 @@ def _output_of(command: str) -> Iterator[BinaryIO]:
         process.wait()
 
 
-def _files(stream: _Counted, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields the files of a tar, and looks to it that nothing of it was passed over in silence.
+def _read_files(stream: _CountingReader, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Yields the files of a tar, and checks that no part of it was silently ignored.
 
-    Python's own reader ends without a word at a damaged header, and where a tar is cut at one.
+    Python's tarfile stops silently at a damaged header, and where a tar is cut at a header.
     """
     try:
         with tarfile.open(fileobj=cast(Any, stream), mode="r|") as tar:
             for info in tar:
                 if info.type in LINKS:
                     raise ValueError(f"{info.name!r} is {LINKS[info.type]}")
-                if info.issparse():  # some bytes of it may stand for any number of zeros
+                if info.issparse():  # few bytes may expand to any number of zeros
                     raise ValueError(f"{info.name!r} is a sparse file; expected a plain one")
                 if info.isreg():
                     suffix = info.name.rpartition("/")[2].partition(".")[2].lower()
                     file = tar.extractfile(info) if suffix in suffixes else None
                     yield re.sub(r"^\./", "", info.name), file.read() if file else b""
-                tar.members = []  # type: ignore[attr-defined]  # or they would fill memory
+                tar.members = []  # type: ignore[attr-defined]  # they would accumulate in memory
             end = tar.offset
     except (EOFError, tarfile.TarError) as fault:
         raise ValueError(f"is no whole tar ({fault})") from None

@@ -1,4 +1,4 @@
-"""The survey of one tar of others: where its samples lie, their checksums, sizes and labels."""
+"""Surveys a foreign tar: where its samples are, their checksums, shapes and labels."""
 
 import mmap
 import zlib
@@ -13,61 +13,68 @@ from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_whole
-from heron.shards.tarball import ByteRange, contents
+from heron.shards.tarball import ByteRange, read_contents
 from heron.shards.texts import read_text
 
-SKIP = "mend it, or leave such samples out with `--on-error skip`"
-Sample = dict[str, ByteRange]  # where each member lies, by its suffix
+REMEDY = "mend it, or leave such samples out with `--on-error skip`"
+Sample = dict[str, ByteRange]  # where each member is, by its suffix
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What one tar holds: its index but for the labels, and the labels as they are stated.
+    """What one tar holds: its index with placeholder labels, and the labels as they are stated.
 
-    `skipped` are samples and why, `strays` files of no sample, `others` members not asked for.
+    `skipped` holds samples with the reason, `strays` files that belong to no sample, and
+    `unrequested` the other members of samples.
     """
 
     index: ShardIndex
     labels: list[Label | None]
-    shapes: list[dict[tuple[int, ...], str]]  # of each view, and a sample that has it
+    shapes: list[dict[tuple[int, ...], str]]  # per view: a sample that has each shape
     skipped: list[str]
     strays: list[str]
-    others: set[str]
+    unrequested: set[str]
     bytes: int
     sha256: str
 
 
 def survey_tar(layout: Layout, tar: Path) -> Survey:
-    """Reads one tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
-    listed = contents(tar)
+    """Reads a tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
+    contents = read_contents(tar)
     keys, ranges, checksums, labels, skipped = [], [], [], [], []
     shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for key, sample in listed.samples.items():
+        for key, sample in contents.samples.items():
             try:
-                spans = [_member(column, sample) for column in layout.columns]
-                views = [data[start : start + length] for start, length in spans]
-                sizes = [_shape(*one) for one in zip(layout.columns, views, strict=True)]
-                labels.append(_label(layout, sample, data))
+                spans = [_find_member(column, sample) for column in layout.columns]
+                payloads = [data[start : start + length] for start, length in spans]
+                sample_shapes = [
+                    _measure_shape(*pair) for pair in zip(layout.columns, payloads, strict=True)
+                ]
+                labels.append(_read_label(layout, sample, data))
             except ValueError as fault:
-                line = f"{tar.name} sample {key} {fault}"
+                message = f"{tar.name} sample {key} {fault}"
                 if layout.on_error == "raise":
-                    raise ShardError(f"{line}; {SKIP}") from None
-                skipped.append(line)
+                    raise ShardError(f"{message}; {REMEDY}") from None
+                skipped.append(message)
                 continue
             keys.append(f"{tar.stem}/{key}" if layout.prefix_keys else key)
             ranges.append(spans)
-            checksums.append([zlib.crc32(view) for view in views])
-            for shape, size in zip(shapes, sizes, strict=True):
-                shape.setdefault(size, f"{tar.name} sample {key}")
+            checksums.append([zlib.crc32(payload) for payload in payloads])
+            for example_of, shape in zip(shapes, sample_shapes, strict=True):
+                example_of.setdefault(shape, f"{tar.name} sample {key}")
     if not keys:
+        found = "it has no files"
+        if skipped:
+            found = f"all {len(skipped):,} are skipped ({skipped[0]})"
+        elif contents.strays:
+            found = f"none of its {len(contents.strays):,} files has a key and a suffix"
         raise ShardError(
-            f"{tar.name} holds no sample that can be indexed: {len(listed.samples)} samples, "
-            f"{len(listed.strays)} files of none; expected some"
-            + "".join(f"; {line}" for line in skipped[:1])
+            f"{tar.name} holds no sample that can be indexed: {found}; expected one at least, "
+            "since a manifest lists no tar without rows; mend it, or move it out of the folder"
         )
-    used = {suffix for column in layout.columns for suffix in column.suffixes}
-    used |= {layout.annotation.suffix} if layout.annotation else set()
+    requested = {suffix for column in layout.columns for suffix in column.suffixes}
+    requested |= {layout.annotation.suffix} if layout.annotation else set()
     offsets, lengths = np.moveaxis(np.array(ranges, np.int64), 2, 0)
     return Survey(
         index=ShardIndex(
@@ -82,24 +89,25 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
         labels=labels,
         shapes=shapes,
         skipped=skipped,
-        strays=[f"{tar.name} {path}" for path in listed.strays],
-        others={suffix for sample in listed.samples.values() for suffix in sample} - used,
+        strays=[f"{tar.name} {path}" for path in contents.strays],
+        unrequested={suffix for sample in contents.samples.values() for suffix in sample}
+        - requested,
         bytes=tar.stat().st_size,
         sha256=sha256(tar),
     )
 
 
-def _member(column: StoredColumn, sample: Sample) -> ByteRange:
-    present = [suffix for suffix in column.suffixes if suffix in sample]
-    if len(present) != 1:
-        wanted = " or ".join(map(repr, column.suffixes))
-        fault = "has both" if present else "lacks"
-        raise ValueError(f"{fault} {wanted}; found {list(sample)[:8]}; expected one of each view")
-    return sample[present[0]]
+def _find_member(column: StoredColumn, sample: Sample) -> ByteRange:
+    matching = [suffix for suffix in column.suffixes if suffix in sample]
+    if len(matching) != 1:
+        expected = " or ".join(map(repr, column.suffixes))
+        fault = "has both" if matching else "lacks"
+        raise ValueError(f"{fault} {expected}; found {list(sample)[:8]}; expected one of each view")
+    return sample[matching[0]]
 
 
-def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
-    """Returns the shape of a view of one sample; a picture is looked through, not decoded."""
+def _measure_shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
+    """Returns the shape of a view of one sample; a picture is scanned, not decoded."""
     try:
         if column.kind == "image":
             header = read_whole(payload)
@@ -120,8 +128,8 @@ def _shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
         raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
 
 
-def _label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None:
-    """Returns the label of one sample, None where it is unlabelled and may be."""
+def _read_label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None:
+    """Returns the label of one sample, or None where it is unlabelled and may be."""
     annotation = layout.annotation
     if annotation is None:
         return None

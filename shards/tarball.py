@@ -1,4 +1,4 @@
-"""A tar as others write it: any dialect of headers, and nothing of it lost without a word."""
+"""Reads tars in any dialect of headers, without ever ignoring a part silently."""
 
 import mmap
 import re
@@ -24,12 +24,12 @@ LINKS = {
     tarfile.GNUTYPE_SPARSE: "a sparse file; pack it again without tar --sparse",
 }
 PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-AGAIN = "get it again from where it came"
-ORDER = "pack it again in the order of names (tar --sort=name)"
+REFETCH = "get it again from where it came"
+SORT_NAMES = "pack it again in the order of names (tar --sort=name)"
 
 
 class ByteRange(NamedTuple):
-    """Where the payload of a member lies in its tar, in bytes."""
+    """Where the payload of a member is in its tar, in bytes."""
 
     offset: int
     length: int
@@ -37,10 +37,10 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """The samples of a tar, each a byte range by the suffix of a member, and files of no sample.
+    """The samples of a tar, as byte ranges by key and member suffix, and files of no sample.
 
     As in WebDataset, `a/b.left.jpg` is member `left.jpg` of sample `a/b`: a key ends at the first
-    dot of the file's name, and suffixes are lower case. A leading `./` is no part of a key.
+    dot of the file's name, and suffixes are lower case. A leading `./` is not part of a key.
     `strays` are files without a suffix and those that begin with a dot, such as macOS's `._b.jpg`.
     """
 
@@ -48,26 +48,26 @@ class Contents:
     strays: list[str] = field(default_factory=list)
 
 
-def contents(tar: Path) -> Contents:
+def read_contents(tar: Path) -> Contents:
     """Groups the files of a tar into samples.
 
     Raises:
-        ShardError: it is no tar, is cut or damaged, a key or a member comes twice, members of a
-            sample lie apart, a name leads out of a folder, or a file is a link.
+        ShardError: it is not a tar, is cut or damaged, a key or member occurs twice, the members
+            of a sample are not adjacent, a name leads out of its folder, or a file is a link.
     """
     grouped = Contents()
     last = None
     for path, span in walk(tar):
         folder, slash, name = path.rpartition("/")
-        base, _, suffix = name.partition(".")
-        if not base or not suffix:
+        stem, _, suffix = name.partition(".")
+        if not stem or not suffix:
             grouped.strays.append(path)
             continue
-        key, suffix = folder + slash + base, suffix.lower()
+        key, suffix = folder + slash + stem, suffix.lower()
         if key != last and key in grouped.samples:
             raise ShardError(
                 f"{tar.name} sample {key} comes again after {last}: a duplicate key, or its files "
-                f"lie apart, and readers would see two halves; {ORDER}"
+                f"lie apart, and readers would see two halves; {SORT_NAMES}"
             )
         members = grouped.samples.setdefault(key, {})
         if suffix in members:
@@ -83,119 +83,123 @@ def contents(tar: Path) -> Contents:
 def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
     """Yields the path and byte range of every file of a tar: v7, ustar, pax or GNU.
 
-    Python's own reader ends without a word at a damaged header, and passes over a bad pax one.
+    Python's tarfile stops silently at a damaged header, and ignores a bad pax header.
 
     Raises:
-        ShardError: the tar is cut or damaged, or holds what is no file or folder.
+        ShardError: the tar is cut or damaged, or holds something other than files and folders.
     """
     if not tar.stat().st_size:
-        raise ShardError(f"{tar.name} is empty (0 bytes); expected a tar; {AGAIN}")
+        raise ShardError(f"{tar.name} is empty (0 bytes); expected a tar; {REFETCH}")
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = 0
-        renamed: dict[bytes, bytes] = {}  # path and size of the next file, from headers before it
-        while (header := data[at : at + BLOCK]) != bytes(BLOCK):
+        offset = 0
+        overrides: dict[bytes, bytes] = {}  # of the next file, by extension headers
+        while (header := data[offset : offset + BLOCK]) != bytes(BLOCK):
             try:
                 info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             except (tarfile.HeaderError, ValueError) as fault:
-                raise _no_header(tar, header, at, len(data), fault) from None
-            start, length = at + BLOCK, int(renamed.get(b"size", info.size))
+                raise _header_error(tar, header, offset, len(data), fault) from None
+            start, length = offset + BLOCK, int(overrides.get(b"size", info.size))
             if info.type == tarfile.DIRTYPE:
-                length = 0  # some writers count what lies in a folder
+                length = 0  # some writers state the size of the folder's content
             if not 0 <= length <= len(data) - start:
-                left = f"{length:,} bytes, of which {len(data) - start:,} are there"
-                raise _broken(tar, at, f"is cut inside {info.name!r} ({left})")
-            at = -(-(start + length) // BLOCK) * BLOCK
+                extent = f"{length:,} bytes, of which {len(data) - start:,} are there"
+                raise _damaged(tar, offset, f"is cut inside {info.name!r} ({extent})")
+            offset = -(-(start + length) // BLOCK) * BLOCK
             if info.type in PAX:
-                renamed |= _pax(tar, start, data[start : start + length])
+                overrides |= _parse_pax(tar, start, data[start : start + length])
             elif info.type == tarfile.XGLTYPE:
-                if _pax(tar, start, data[start : start + length]):
-                    raise _broken(tar, start, "has a global header that names files")
+                if _parse_pax(tar, start, data[start : start + length]):
+                    raise _damaged(tar, start, "has a global header that names files")
             elif info.type == tarfile.GNUTYPE_LONGNAME:
-                renamed[b"path"] = data[start : start + length].partition(b"\0")[0]
+                overrides[b"path"] = data[start : start + length].partition(b"\0")[0]
             elif info.type != tarfile.GNUTYPE_LONGLINK:
-                name = renamed.get(b"path", info.name.encode(errors="surrogateescape"))
-                renamed = {}
+                name = overrides.get(b"path", info.name.encode(errors="surrogateescape"))
+                overrides = {}
                 if info.isreg() and info.type not in LINKS:
-                    yield _checked(tar, start - BLOCK, name), ByteRange(start, length)
+                    yield _checked_name(tar, start - BLOCK, name), ByteRange(start, length)
                 elif info.type != tarfile.DIRTYPE:
-                    what = f"no file (type {info.type!r}); pack it again without"
-                    text = name.decode(errors="replace")
-                    raise ShardError(f"{tar.name}: {text!r} is {LINKS.get(info.type, what)}")
-        if renamed:
-            raise _broken(tar, at, "ends between a long name and its file")
-        _check_end(tar, data, at)
+                    problem = f"no file (type {info.type!r}); pack it again without"
+                    shown_name = name.decode(errors="replace")
+                    raise ShardError(
+                        f"{tar.name}: {shown_name!r} is {LINKS.get(info.type, problem)}"
+                    )
+        if overrides:
+            raise _damaged(tar, offset, "ends between a long name and its file")
+        _check_end(tar, data, offset)
 
 
-def _check_end(tar: Path, data: mmap.mmap, at: int) -> None:
-    """Checks that two blocks of zeros end a tar, and nothing but padding of any size follows."""
-    if at + 2 * BLOCK > len(data):
-        raise _broken(tar, at, "is cut inside its end mark")
-    step = 1 << 20
-    if any(data[first : first + step].strip(b"\0") for first in range(at, len(data), step)):
+def _check_end(tar: Path, data: mmap.mmap, offset: int) -> None:
+    """Checks that a tar ends with two blocks of zeros, followed by nothing but zeros."""
+    if offset + 2 * BLOCK > len(data):
+        raise _damaged(tar, offset, "is cut inside its end mark")
+    chunk = 1 << 20
+    if any(data[start : start + chunk].strip(b"\0") for start in range(offset, len(data), chunk)):
         raise ShardError(
-            f"{tar.name} goes on after its end mark (byte {at}): two tars one after the other? "
+            f"{tar.name} goes on after its end mark (byte {offset}): two tars one after the other? "
             "readers would see the first alone; unpack it with tar --ignore-zeros, and pack it "
             "again"
         )
 
 
-def _no_header(tar: Path, block: bytes, at: int, size: int, fault: Exception) -> ShardError:
-    """Says what the block is that should be a header."""
-    for magic, what in COMPRESSED.items():
-        if not at and block.startswith(magic):
+def _header_error(tar: Path, block: bytes, offset: int, size: int, fault: Exception) -> ShardError:
+    """Returns the error for a block that should be a header and is not."""
+    for magic, program in COMPRESSED.items():
+        if not offset and block.startswith(magic):
             return ShardError(
-                f"{tar.name} is compressed by {what}; expected a plain tar, since nobody can seek "
-                "in a compressed one; decompress it (pictures do not grow by it)"
+                f"{tar.name} is compressed by {program}; expected a plain tar, since nobody can "
+                "seek in a compressed one; decompress it (pictures do not grow by it)"
             )
-    if not at:
-        return ShardError(f"{tar.name} is no tar (it begins with {block[:16]!r}); {AGAIN}")
-    if at >= size:
-        return _broken(tar, at, "has no end mark: it is cut, or unfinished")
-    cut = size - at < BLOCK
-    return _broken(tar, at, "is cut inside a header" if cut else f"has a bad header ({fault})")
+    if not offset:
+        return ShardError(f"{tar.name} is no tar (it begins with {block[:16]!r}); {REFETCH}")
+    if offset >= size:
+        return _damaged(tar, offset, "has no end mark: it is cut, or unfinished")
+    is_cut = size - offset < BLOCK
+    return _damaged(
+        tar, offset, "is cut inside a header" if is_cut else f"has a bad header ({fault})"
+    )
 
 
-def _pax(tar: Path, at: int, text: bytes) -> dict[bytes, bytes]:
-    """Returns the path and size that a pax header gives the file after it, where it gives them."""
-    given = {}
+def _parse_pax(tar: Path, offset: int, text: bytes) -> dict[bytes, bytes]:
+    """Returns the path and the size, where a pax header states them for the file after it."""
+    fields = {}
     while text:
         record = re.match(rb"([1-9][0-9]{0,8}) ([^=]+)=", text)
         length = int(record[1]) if record else 0
         if record is None or length < record.end() or text[length - 1 : length] != b"\n":
-            raise _broken(tar, at, "has a bad pax header")
+            raise _damaged(tar, offset, "has a bad pax header")
         key, value = record[2], text[record.end() : length - 1]
         if key == b"size" and not re.fullmatch(rb"[0-9]{1,18}", value):
-            raise _broken(tar, at, f"has a pax header of size {shown(value)}")
+            raise _damaged(tar, offset, f"has a pax header of size {shown(value)}")
         if key.startswith(b"GNU.sparse."):
             raise ShardError(f"{tar.name} holds {LINKS[tarfile.GNUTYPE_SPARSE]}")
         if key in (b"path", b"size"):
-            given[key] = value
+            fields[key] = value
         text = text[length:]
-    return given
+    return fields
 
 
-def _checked(tar: Path, at: int, name: bytes) -> str:
-    """Returns the name of a file, without `./`; ShardError where it leads anywhere else."""
+def _checked_name(tar: Path, offset: int, name: bytes) -> str:
+    """Returns the name of a file without `./`; ShardError where it is unsafe or not UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
         raise ShardError(
-            f"{tar.name} holds {name!r} (byte {at}), a name that is not UTF-8; rename it, and "
+            f"{tar.name} holds {name!r} (byte {offset}), a name that is not UTF-8; rename it, and "
             "pack it again"
         ) from None
     parts = text.removeprefix("./").split("/")
     if CONTROL.search(text):
         raise ShardError(
-            f"{tar.name} holds {shown(text)} (byte {at}), a name with control characters; rename "
-            "it, and pack it again"
+            f"{tar.name} holds {shown(text)} (byte {offset}), a name with control characters; "
+            "rename it, and pack it again"
         )
     if "\\" in text or {"", ".", ".."} & set(parts):
         raise ShardError(
-            f"{tar.name} holds {text!r} (byte {at}), a path out of a folder or with '\\'; "
+            f"{tar.name} holds {text!r} (byte {offset}), a path out of a folder or with '\\'; "
             "expected FOLDER/KEY.SUFFIX; pack it again from inside its folder"
         )
     return "/".join(parts)
 
 
-def _broken(tar: Path, at: int, what: str) -> ShardError:
-    return ShardError(f"{tar.name} {what} (byte {at}); {AGAIN}")
+def _damaged(tar: Path, offset: int, problem: str) -> ShardError:
+    return ShardError(f"{tar.name} {problem} (byte {offset}); {REFETCH}")

@@ -1,4 +1,4 @@
-"""Lines, tables and bars for people: by rich on a terminal, plain lines in a pipe or a file."""
+"""Prints lines, tables and bars: with rich on a terminal, as plain lines in a pipe or a file."""
 
 import sys
 import time
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-EVERY_S = 10.0  # between two lines of a bar in a log
+LOG_INTERVAL_S = 10.0  # between the lines that a bar writes to a log
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether rich writes to it: a terminal that no bar has, whose own redirection wraps lines."""
+    """Returns whether rich may write to it: a terminal, and no bar's, which would wrap lines."""
     return stream.isatty() and not hasattr(stream, "rich_proxied_file")
 
 
 def console(stream: TextIO) -> "Console":
-    """Returns rich's console for a stream; it heeds NO_COLOR, COLUMNS and TERM."""
-    from rich.console import Console  # here and below: `heron --help` needs none of it
+    """Returns a rich console for a stream; it respects NO_COLOR, COLUMNS and TERM."""
+    from rich.console import Console  # here and below: `heron --help` does not need it
 
     return Console(file=stream, markup=False, emoji=False)
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
-    """Prints lines of text; on a terminal numbers and paths have colour, and words stay whole."""
+    """Prints lines of text; on a terminal with coloured numbers and paths, wrapped at words."""
     stream = stream or sys.stdout
     if is_terminal(stream):
         console(stream).print(*lines, sep="\n")
@@ -34,7 +34,7 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
 
 
 def say_fault(word: str, message: str) -> None:
-    """Prints `error: …`, or another such word, on stderr; on a terminal the word is red."""
+    """Prints `error: …`, or another word, on stderr; on a terminal the word is red."""
     if not is_terminal(sys.stderr):
         print(f"{word}: {message}", file=sys.stderr, flush=True)
         return
@@ -44,7 +44,7 @@ def say_fault(word: str, message: str) -> None:
 
 
 def say_markdown(text: str) -> None:
-    """Prints Markdown; on a terminal its tables are ruled."""
+    """Prints Markdown; on a terminal it is rendered."""
     if not is_terminal(sys.stdout):
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
         return
@@ -56,14 +56,14 @@ def say_markdown(text: str) -> None:
 def say_table(
     heads: Sequence[str], lines: Sequence[Sequence[str]], headed: bool = True, piped: str = ""
 ) -> None:
-    """Prints a table: on a terminal ruled and as wide as it, elsewhere a line a row, or `piped`.
+    """Prints a table: ruled and fitted on a terminal, elsewhere one line per row, or `piped`.
 
-    Where it is not `headed`, a cell of such a line stands behind its head instead of below it.
-    What is not printable, as in the name of a folder, could move the cursor: it is escaped.
+    Without `headed`, the cells of plain lines follow their heads instead of being below them.
+    Unprintable texts, such as names of folders, are escaped, as they could move the cursor.
     """
     rows = [[t if t.isprintable() else repr(t) for t in line] for line in (heads, *lines)]
     if is_terminal(sys.stdout):
-        _rule(rows)
+        _print_ruled(rows)
         return
     if piped:
         print(piped, end="", flush=True)
@@ -83,42 +83,42 @@ def say_table(
     sys.stdout.flush()
 
 
-def _rule(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows, the first of them heads, on a terminal; the columns that have room there."""
+def _print_ruled(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows, of which the first are the heads, on a terminal, with the columns that fit."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     terminal = console(sys.stdout)
     columns = list(zip(*rows, strict=True))
-    words = [max(len(word) for text in c for word in text.split() or [""]) for c in columns]
-    while len(columns) > 2 and sum(words[: len(columns)]) + 2 * len(columns) > terminal.width:
+    word_widths = [max(len(word) for t in c for word in t.split() or [""]) for c in columns]
+    while len(columns) > 2 and sum(word_widths[: len(columns)]) + 2 * len(columns) > terminal.width:
         del columns[-1]
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head, *cells in columns:
         numbers = all(text[:1] in "0123456789+-−–." for text in cells if text)
-        made.add_column(head, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(head, justify="right" if numbers else "left", overflow="fold")
     for row in zip(*(cells for _, *cells in columns), strict=True):
-        made.add_row(*row)
-    terminal.print(made)
-    if left := rows[0][len(columns) :]:
-        terminal.print(f"too wide for this terminal, and left out: {', '.join(left)}")
+        table.add_row(*row)
+    terminal.print(table)
+    if omitted := rows[0][len(columns) :]:
+        terminal.print(f"too wide for this terminal, and left out: {', '.join(omitted)}")
 
 
 class Bar:
-    """How far something is: a bar on a terminal, in a log a line every ten seconds.
+    """Shows progress: a bar on a terminal, a line every ten seconds in a log.
 
-    Schedulers cut what the processes of a job print into pieces and interleave them, so that a
-    line in a log is whole and in ASCII.
+    A line in a log is printed at once and in ASCII, as schedulers split and interleave the output
+    of the processes of a job.
     """
 
     def __init__(
         self, total: int, unit: str, *, start: int = 0, name: str = "", hidden: bool = False
     ) -> None:
-        """Begins at `start` of `total`, counted in `unit`s; `B` are bytes."""
+        """Starts at `start` of `total`, counted in `unit`s; `B` stands for bytes."""
         self._total, self._unit, self._name = total, unit, name
         self._start = self._done = start
-        self._shown, self._hidden, self._said_at = "", hidden, start
-        self._began = self._said = time.monotonic()
+        self._shown, self._hidden, self._logged_done = "", hidden, start
+        self._started_at = self._logged_at = time.monotonic()
         self._progress = None
         if hidden or not is_terminal(sys.stderr):
             return
@@ -135,37 +135,37 @@ class Bar:
             expand=True,
         )
         self._task = self._progress.add_task(
-            self._counted(), total=total, completed=start, shown=""
+            self._progress_text(), total=total, completed=start, shown=""
         )
         self._progress.start()
 
     def update(self, count: int = 1, shown: str = "") -> None:
-        """Counts `count` more; `shown` stands beside the bar, such as the loss."""
+        """Adds `count`; `shown` is text beside the bar, such as the loss."""
         self._done, self._shown = self._done + count, shown
         now = time.monotonic()
         if self._progress:
-            beside = ", ".join(filter(None, (shown, self._left(now))))
+            details = ", ".join(filter(None, (shown, self._time_left(now))))
             self._progress.update(
-                self._task, completed=self._done, description=self._counted(), shown=beside
+                self._task, completed=self._done, description=self._progress_text(), shown=details
             )
-        elif now - self._said >= EVERY_S:
-            self._say(self._left(now))
+        elif now - self._logged_at >= LOG_INTERVAL_S:
+            self._log(self._time_left(now))
 
     def close(self) -> None:
-        """Leaves the bar as it is, or says in a log how far it came."""
-        took = timedelta(seconds=round(time.monotonic() - self._began))
+        """Stops the bar as it is, or logs the final count."""
+        elapsed = timedelta(seconds=round(time.monotonic() - self._started_at))
         if self._progress:
             self._progress.stop()
-        elif self._done > self._said_at:
-            self._say(f"in {took}")
+        elif self._done > self._logged_done:
+            self._log(f"in {elapsed}")
 
-    def _say(self, when: str) -> None:
-        self._said, self._said_at = time.monotonic(), self._done
+    def _log(self, timing: str) -> None:
+        self._logged_at, self._logged_done = time.monotonic(), self._done
         if not self._hidden:
-            parts = ", ".join(filter(None, (self._counted(), self._shown, when)))
-            print(parts, file=sys.stderr, flush=True)
+            line = ", ".join(filter(None, (self._progress_text(), self._shown, timing)))
+            print(line, file=sys.stderr, flush=True)
 
-    def _counted(self) -> str:
+    def _progress_text(self) -> str:
         name = f"{self._name}: " if self._name else ""
         if self._unit == "B":
             from rich.filesize import decimal
@@ -173,18 +173,18 @@ class Bar:
             return f"{name}{decimal(self._done)} of {decimal(self._total)}"
         return f"{name}{self._unit} {self._done:,} of {self._total:,}"
 
-    def _left(self, now: float) -> str:
-        """Returns the time that is left, by the speed so far."""
-        made = self._done - self._start
-        if made <= 0 or self._done >= self._total:
+    def _time_left(self, now: float) -> str:
+        """Returns the estimated time left, or ""."""
+        progress = self._done - self._start
+        if progress <= 0 or self._done >= self._total:
             return ""
-        seconds = (now - self._began) / made * (self._total - self._done)
+        seconds = (now - self._started_at) / progress * (self._total - self._done)
         return f"{timedelta(seconds=round(seconds))} left"
 
     def __enter__(self) -> Self:
-        """Used as a context, so that a terminal has its cursor again after an error."""
+        """Returns itself; as a context manager it restores the cursor even after an error."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes it."""
+        """Closes the bar."""
         self.close()

@@ -1,4 +1,4 @@
-"""Texts in the members of a tar, UTF-8 or a string of a JSON object, and their tokenisers."""
+"""Texts in the members of a tar, as UTF-8 or strings of JSON objects, and their tokenisers."""
 
 import json
 import os
@@ -13,37 +13,37 @@ from heron.shards.errors import shown
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import View, member_names
 
-LONGEST = 2**16  # bytes of a text that are looked at
+LONGEST = 2**16  # bytes of a text that are read
 LARGEST = 2**24  # bytes of a JSON object
-MOST = 8192  # pieces of a vocabulary
-TOKENIZER = ".tokenizer.json"  # after the name of a view
-HALF = re.compile("[\ud800-\udfff]")  # of a character beyond 16 bits, which no UTF-8 has
-SPECIAL = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+MAX_PIECES = 8192  # in a vocabulary
+TOKENIZER = ".tokenizer.json"  # appended to the name of a view
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character beyond 16 bits, invalid in UTF-8
+SPECIAL_TOKENS = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 def read_text(data: bytes, field: str | None = None) -> str:
     """Returns the text of a member, cut after `LONGEST` bytes.
 
     Args:
-        data: of the member.
-        field: of the JSON object that has it; None: the member is the text.
+        data: the bytes of the member.
+        field: of the JSON object that holds the text; None: the member is the text.
 
     Raises:
-        ValueError: it is not UTF-8, no JSON object, or the field is no string of whole characters.
+        ValueError: it is not UTF-8, not a JSON object, or the field is not a valid string.
     """
     if field is not None:
         try:
-            found = json.loads(data) if len(data) <= LARGEST else None
+            fields = json.loads(data) if len(data) <= LARGEST else None
         except (ValueError, RecursionError):
-            found = None
-        text = found.get(field) if isinstance(found, dict) else None
+            fields = None
+        text = fields.get(field) if isinstance(fields, dict) else None
         if not isinstance(text, str):
             raise ValueError(f"is {shown(data)}; expected JSON with a string called {field!r}")
-        if HALF.search(text):
+        if SURROGATE.search(text):
             raise ValueError(f"has half a character (a lone surrogate) in {field!r}; expected text")
         return text[:LONGEST]
     decoder = getincrementaldecoder("utf-8-sig")()
-    try:  # a character that the cut parts is left out
+    try:  # drops a character that the cut splits
         return decoder.decode(data[:LONGEST], final=len(data) <= LONGEST)
     except UnicodeDecodeError:
         raise ValueError(f"is {shown(data)}; expected UTF-8") from None
@@ -55,18 +55,18 @@ def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> It
     file = os.open(tar, os.O_RDONLY)
     try:
         for start, length in zip(index.offsets[:, column], index.lengths[:, column], strict=True):
-            if length:  # else the row lacks its text
+            if length:  # 0: the row lacks its text
                 yield read_text(os.pread(file, int(length), int(start)), field)
     finally:
         os.close(file)
 
 
 def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
-    """Writes a tokeniser of the commonest words of texts, in lower case.
+    """Writes a lower-case tokeniser of the most frequent words of some texts.
 
-    It reads as WordPiece does (Wu et al. 2016): the longest known piece first. Its pieces are whole
-    words that occur twice, and single characters for the others. They are counted and sorted, not
-    trained: the library's trainer makes another vocabulary each time.
+    It matches the longest known piece first, as WordPiece does (Wu et al. 2016). Its pieces are
+    the words that occur at least twice, and single characters for the others. They are counted and
+    sorted rather than trained, since the library's trainer is not deterministic.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -76,23 +76,23 @@ def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
         for text in texts
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
     )
-    first = {word[0] for word in words}
-    later = {"##" + letter for word in words for letter in word[1:]}
-    common = sorted((word for word in words if words[word] > 1), key=lambda w: (-words[w], w))
-    pieces = [*SPECIAL, *sorted(first), *sorted(later), *common]
-    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces[:MOST]))}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = normalizer, splitter
-    made.post_processor = processors.TemplateProcessing(
+    initials = {word[0] for word in words}
+    continuations = {"##" + letter for word in words for letter in word[1:]}
+    frequent = sorted((w for w in words if words[w] > 1), key=lambda w: (-words[w], w))
+    pieces = [*SPECIAL_TOKENS, *sorted(initials), *sorted(continuations), *frequent]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces[:MAX_PIECES]))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
-    made.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     with atomic_write(path) as stream:
-        stream.write(made.to_str(pretty=True).encode())
+        stream.write(tokenizer.to_str(pretty=True).encode())
 
 
 def write_tokenizers(folder: Path, views: Sequence[View], tars: Mapping[Path, ShardIndex]) -> None:
-    """Writes a tokeniser for each view of texts of some shards."""
+    """Writes a tokeniser for each text view, from the texts of some shards."""
     for view, member in zip(views, member_names(list(views), None), strict=True):
         if view.kind == "text":
             texts = (

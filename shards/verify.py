@@ -1,4 +1,4 @@
-"""Verify a folder of shards: every checksum, count, key and shape, and all faults in one go."""
+"""Verifies a folder of shards: every checksum, count, key and shape; reports all faults at once."""
 
 import zlib
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from heron.shards.texts import read_text
 
 @dataclass(frozen=True)
 class Verification:
-    """What was looked at, and everything that was wrong with it."""
+    """What was verified, and everything that was wrong with it."""
 
     shards: int
     rows: int
     bytes: int
     faults: list[str]
-    listed: bool = True  # False: extra files were not looked for, as the protocol lists no folders
+    listed: bool = True  # False: no search for extra files, as the protocol lists no folders
 
     @property
     def ok(self) -> bool:
@@ -38,31 +38,31 @@ class Verification:
         return not self.faults
 
     def __str__(self) -> str:
-        """Returns one line, or one line a fault."""
-        looked = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
+        """Returns one line, preceded by a line for each fault."""
+        summary = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
         if not self.listed:
-            looked += " (extra files were not looked for: HTTP lists no folders)"
+            summary += " (extra files were not looked for: HTTP lists no folders)"
         if self.ok:
-            return f"{looked}: all as the manifest says"
+            return f"{summary}: all as the manifest says"
         faults = map(one_line, self.faults)
-        return "\n".join([*faults, f"{looked}: {len(self.faults)} faults; {RESTORE}"])
+        return "\n".join([*faults, f"{summary}: {len(self.faults)} faults; {RESTORE}"])
 
 
 def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
-    With `decode` every picture is decoded; without, it is looked through for its end. Of a URL, one
-    shard at a time is fetched, whatever the cache holds. Extra files are found where the protocol
-    lists folders, which HTTP does not.
+    With `decode` every picture is decoded; without, only searched for its end. Shards behind a URL
+    are fetched one at a time, bypassing the cache. Extra files are found where the protocol lists
+    folders, which HTTP does not.
     """
     store = open_store(folder)
     manifest = load_manifest(store)
     shards = [shard for shards in manifest.splits.values() for shard in shards]
-    known = {name for shard in shards for name in (shard.file, shard.index_file)}
+    listed = {name for shard in shards for name in (shard.file, shard.index_file)}
     names = store.names()
     present = {name for name in names or () if name.endswith((".tar", ".index.npz"))}
-    faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - known)]
-    seen: dict[str, str] = {}  # key to shard, over the whole data set
+    faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - listed)]
+    seen: dict[str, str] = {}  # keys of the whole data set, and their shards
     for shard in shards:
         sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
         try:
@@ -73,7 +73,7 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
                 if tar.exists() and index.exists():
                     try:
                         faults += _shard_faults(copies, manifest, shard, seen, decode)
-                    except ShardError as fault:  # no use in going on with this one
+                    except ShardError as fault:  # the rest of this shard cannot be checked
                         faults.append(str(fault))
         except TooLong as fault:
             faults.append(str(fault))
@@ -89,8 +89,8 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
 def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
     if not path.exists():
         yield f"{path.name}: missing: the manifest lists it"
-    elif size is not None and (bytes_there := path.stat().st_size) != size:
-        yield f"{path.name}: {bytes_there:,} bytes; expected {size:,}"
+    elif size is not None and (actual_size := path.stat().st_size) != size:
+        yield f"{path.name}: {actual_size:,} bytes; expected {size:,}"
     elif (digest := sha256(path)) != checksum:
         yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"
 
@@ -98,7 +98,7 @@ def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
 def _shard_faults(
     folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str], decode: bool
 ) -> Iterator[str]:
-    """Yields faults of what is inside; ShardError where the tar or the index cannot be read on."""
+    """Yields the faults inside a shard; ShardError where its tar or index cannot be read."""
     index = ShardIndex.read(folder / shard.index_file)
     if fault := manifest.index_fault(shard, index):
         raise ShardError(f"{shard.index_file}: {fault}")
@@ -108,35 +108,35 @@ def _shard_faults(
         if path in files:
             yield f"{shard.file} holds {path!r} twice"
         files[path] = span
-    path_at = {span: path for path, span in files.items()}
+    path_of = {span: path for path, span in files.items()}
     data = np.memmap(tar, np.uint8, "r")
     prefix = f"{tar.stem}/" if manifest.built_from.options.get("prefix_keys") else ""
     spans, starts = np.stack([index.offsets, index.lengths], 2).tolist(), index.starts
-    for number, key in enumerate(index.keys.tolist()):
+    for n, key in enumerate(index.keys.tolist()):
         sample = f"{shard.file} sample {key}"
         if key in seen:
             yield f"{sample}: duplicate key: {seen[key]} has it too"
         seen[key] = shard.file
-        named = f"{key.removeprefix(prefix)}."
-        rows = slice(starts[number], starts[number + 1])
+        key_prefix = f"{key.removeprefix(prefix)}."
+        rows = slice(starts[n], starts[n + 1])
         labels, present = index.labels[rows], None
         if index.present is not None:
             present = index.present[rows]
         for column, member in enumerate(manifest.members):
-            stated, path = ByteRange(*spans[number][column]), f"{key}.{member}"
-            if not stated.length and present is not None and path not in files:
+            expected, path = ByteRange(*spans[n][column]), f"{key}.{member}"
+            if not expected.length and present is not None and path not in files:
                 continue  # the row lacks the view
-            found = None if manifest.foreign else files.pop(path, None)
-            # Others name their files as they like, after the key.
-            if manifest.foreign and path_at.get(stated, "").startswith(named):
-                found = stated
-            if found is None:
-                yield f"{sample}: no file {path!r} at byte {stated.offset}, as its index says"
+            actual = None if manifest.foreign else files.pop(path, None)
+            # In foreign tars, the file names after the key are arbitrary.
+            if manifest.foreign and path_of.get(expected, "").startswith(key_prefix):
+                actual = expected
+            if actual is None:
+                yield f"{sample}: no file {path!r} at byte {expected.offset}, as its index says"
                 continue
-            if found != stated:
+            if actual != expected:
                 yield f"{sample}: {path!r} lies elsewhere than its index says"
-            payload = data[found.offset : sum(found)]
-            if zlib.crc32(payload.data) != index.crc32[number, column]:
+            payload = data[actual.offset : sum(actual)]
+            if zlib.crc32(payload.data) != index.crc32[n, column]:
                 yield f"{sample}: member {member!r} is altered: another crc32"
             try:
                 fault = _member_fault(manifest, column, payload, labels, present, decode)
@@ -156,15 +156,15 @@ def _member_fault(
     present: NDArray[Any] | None,
     decode: bool,
 ) -> str | None:
-    """Says what is wrong with a member of rows of these labels and views, or returns None."""
+    """Returns what is wrong with a member whose rows have these labels and views, or None."""
     if column < len(manifest.views):
         view = manifest.views[column]
         if view.kind == "image" and manifest.block_rows is None:
             header = read_whole(payload.tobytes())
-            shape = (header.height, header.width, 3)  # grey decodes to RGB too
+            shape = (header.height, header.width, 3)  # grey is decoded to RGB too
             if decode:
                 decode_picture(payload.tobytes())
-            if all(want in (-1, got) for got, want in zip(shape, view.shape, strict=True)):
+            if all(size in (-1, actual) for actual, size in zip(shape, view.shape, strict=True)):
                 return None
             return f"view {view.name!r} is {shape}; expected {view.shape}"
         if view.kind == "text":
@@ -174,14 +174,14 @@ def _member_fault(
             unpack(payload.tobytes(), view.shape)
             return None
     array = array_at(payload, 0, len(payload), "is no array")
-    if column >= len(manifest.views):  # ours
+    if column >= len(manifest.views):  # our own: labels or present
         of_labels = column == len(manifest.views)
-        ours = labels if of_labels or present is None else present
-        same = array.dtype == ours.dtype and np.array_equal(array, ours)
+        indexed = labels if of_labels or present is None else present
+        is_equal = array.dtype == indexed.dtype and np.array_equal(array, indexed)
         what = "labels" if of_labels else "views"
-        return None if same else f"its {what} are other than those of the index"
+        return None if is_equal else f"its {what} are other than those of the index"
     if manifest.foreign:
-        array = array[None]  # the vector of a row
+        array = array[None]  # a single vector
     expected = (len(labels), *view.shape)
     if array.shape != expected or array.dtype != view.dtype:
         return (

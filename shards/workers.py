@@ -1,6 +1,6 @@
-"""Worker processes: a function over many items, ended at once where something goes wrong.
+"""Maps a function over items in worker processes, which end at once if anything goes wrong.
 
-concurrent.futures and loky say not on which item a process was killed, and end none while it works.
+concurrent.futures and loky do not tell which item killed a process, and end no process at work.
 """
 
 import multiprocessing
@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 def in_parallel(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Calls a function on items in so many processes; gives each with its result, when done.
+    """Calls a function on items in `workers` processes; yields each item with its result when done.
 
-    Whatever ends this early (Ctrl-C, a fault, a caller that goes on no further) ends the processes
-    in the midst of their work. An item's text names it in messages.
+    Anything that ends this early (Ctrl-C, an error, a caller that stops iterating) terminates the
+    processes amid their work. Messages name an item by its str().
 
     Raises:
         ShardError: a process died.
@@ -35,14 +35,14 @@ def in_parallel(
         for item in items:
             yield item, function(item)
         return
-    left = iter(items)
+    pending = iter(items)
     busy: dict[Connection, Item] = {}
     processes: dict[Connection, SpawnProcess] = {}
     try:
         for _ in range(min(workers, len(items))):
             pipe, process = _start(function)
             processes[pipe] = process
-            _send(pipe, left, busy)
+            _send_next(pipe, pending, busy)
         while busy:
             ready = wait(list(busy))
             for pipe in [pipe for pipe in busy if pipe in ready]:
@@ -50,10 +50,10 @@ def in_parallel(
                 try:
                     result, fault = pipe.recv()
                 except (EOFError, OSError):
-                    raise _died(processes[pipe], item) from None
+                    raise _death_error(processes[pipe], item) from None
                 if fault is not None:
                     raise fault
-                _send(pipe, left, busy)
+                _send_next(pipe, pending, busy)
                 yield item, result
     except BaseException:
         for process in processes.values():
@@ -61,56 +61,56 @@ def in_parallel(
         raise
     finally:
         for pipe, process in processes.items():
-            pipe.close()  # which ends an idle process
+            pipe.close()  # this ends an idle process
             process.join()
 
 
 def _start(function: Callable[[Item], Result]) -> tuple[Connection, SpawnProcess]:
-    # Spawn, since a fork of a process with threads (torch, a GPU) may hang.
+    # Spawn, as forking a process with threads (torch, a GPU) may hang.
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_work, args=(function, theirs), daemon=True)
-    resource_tracker.ensure_running()  # or it begins with the first process, and lifts the mask
-    # A terminal sends Ctrl-C to all processes, and it is for us alone: a mask is inherited.
+    parent_end, child_end = spawn.Pipe()
+    process = spawn.Process(target=_worker_loop, args=(function, child_end), daemon=True)
+    resource_tracker.ensure_running()  # else the first process starts it, which would lift the mask
+    # A terminal sends Ctrl-C to all processes; workers inherit a mask, so only the parent gets it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    theirs.close()
-    return ours, process
+    child_end.close()
+    return parent_end, process
 
 
-def _send(pipe: Connection, left: Iterator[Item], busy: dict[Connection, Item]) -> None:
-    """Gives a process the next item, if there is one."""
-    for item in left:
+def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection, Item]) -> None:
+    """Sends a process the next item, if there is one."""
+    for item in pending:
         busy[pipe] = item
-        with suppress(OSError):  # it has died, which is found when its result is asked for
+        with suppress(OSError):  # a dead process is noticed when its result is received
             pipe.send(item)
         return
 
 
-def _work(function: Callable[[Item], Result], pipe: Connection) -> None:
-    """Answers items with results until the other end closes."""
+def _worker_loop(function: Callable[[Item], Result], pipe: Connection) -> None:
+    """Answers items with results until the other end is closed."""
     with suppress(EOFError, OSError):
         while True:
             item = pipe.recv()
             result, fault = None, None
             try:
                 result = function(item)
-            except Exception as raised:
-                fault = raised
+            except Exception as error:
+                fault = error
                 if not isinstance(fault, ShardError | SourceError):
-                    fault.add_note(traceback.format_exc())  # which does not travel otherwise
+                    fault.add_note(traceback.format_exc())  # pickling drops the traceback
             pipe.send((result, fault))
 
 
-def _died(process: SpawnProcess, item: object) -> ShardError:
+def _death_error(process: SpawnProcess, item: object) -> ShardError:
     process.join()
     code = process.exitcode or 0
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    why = " (was memory short?)" if code == -signal.SIGKILL else ""
+    hint = " (was memory short?)" if code == -signal.SIGKILL else ""
     return ShardError(
-        f"{item}: the process that worked on it {how}{why}; expected a result; run the same "
+        f"{item}: the process that worked on it {how}{hint}; expected a result; run the same "
         "again, with fewer --workers where memory is short"
     )

@@ -1,6 +1,7 @@
 """Labels of tars of others: numbers, names, fields of JSON, arrays; and what is none."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from heron.shards.annotation import Annotation
 from heron.shards.errors import ShardError, SourceError
+from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
 from heron.shards.show import show
 from heron.shards.verify import verify
@@ -193,3 +195,16 @@ def test_labels_of_minus_one_and_one(
     assert tuple(Annotation(option, "no").read(payload)) == expected
     with pytest.raises(ValueError, match="expected -1 or 1, as --minus-one no says"):
         Annotation("cls", "no").read(b"0")
+
+
+def test_names_of_many_classes_are_read_at_once(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(30_000)]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    began = time.process_time()
+    assert Layout(label_names=tmp_path / "names.txt").names == names
+    assert time.process_time() - began < 2  # comparing each with all others takes longer
+    (tmp_path / "names.txt").write_text("a\nb\na")
+    with pytest.raises(
+        SourceError, match="line 3 of .* is 'a'; expected a name on every line, and"
+    ):
+        _ = Layout(label_names=tmp_path / "names.txt").names

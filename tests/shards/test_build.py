@@ -1,6 +1,7 @@
 """Builds: the same bytes whoever writes, resumed where they stopped, whole or not there."""
 
 import errno
+import json
 import os
 import pickle
 import signal
@@ -12,7 +13,7 @@ import pytest
 
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.manifest import Labels, View
+from heron.shards.manifest import Labels, View, load_manifest
 from heron.shards.moments import Moments
 from heron.shards.sources import make
 from heron.shards.sources.base import Rows, Source
@@ -204,23 +205,40 @@ def test_a_killed_worker_is_named_and_nothing_is_left_half_written(tmp_path: Pat
     assert not list(tmp_path.glob(".*.part")) and (tmp_path / "build.json").exists()
 
 
-def test_to_start_again_may_be_interrupted_and_spares_what_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_start_again_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, other = (make("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1))
     build(source, tmp_path, progress=False)
-    (tmp_path / "trip-2020.tar").write_bytes(b"a user's")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build(other, tmp_path, overwrite=True, progress=False)
     with pytest.raises(ShardError, match="holds another build: .*--overwrite to start again"):
         build(other, tmp_path, progress=False)
-    with pytest.raises(ShardError, match="holds trip-2020.tar but neither .* choose another --out"):
-        build(other, tmp_path, overwrite=True, progress=False)
-    (tmp_path / "trip-2020.tar").unlink()
     build(other, tmp_path, overwrite=True, progress=False)
     assert verify(tmp_path).ok and not (tmp_path / "build.json").exists()
+
+
+@pytest.mark.parametrize("manifest", ["readable", "damaged", "unfinished"])
+@pytest.mark.parametrize("name", ["trip-2020.tar", "trip-000000.tar"])
+def test_to_start_again_spares_the_tars_of_others(manifest: str, name: str, tmp_path: Path) -> None:
+    source, other = (make("frames", {"train": 600, "test": 0, "seed": seed}) for seed in (0, 1))
+    build(source, tmp_path, shard_rows=256, progress=False)
+    if manifest == "damaged":
+        (tmp_path / "manifest.json").write_text("{")
+    if manifest == "unfinished":
+        built_from = load_manifest(tmp_path).built_from.model_dump(mode="json")
+        (tmp_path / "build.json").write_text(json.dumps(built_from))
+        (tmp_path / "manifest.json").unlink()
+        (tmp_path / "train-000002.tar").unlink()  # its index came first
+    (tmp_path / name).write_bytes(b"a user's")
+    before = contents(tmp_path)
+    with pytest.raises(ShardError, match=f"no build .* written {name}; .*move .* another --out"):
+        build(other, tmp_path, overwrite=True, progress=False)
+    assert contents(tmp_path) == before
+    (tmp_path / name).unlink()
+    build(other, tmp_path, overwrite=True, progress=False)
+    names = {f"train-000000{end}" for end in (".tar", ".index.npz")} | {"manifest.json"}
+    assert verify(tmp_path).ok and set(contents(tmp_path)) == names
 
 
 def interrupt(*_: object, **__: object) -> None:

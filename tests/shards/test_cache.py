@@ -134,7 +134,7 @@ def test_a_file_that_came_between_two_looks_is_not_fetched_again(
     cache, calls, look, looks = (
         ShardCache(tmp_path, SIZE),
         list[str](),
-        ShardCache._hold,
+        ShardCache._open_cached,
         list[int](),
     )
 
@@ -143,7 +143,7 @@ def test_a_file_that_came_between_two_looks_is_not_fetched_again(
         return look(self, *asked) if len(looks) > 1 else None
 
     take(cache, 0, calls).close()
-    monkeypatch.setattr(ShardCache, "_hold", blind_once)
+    monkeypatch.setattr(ShardCache, "_open_cached", blind_once)
     take(cache, 0, calls).close()
     assert calls == [SUMS[0]] and len(looks) == 2 and kept(cache) == {0}
 
@@ -326,7 +326,7 @@ def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path: Path) -> N
             worker.start()
         most = 0
         while any(worker.is_alive() for worker in workers):
-            with cache._alone():  # so that no file moves while they are counted
+            with cache._locked():  # so that no file moves while they are counted
                 most = max(most, sum(state.st_size for _, state in cache._files()))
             workers[0].join(0.002)
             if not workers[0].is_alive():
@@ -349,7 +349,7 @@ def test_a_finalizer_does_not_wait_for_the_lock_of_its_own_thread(tmp_path: Path
     cache = ShardCache(tmp_path / "cache")
     cache.folder.mkdir()
     (cache.folder / ("0" * 64)).write_bytes(b"left")
-    with cache._alone():
+    with cache._locked():
         cache.clear(wait=False)  # returns
     assert (cache.folder / ("0" * 64)).exists()
     cache.clear(wait=False)

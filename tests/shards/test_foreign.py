@@ -95,7 +95,7 @@ def test_views_of_several_kinds(tmp_path: Path) -> None:
     np.testing.assert_allclose(manifest.views[2].mean or [], vectors[:3].mean(0), rtol=1e-6)
     np.testing.assert_allclose(manifest.views[2].std or [], vectors[:3].std(0), rtol=1e-6)
     assert manifest.labels.kind == "none"
-    assert outcome.others == ["caption.txt", "secret.pkl"]
+    assert outcome.unrequested == ["caption.txt", "secret.pkl"]
     assert "not indexed: members caption.txt, secret.pkl" in str(outcome)
     assert verify(tmp_path).ok
     assert "none labels (0)" in show(tmp_path)
@@ -187,9 +187,9 @@ def test_vectors_of_two_widths_and_tars_without_samples(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="has 3 values in b.tar sample 1 and 2 in a.tar sample 0"):
         run(tmp_path, vector=["npy"])
     for files, message in [
-        ([], "b.tar holds no sample that can be indexed: 0 samples, 0 files of none; expected"),
-        ([("README", b"")], "0 samples, 1 files of none"),
-        ([("1.npy", b"")], "1 samples, 0 files of none; expected some; b.tar sample 1 member"),
+        ([], "b.tar holds no sample that can be indexed: it has no files; expected one at least"),
+        ([("README", b"")], "none of its 1 files has a key and a suffix"),
+        ([("1.npy", b"")], r"all 1 are skipped \(b.tar sample 1 member"),
     ]:
         write_tar(tmp_path / "b.tar", files)
         with pytest.raises(ShardError, match=message):
@@ -237,6 +237,22 @@ def test_compressed_tars_are_not_left_out_in_silence(folder: Path) -> None:
         run(folder, image=["jpg"])
 
 
+def test_a_tar_of_which_nothing_can_be_indexed(tmp_path: Path) -> None:
+    write_wds(tmp_path / "a.tar", cats(0, 3))
+    write_wds(tmp_path / "b.tar", [{"__key__": "x", "cls": 1}, {"__key__": "y", "cls": 2}])
+    remedy = (
+        "; expected one at least, .* no tar without rows; mend it, or move it out of the folder"
+    )
+    message = r"b.tar holds no sample .*: all 2 are skipped \(b.tar sample x lacks 'jpg'.*\)"
+    with pytest.raises(ShardError, match=message + remedy):
+        run(tmp_path, image=["jpg"], label="cls", on_error="skip")
+    write_tar(tmp_path / "b.tar", [("README", b"a"), (".x.jpg", b"b")])
+    message = "b.tar holds no sample .*: none of its 2 files has a key and a suffix"
+    with pytest.raises(ShardError, match=message + remedy):
+        run(tmp_path, image=["jpg"], label="cls", on_error="skip")
+    assert not list(tmp_path.glob("*.npz"))
+
+
 def test_tars_that_share_keys(tmp_path: Path) -> None:
     for name in ("train-0", "test-0"):
         write_wds(tmp_path / f"{name}.tar", cats(0, 3))
@@ -273,6 +289,16 @@ def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> Non
     (folder / "ours" / "manifest.json").rename(folder / "ours" / "build.json")
     with pytest.raises(ShardError, match="holds an unfinished build of ours"):
         run(folder / "ours", image=["jpg"])
+
+
+def test_a_build_spares_indexed_tars_whose_manifest_cannot_be_read(tmp_path: Path) -> None:
+    samples = [("a.x.npy", npy([1, 2], "f4")), ("a.labels.npy", npy([0], "f4"))]
+    tar = write_tar(tmp_path / "train-000000.tar", samples)
+    run(tmp_path, vector=["x.npy", "labels.npy"])
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ShardError, match="no build .* written train-000000.tar; .*another --out"):
+        build(make("faces", {"train": 2}), tmp_path, progress=False, overwrite=True)
+    assert tar.exists() and tar.with_name("train-000000.index.npz").exists()
 
 
 def test_overwrite_mends_a_manifest_that_cannot_be_read(folder: Path) -> None:

@@ -7,12 +7,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heron.shards.body import timely
+from heron.shards.body import enforce_speed
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.remote import Remote, Retry
@@ -136,10 +137,34 @@ def test_time_that_is_spent_elsewhere_is_not_the_servers(site: Web) -> None:
             yield bytes(9)
 
     came = []
-    for chunk in timely(chunks(), 1e9, 0.05):
+    for chunk in enforce_speed(chunks(), 1e9, 0.05):
         time.sleep(0.1)  # a disk
         came.append(chunk)
     assert len(came) == 4
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_restart_cuts_what_came_before(raw: bool, site: Web, tmp_path: Path) -> None:
+    site.faults["set/a.tar"] = [Fault("pad")]  # four bytes more than the second answer
+    with (tmp_path / "file").open("w+b", buffering=0) if raw else BytesIO() as stream:
+        Remote(f"{site.url}/set", retry=RETRY).fetch("a.tar", stream, sha256=SUM)
+        stream.seek(0)
+        assert stream.read() == DATA and site.count("set/a.tar") == 2
+
+
+def test_a_file_that_shrinks_between_two_attempts(
+    site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shrink(pause_s: float) -> None:
+        site.files["set/a.tar"] = b""
+
+    monkeypatch.setattr("heron.shards.remote.time.sleep", shrink)
+    site.faults["set/a.tar"], site.ranges = [Fault("stall", 5000)], False
+    remote = store(f"{site.url}/set", tmp_path)
+    assert remote.read_bytes("a.tar") == b""
+    site.files["set/a.tar"], site.faults["set/a.tar"] = DATA, [Fault("stall", 5000)]
+    with remote.local("a.tar", None, hashlib.sha256().hexdigest()) as file:
+        assert file.path.read_bytes() == b""
 
 
 def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +242,10 @@ def test_redirects_to_another_host_need_leave(site: Web, tmp_path: Path) -> None
 def test_what_is_another_host(here: str, there: str, allowed: bool) -> None:
     remote = Remote(here.rpartition("/")[0])
     if allowed:
-        assert remote._redirected("f", here, there).endswith("/f")
+        assert remote._follow_redirect("f", here, there).endswith("/f")
         return
     with pytest.raises(ShardError, match="f: the server redirects to .*; expected the file at its"):
-        remote._redirected("f", here, there)
+        remote._follow_redirect("f", here, there)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -259,7 +284,7 @@ def test_secrets_are_sent_but_never_shown(
             shown.append(str(error.value))
         shown.append(caplog.text)
         assert not re.search("sig=|hunter22|Xy12345", "\n".join(shown)), shown
-    words = Remote("s3://b", {"key": "AKIA", "client": {"aws_secret": "hush"}})._words(
+    words = Remote("s3://b", {"key": "AKIA", "client": {"aws_secret": "hush"}})._describe(
         OSError("no AKIA with hush")
     )
     assert words == "OSError: no … with …"
@@ -287,4 +312,4 @@ def test_what_cannot_be_opened(
 
 def test_secrets_by_names_in_capitals() -> None:
     remote = Remote("https://host/set", {"headers": {"Authorization": "Bearer abc"}})
-    assert "abc" not in remote._words(ValueError("no header 'Bearer abc'"))
+    assert "abc" not in remote._describe(ValueError("no header 'Bearer abc'"))

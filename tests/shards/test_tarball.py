@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from heron.shards.errors import ShardError
-from heron.shards.tarball import contents
+from heron.shards.tarball import read_contents
 from tests.shards.others import info, write_tar
 
 FILES = [(f"{n:03d}.{suffix}", bytes([n]) * 700) for n in range(3) for suffix in ("jpg", "cls")]
@@ -20,7 +20,7 @@ def read(tar: Path) -> dict[str, dict[str, bytes]]:
     data = tar.read_bytes()
     return {
         key: {suffix: data[at : at + length] for suffix, (at, length) in members.items()}
-        for key, members in contents(tar).samples.items()
+        for key, members in read_contents(tar).samples.items()
     }
 
 
@@ -54,7 +54,7 @@ def test_keys_as_webdataset_makes_them(tmp_path: Path) -> None:
         info("2.", b"no suffix"),
     ]
     tar = write_tar(tmp_path / "a.tar", files)
-    found = contents(tar)
+    found = read_contents(tar)
     assert read(tar) == {"dir.d/1": {"left.jpg": b"l", "right.jpg": b"r"}}
     assert found.strays == ["dir.d/._1.right.jpg", ".DS_Store", "README", "2."]
 
@@ -69,7 +69,7 @@ def test_padding_of_any_size_and_global_headers(tmp_path: Path) -> None:
         assert read(tar) == {"a": {"jpg": b"x"}}
     tar.write_bytes(plain + bytes(-len(plain) % 512) + bytes(512))
     with pytest.raises(ShardError, match="a.tar is cut inside its end mark"):
-        contents(tar)
+        read_contents(tar)
 
 
 def _open(name: str, payload: bytes) -> tuple[tarfile.TarInfo, BytesIO]:
@@ -99,7 +99,7 @@ def test_damage(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) 
     tar = write_tar(tmp_path / "a.tar", FILES)
     tar.write_bytes(damage(tar.read_bytes()))
     with pytest.raises(ShardError) as raised:
-        contents(tar)
+        read_contents(tar)
     assert str(raised.value).startswith(f"a.tar {message}")
 
 
@@ -144,7 +144,7 @@ def test_what_readers_would_lose(
 ) -> None:
     tar = write_tar(tmp_path / "a.tar", files)
     with pytest.raises(ShardError) as raised:
-        contents(tar)
+        read_contents(tar)
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -154,7 +154,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     with pytest.raises(
         ShardError, match=r"holds b'\\xe9.jpg' \(byte 0\), a name that is not UTF-8"
     ):
-        contents(tmp_path / "a.tar")
+        read_contents(tmp_path / "a.tar")
 
 
 def test_a_member_that_ends_where_the_file_does(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_a_member_that_ends_where_the_file_does(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "a.tar", FILES)
     tar.write_bytes(tar.read_bytes()[: 512 * 16 + 700])
     with pytest.raises(ShardError, match="a.tar has no end mark: it is cut, or unfinished"):
-        contents(tar)
+        read_contents(tar)
