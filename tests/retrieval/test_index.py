@@ -32,7 +32,7 @@ def indices(
 ) -> dict[tuple[Kind, bool], Index]:
     """Of every kind, in memory and, but for HNSW, mapped; opened from disk."""
     folder, found = tmp_path_factory.mktemp("indices"), {}
-    reading = VectorSet(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading
+    reading = VectorSet(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading_bytes
     for kind in KINDS:
         for mapped in (False, True)[: 1 if kind == "hnsw" else 2]:
             out = folder / f"{kind}-{mapped}"
