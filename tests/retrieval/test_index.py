@@ -242,7 +242,7 @@ def test_the_search_widens_until_k_are_found(
     """All that is allowed lies about other centres than the query's, and few are looked at."""
     index = indices[kind, False]
     monkeypatch.setattr(index, "setting", 1)
-    monkeypatch.setattr(index, "_setting", lambda share: 1)
+    monkeypatch.setattr(index, "_filtered_setting", lambda share: 1)
     allowed = np.arange(N) % 30 > 14
     found = index.search(clustered(6), 40, allowed=allowed)
     assert (found.numbers >= 0).all() and allowed[found.numbers].all()
