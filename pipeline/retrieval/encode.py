@@ -232,7 +232,7 @@ def _checkpoint_with(run: str, sha256: str) -> Path:
         newest_sha256 = weights_sha256(newest)
         raise RetrievalError(
             f"{newest} has weights of sha256 {newest_sha256[:12]}; expected {sha256[:12]}, those "
-            "that the index was made with; give their run or checkpoint (--run), or embed and index "
-            "again"
+            "that the index was made with; give their run or checkpoint (--run), or embed and "
+            "index again"
         )
     return folder

@@ -137,23 +137,19 @@ class SampleMap:
         record = index.manifest.map
         if record is None:
             return None
-        coordinates = mapped_array(index.folder / MAP, AGAIN)
-        if (
-            coordinates.dtype.str != "<f4"
-            or coordinates.shape != (len(index), 2)
-            or not np.isfinite(coordinates).all()
-        ):
+        xy = mapped_array(index.folder / MAP, AGAIN)
+        if xy.dtype.str != "<f4" or xy.shape != (len(index), 2) or not np.isfinite(xy).all():
             raise RetrievalError(
-                f"{index.folder / MAP} is {coordinates.dtype.str} {coordinates.shape}; expected finite "
+                f"{index.folder / MAP} is {xy.dtype.str} {xy.shape}; expected finite "
                 f"<f4 ({len(index)}, 2); {AGAIN}"
             )
-        low, high = coordinates.min(0), coordinates.max(0)
+        low, high = xy.min(0), xy.max(0)
         scale = GRID / max(float((high - low).max()), 1e-30)
         regions = [
             Region(x=(r.x - low[0]) * scale, y=(r.y - low[1]) * scale, names=r.names)
             for r in record.regions
         ]
-        return cls(record.how, np.rint((coordinates - low) * scale).astype(np.uint16), regions)
+        return cls(record.how, np.rint((xy - low) * scale).astype(np.uint16), regions)
 
     @cached_property
     def bytes(self) -> bytes:
