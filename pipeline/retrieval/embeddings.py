@@ -184,19 +184,19 @@ class Embeddings:
         return vectors
 
 
-def shards_of(given: str | None, named: str, by: Path) -> str:
+def shards_of(data: str | None, named: str, by: Path) -> str:
     """Returns the shards that the user gave, else those that a manifest names.
 
     Raises:
         RetrievalError: the manifest in the folder `by` names remote shards, which are fetched only
             when the user gives them.
     """
-    if given is None and is_remote(named):
+    if data is None and is_remote(named):
         raise RetrievalError(
             f"{by} names the data set {named}, which is fetched only when you give it; expected "
             f"--data {named}"
         )
-    return named if given is None else given
+    return named if data is None else data
 
 
 def part_name(layer: str, number: int) -> str:

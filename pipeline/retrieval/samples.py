@@ -186,13 +186,13 @@ class Samples:
     def _fault(self) -> str:
         """Returns what is wrong with the arrays, or ""."""
         count, width = len(self), len(self.names)
-        wanted: list[tuple[str, NDArray[Any], str, tuple[int, ...]]] = [
+        expected: list[tuple[str, NDArray[Any], str, tuple[int, ...]]] = [
             ("keys", self.keys, f"|S{self.keys.itemsize}", (count,)),
             ("rows", self.rows, "<i8", (count,)),
             ("targets", self.targets, "|u1", (count, width)),
             ("known", self.known, "|b1", (count,)),
         ]
-        for name, array, dtype, shape in wanted:
+        for name, array, dtype, shape in expected:
             if array.dtype.str != dtype or array.shape != shape:
                 return f"{name} are {array.dtype.str} {array.shape}; expected {dtype} {shape}"
         if self.rows.min(initial=0) < 0:
