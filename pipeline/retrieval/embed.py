@@ -15,8 +15,9 @@ import torch
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.agreement import differences
 from heron.pipeline.distributed.collectives import gather_objects, rank
@@ -165,8 +166,8 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     if choice.role is not None:
         if choice.role not in ROLES:
             raise RetrievalError(f"unknown role '{choice.role}'; expected {', '.join(ROLES)}")
-        split = choice.split or config.data.split
-        rows = getattr(assign(reader, split, config.data.protocol), choice.role)
+        roles = _roles(reader, config.data, choice.split or config.data.split)
+        rows = roles.listed(choice.role)
     elif choice.split is not None:
         rows = reader.split_rows(choice.split)
     else:
@@ -177,6 +178,18 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
             "some; see `heron shards show`"
         )
     return np.sort(rows).astype(np.int64)
+
+
+def _roles(reader: Reader, data: Data, split: str) -> Roles:
+    """Returns the roles of a split's rows, without the partial rows that training drops."""
+    roles = assign(reader, split, data.protocol)
+    if data.protocol.partial_rows == "keep":
+        return roles
+    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
+        reader = open_reader(data)
+        hide_labels(reader, roles.labelled, data.protocol)
+    seen = list(dict.fromkeys(view.stored for view in data.views))
+    return drop_partial(reader, roles, seen, data.protocol)
 
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
