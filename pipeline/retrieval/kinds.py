@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.training.host_memory import cgroup_free
 from heron.shards.artefact import Count, Record
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
@@ -299,10 +300,10 @@ def most_bits(count: int) -> int:
 
 
 def free_bytes() -> int:
-    """Returns the bytes of memory that are free without swapping."""
+    """Returns the bytes of memory that are free without swapping, within a container's limits."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+            return min(int(line.split()[1]) * 1024, *cgroup_free())
     raise RetrievalError("/proc/meminfo has no MemAvailable; give --memory, such as 2GB")
 
 
