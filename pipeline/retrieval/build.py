@@ -1,9 +1,7 @@
 """Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
-import fcntl
 import math
 import os
-import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -37,13 +35,13 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
+from heron.pipeline.retrieval.new_folder import new_folder
 from heron.pipeline.retrieval.recall import ExactSearch, Recall
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
 
 faiss = require("faiss", "an index")
-LOCK = ".lock"
 MAX_EF = 4096  # the largest efSearch that is tried
 QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for each
 
@@ -365,36 +363,3 @@ def measure(
 
     exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type, gpu)
     return exact.tune(search, lowest, highest, target, plan.kind in CODED)
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Makes a hidden folder beside `out`, renamed to `out` on success and removed otherwise."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RetrievalError(
-            f"{out} is there already; expected a new or an empty folder; give another folder "
-            "(--out), or remove it"
-        )
-    target = out.resolve()  # a link may lead to another disk
-    if target == Path.cwd():
-        raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
-    work = target.with_name(f".{target.name}.part")
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RetrievalError(
-                f"{work} is being written by another build; wait for it, or give another folder "
-                "(--out)"
-            ) from None
-        try:
-            for path in work.iterdir():  # left by a build that was killed
-                if path.name != LOCK:
-                    path.unlink()
-            yield work
-            work.rename(target)  # replaces an empty folder
-            (target / LOCK).unlink()  # held until now: no other build has come between
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise

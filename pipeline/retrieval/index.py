@@ -21,6 +21,7 @@ from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
+from heron.pipeline.retrieval.new_folder import new_folder
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
@@ -128,8 +129,6 @@ class Index:
         Raises:
             RetrievalError: the folder is not empty, or is being written.
         """
-        from heron.pipeline.retrieval.build import new_folder
-
         with new_folder(Path(folder)) as work:
             shutil.copytree(self.folder, work, dirs_exist_ok=True)
 
