@@ -44,7 +44,7 @@ class Plan(Record):
     kind: Kind
     lists: Number = 0  # of an inverted file: the clusters of k-means
     subvectors: Number = 0  # per vector, in product quantisation
-    bits: int = Field(0, ge=0, le=BITS)  # per subvector; of RaBitQ, per dimension
+    bits: int = Field(default=0, ge=0, le=BITS)  # per subvector; of RaBitQ, per dimension
     links: Number = 0  # of HNSW
     training: Count = 0  # vectors that k-means is trained on
     table: bool = False  # whether FAISS keeps the products of centroids and codes, for speed

@@ -200,7 +200,7 @@ def test_a_build_that_loses_the_race_leaves_the_others_index(
 def test_another_build_that_ends_as_this_one_begins(
     embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
-    out, locks = tmp_path / "index", []
+    out, locks = tmp_path / "index", list[Any]()
 
     def lock(*arguments: Any) -> None:
         if not locks:  # between the opening of the lock file and the lock
